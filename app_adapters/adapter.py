@@ -1,0 +1,95 @@
+"""What a service implements so that it can be deflated (seed 004 §4: it may give all, some or nothing, or refuse)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Callable, Union
+
+from app_adapters.messages import Capabilities, MemoryRange
+
+__all__ = ["Adapter", "Answer", "Capabilities", "Deadline", "MemoryRange", "Promise", "Refusal", "Release"]
+
+
+class Deadline:
+    """The moment by which work must have ended; `cancel()` makes it now."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+        self._cancelled = threading.Event()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never negative."""
+        return 0.0 if self._cancelled.is_set() else max(self._end - self._clock(), 0.0)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self.remaining_s == 0.0
+
+    def cancel(self) -> None:
+        """Let the work end at its next look at the deadline."""
+        self._cancelled.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, at most to the deadline; returns whether it has passed."""
+        self._cancelled.wait(min(seconds, self.remaining_s))
+        return self.passed
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was measured after the work: amounts that came free (0 after a reinflation), by what, and why so much."""
+
+    released: dict[str, float]
+    measured_by: str
+    reason: str
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The application will release these amounts by `work`, which is called once, in a thread of its own."""
+
+    promised: dict[str, float]
+    expected_s: float
+    work: Callable[[], Release]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The application gives nothing. That is normal; another layer takes over."""
+
+    reason: str
+    retry_after_s: float | None = None
+    floor: dict[str, float] = field(default_factory=dict)
+
+
+Answer = Union[Promise, Refusal]
+
+
+class Adapter(ABC):
+    """One application. Calls come one at a time, but `capabilities` also while work runs."""
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Sizes that the application can have. Raises: ApplicationError where it cannot be asked."""
+
+    @abstractmethod
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        """Decide, quickly, about shrinking to `target` (resident MiB). The work itself belongs into the promise.
+
+        Raises: ApplicationError, which counts as a refusal.
+        """
+
+    @abstractmethod
+    def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+        """Decide, quickly, about growing to `target` again.
+
+        Raises: ApplicationError, which counts as a refusal.
+        """

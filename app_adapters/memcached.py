@@ -1,0 +1,340 @@
+"""memcached: shrinks its cache, coldest items first, until the kernel says that the memory is back (seed 004 §4).
+
+`cache_memlimit` alone frees nothing: pages go back only by `slabs reassign N 0` while more is allocated than the limit,
+and a page takes its items with it. So the coldest items are deleted first, and the survivors are moved together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Iterator
+
+from app_adapters import __version__
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
+from app_adapters.errors import ApplicationError
+from app_adapters.memcached_client import MIB, Busy, Item, MemcachedClient, Slabs
+from app_adapters.process import arguments, environment, resident_mib
+
+MINIMUM_MIB = 64.0
+SMALLEST_LIMIT_MIB = 8  # memcached takes no less
+KEPT_SHARE = 0.93  # of the limit, in whole chunks; the rest is for half-filled pages (0.86 in bytes of 4 kB items)
+STEPS = 4
+STEP_MIB = 16
+PAGE_PAUSE_S = 0.002  # per page: keeps the latency of gets where it was
+BUSY_PAUSE_S = 0.001
+PAGES_PER_LOOK = 16
+PAGE_BYTES = MIB
+STALL_S = 5.0
+FETCHED_BONUS_S = 3600
+TOLERANCE_MIB = 10.0
+SETTLE_S = 1.0
+MALLOC_SETTING = b"MALLOC_MMAP_THRESHOLD_"
+
+
+class MemcachedAdapter(Adapter):
+    """A memcached on this machine. `minimum_mib` is the resident size that it keeps."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 11211, minimum_mib: float = MINIMUM_MIB) -> None:
+        self._host = host
+        self._port = port
+        self._minimum_mib = minimum_mib
+        self._seconds_per_mib = 0.01  # replaced by what the last deflation took
+        self._largest_limits: dict[int, int] = {}  # by pid
+
+    def capabilities(self) -> Capabilities:
+        """Resident sizes; the maximum is that of the limit which memcached was started with."""
+        client = self._client()
+        try:
+            stats = client.stats()
+            rss_mib = self._rss_mib(stats)
+            overhead_mib = _overhead_mib(rss_mib, client.slabs())
+            maximum_mib = self._largest_limit_mib(stats) + overhead_mib
+        finally:
+            client.close()
+        minimum_mib = min(self._minimum_mib, rss_mib)
+        memory = MemoryRange(round(rss_mib, 3), round(minimum_mib, 3), round(max(maximum_mib, rss_mib), 3), 1.0)
+        expected_s = self._expected_s(rss_mib - minimum_mib)
+        return Capabilities("memcached", __version__, {"memory_mib": memory}, expected_s, True, ["ask", "force"])
+
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        """Promise what lies between the resident size and the target, which the minimum bounds."""
+        client = self._client()
+        try:
+            stats, settings, slabs = client.stats(), client.stats("settings"), client.slabs()
+            rss_mib = self._rss_mib(stats)
+            obstacle = self._obstacle(client, stats, settings)
+        finally:
+            client.close()
+        floor = {"memory_mib": self._minimum_mib}
+        if obstacle:
+            return Refusal(obstacle, floor={"memory_mib": round(rss_mib, 3)})
+        target_mib = max(target["memory_mib"], self._minimum_mib)
+        if rss_mib <= self._minimum_mib:
+            return Refusal(
+                f"memcached holds {rss_mib:.0f} MiB, its minimum is {self._minimum_mib:.0f} MiB", None, floor
+            )
+        self._largest_limit_mib(stats)
+        wanted_mib = math.floor(target_mib - _overhead_mib(rss_mib, slabs))
+        limit_mib = max(wanted_mib, math.floor(self._minimum_mib / 2), SMALLEST_LIMIT_MIB)
+        amount_mib = max(rss_mib - target_mib, 0.0)
+        expected_s = self._expected_s(amount_mib)
+        notes = self._notes(stats, settings)
+        return Promise(
+            {"memory_mib": round(amount_mib, 3)},
+            expected_s,
+            lambda: self._shrink(limit_mib, target_mib, deadline, notes),
+            "; ".join([f"{rss_mib:.0f} to {target_mib:.0f} MiB", *notes]),
+        )
+
+    def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+        """Raise the limit, at most to what memcached was started with. It holds at once; memory comes on demand."""
+        client = self._client()
+        try:
+            stats, slabs = client.stats(), client.slabs()
+        finally:
+            client.close()
+        now_mib = _limit_mib(stats)
+        wanted_mib = math.floor(target["memory_mib"] - _overhead_mib(self._rss_mib(stats), slabs))
+        limit_mib = max(min(wanted_mib, self._largest_limit_mib(stats)), now_mib)
+
+        def raise_limit() -> Release:
+            client = self._client()
+            try:
+                client.set_limit(limit_mib)
+                measured = _limit_mib(client.stats())
+            finally:
+                client.close()
+            if measured != limit_mib:
+                raise ApplicationError(f"limit_maxbytes is {measured} MiB after cache_memlimit {limit_mib}")
+            return Release({"memory_mib": 0.0}, "limit_maxbytes", f"limit raised from {now_mib} to {measured} MiB")
+
+        return Promise({}, 0.1, raise_limit, f"limit {now_mib} to {limit_mib} MiB")
+
+    def _client(self) -> MemcachedClient:
+        return MemcachedClient(self._host, self._port)
+
+    def _rss_mib(self, stats: dict[str, str]) -> float:
+        return resident_mib(int(stats["pid"]), "memcached")
+
+    def _expected_s(self, amount_mib: float) -> float:
+        return round(0.5 + max(amount_mib, 0.0) * self._seconds_per_mib, 1)
+
+    def _largest_limit_mib(self, stats: dict[str, str]) -> int:
+        """The limit at full size: what the process was started with, or the largest that was seen.
+
+        From the command line, so that an adapter which starts while memcached is small still knows it.
+        """
+        pid = int(stats["pid"])
+        known = self._largest_limits.get(pid)
+        if known is None:
+            known = _started_limit_mib(arguments(pid))
+        self._largest_limits = {pid: max(known, _limit_mib(stats))}
+        return self._largest_limits[pid]
+
+    def _obstacle(self, client: MemcachedClient, stats: dict[str, str], settings: dict[str, str]) -> str:
+        """Why this memcached cannot give memory back, empty where it can."""
+        if settings.get("slab_reassign") != "yes":
+            return "memcached runs with slab reassignment disabled (-o no_slab_reassign), so it cannot give pages back"
+        if settings.get("memory_file", "(null)") != "(null)":
+            return "memcached keeps its items in a file (-e), which it cannot give back"
+        try:
+            client.set_limit(_limit_mib(stats))  # changes nothing, and fails with preallocated memory
+        except ApplicationError as error:
+            return f"memcached cannot change its limit, as with large pages (-L): {error}"
+        return ""
+
+    def _notes(self, stats: dict[str, str], settings: dict[str, str]) -> list[str]:
+        notes = []
+        found = environment(int(stats["pid"]))
+        if found is None:
+            notes.append("whether MALLOC_MMAP_THRESHOLD_ is set could not be seen")
+        elif MALLOC_SETTING not in found:
+            notes.append("memcached was started without MALLOC_MMAP_THRESHOLD_, so its pages may stay resident")
+        if not _can_dump(settings):
+            notes.append("items cannot be listed, so hot ones may go with the cold")
+        dropped = int(stats.get("lru_bumps_dropped", "0"))
+        if dropped:
+            notes.append(f"{dropped} LRU bumps were dropped, so some hot items may count as cold")
+        return notes
+
+    def _shrink(self, limit_mib: int, target_mib: float, deadline: Deadline, notes: list[str]) -> Release:
+        began = time.monotonic()
+        client, deleter = self._client(), self._client()
+        try:
+            before_mib = self._rss_mib(client.stats())
+            can_dump = _can_dump(client.stats("settings"))
+            problem = ""
+            try:
+                for i, step_mib in enumerate(_steps(_limit_mib(client.stats()), limit_mib, client.slabs())):
+                    client.set_limit(step_mib)
+                    if i == 0 and can_dump:
+                        _delete_coldest(client, deleter, limit_mib, deadline)
+                    _return_pages(client, step_mib, deadline)
+            except ApplicationError as error:
+                problem = str(error)
+                client.close()  # it may stand in the middle of an answer
+            stats = client.stats()
+            after_mib = self._rss_mib(stats)
+            while not problem and after_mib > target_mib + TOLERANCE_MIB and time.monotonic() - began < SETTLE_S:
+                if deadline.wait(0.05):
+                    break
+                after_mib = self._rss_mib(stats)
+            malloced_mib = client.slabs().malloced_bytes / MIB
+        finally:
+            client.close()
+            deleter.close()
+        released_mib = max(before_mib - after_mib, 0.0)
+        if released_mib > STEP_MIB and not problem:
+            self._seconds_per_mib = (time.monotonic() - began) / released_mib
+        parts = [
+            f"resident {before_mib:.0f} to {after_mib:.0f} MiB, "
+            f"limit {_limit_mib(stats)} MiB, allocated {malloced_mib:.0f} MiB"
+        ]
+        if problem:
+            parts.append(problem)
+        elif after_mib > target_mib + TOLERANCE_MIB:
+            parts.append(f"{after_mib - target_mib:.0f} MiB over the target stay resident")
+        # Something came free though a part failed: it is told, and counts.
+        complete = not problem or released_mib > 0
+        measured_by = "VmRSS of the process, limit_maxbytes and total_malloced of its stats"
+        return Release({"memory_mib": round(released_mib, 3)}, measured_by, "; ".join(parts + notes), complete)
+
+
+def _limit_mib(stats: dict[str, str]) -> int:
+    return int(stats["limit_maxbytes"]) // MIB
+
+
+def _overhead_mib(rss_mib: float, slabs: Slabs) -> float:
+    return max(rss_mib - slabs.malloced_bytes / MIB, 0.0)
+
+
+def _can_dump(settings: dict[str, str]) -> bool:
+    return settings.get("dump_enabled") == "yes" and settings.get("lru_crawler") == "yes"
+
+
+def _started_limit_mib(argv: list[str]) -> int:
+    """The limit of a memcached command line, 64 MiB where it has none (memcached(1): -m)."""
+    limit_mib = 64
+    for i, argument in enumerate(argv[1:], 1):
+        name, _, value = argument.partition("=")
+        if argument in ("-m", "--memory-limit"):
+            value = argv[i + 1] if i + 1 < len(argv) else ""
+        elif argument.startswith("-m"):
+            value = argument[2:]
+        elif name != "--memory-limit":
+            continue
+        if value.isdigit():
+            limit_mib = int(value)
+    return limit_mib
+
+
+def _steps(now_mib: int, limit_mib: int, slabs: Slabs) -> Iterator[int]:
+    """Limits on the way down. Where nothing has to be freed for it, the first one is at once what is allocated."""
+    start_mib = min(now_mib, max(math.ceil(slabs.malloced_bytes / MIB), limit_mib))
+    if now_mib <= limit_mib:
+        return  # a deflation never raises the limit
+    count = max(1, min(STEPS, (start_mib - limit_mib) // STEP_MIB))
+    for i in range(1, count + 1):
+        yield start_mib - (start_mib - limit_mib) * i // count
+
+
+def _delete_coldest(client: MemcachedClient, deleter: MemcachedClient, limit_mib: int, deadline: Deadline) -> None:
+    """Delete the items that were not read for longest until the rest fits into its share of the limit.
+
+    In two passes over the dump, so that the memory which this takes does not grow with the number of items.
+    """
+    kept_bytes = int(KEPT_SHARE * limit_mib * MIB)
+    # What an item takes of its page, the page's rest included.
+    taken = {id_: PAGE_BYTES // class_.chunks_per_page for id_, class_ in client.slabs().classes.items()}
+    by_rank: dict[int, int] = {}
+    for items in _dump(client, deadline):
+        for item in items:
+            rank = _rank(item)
+            by_rank[rank] = by_rank.get(rank, 0) + max(taken.get(item.slab, 0), item.size_bytes)
+    surplus = sum(by_rank.values()) - kept_bytes
+    if surplus <= 0:
+        return
+    border = 0
+    for border in sorted(by_rank):
+        if by_rank[border] >= surplus:
+            break
+        surplus -= by_rank[border]
+    for items in _dump(client, deadline):
+        keys = []
+        for item in items:
+            rank = _rank(item)
+            if rank < border:
+                keys.append(item.key)
+            elif rank == border and surplus > 0:
+                keys.append(item.key)
+                surplus -= max(taken.get(item.slab, 0), item.size_bytes)
+        if keys:
+            deleter.delete_quietly(keys)
+    deleter.settle()
+
+
+def _rank(item: Item) -> int:
+    """How warm an item is. Its time of access is that of the second read at the earliest (items.c: do_item_bump), and
+    is left alone while the item counts as active; so one that was read at all counts as younger than it says.
+    """
+    return item.accessed_s + (FETCHED_BONUS_S if item.fetched else 0)
+
+
+def _dump(client: MemcachedClient, deadline: Deadline) -> Iterator[list[Item]]:
+    while True:
+        try:
+            yield from client.metadump()
+            return
+        except Busy:
+            if deadline.wait(0.05):
+                raise ApplicationError("the deadline passed while memcached's crawler was busy") from None
+
+
+def _return_pages(client: MemcachedClient, limit_mib: int, deadline: Deadline) -> None:
+    """Give pages back, emptiest class first, until no more is allocated than the limit.
+
+    Raises: ApplicationError where the deadline passes or memcached gets no further.
+    """
+    lowest, moved_at = math.inf, time.monotonic()
+    while True:
+        slabs = client.slabs()
+        surplus = math.ceil((slabs.malloced_bytes - limit_mib * MIB) / MIB)
+        if surplus <= 0:
+            return
+        if slabs.malloced_bytes < lowest:
+            lowest, moved_at = slabs.malloced_bytes, time.monotonic()
+        elif time.monotonic() - moved_at > STALL_S:
+            raise ApplicationError(f"no page came free for {STALL_S:g} s, {surplus} MiB over the limit")
+        pages = _pages_to_move(slabs, min(surplus, PAGES_PER_LOOK))
+        if not pages:
+            raise ApplicationError(f"no slab class has a page to spare, {surplus} MiB over the limit")
+        for source in pages:
+            while True:
+                if deadline.passed:
+                    raise ApplicationError(f"the deadline passed {surplus} MiB over the limit of {limit_mib} MiB")
+                try:
+                    client.reassign(source)
+                except Busy:
+                    deadline.wait(BUSY_PAUSE_S)
+                    if time.monotonic() - moved_at > STALL_S:
+                        break
+                    continue
+                deadline.wait(PAGE_PAUSE_S)
+                break
+
+
+def _pages_to_move(slabs: Slabs, count: int) -> list[int]:
+    """Class ids, one for each page: always the class with most free room, which keeps its last page."""
+    pages = {id_: class_.pages for id_, class_ in slabs.classes.items()}
+    free = {id_: class_.free_chunks for id_, class_ in slabs.classes.items()}
+    order: list[int] = []
+    for _ in range(count):
+        movable = [id_ for id_, number in pages.items() if number > 1]
+        if not movable:
+            break
+        best = max(movable, key=lambda id_: (free[id_] // slabs.classes[id_].chunks_per_page, pages[id_]))
+        pages[best] -= 1
+        free[best] = max(free[best] - slabs.classes[best].chunks_per_page, 0)
+        order.append(best)
+    return order

@@ -1,0 +1,198 @@
+"""A client of memcached's text protocol, for what an operator does (memcached: doc/protocol.txt)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from typing import Iterator, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from app_adapters.errors import ApplicationError
+
+MIB = 1024 * 1024
+CHUNK_BYTES = 262144
+# The key is percent-encoded; la = a time of access, fetch = whether it was ever read, size = bytes with header.
+_DUMPED = re.compile(rb"key=(\S+) exp=\S+ la=(\d+) cas=\S+ fetch=(\S+) cls=(\d+) size=(\d+)")
+_UNSAFE = re.compile(rb"[\x00-\x20\x7f]")
+
+
+@dataclass(frozen=True)
+class SlabClass:
+    """A slab class: pages of 1 MiB cut into chunks of one size."""
+
+    id: int
+    chunk_bytes: int
+    chunks_per_page: int
+    pages: int
+    free_chunks: int
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """All slab classes, and the bytes that all pages together take."""
+
+    classes: dict[int, SlabClass]
+    malloced_bytes: int
+
+
+class Item(NamedTuple):
+    """An item of the cache; the key is percent-encoded, the time of access is Unix time, `slab` the id of its class."""
+
+    key: bytes
+    accessed_s: int
+    fetched: bool
+    slab: int
+    size_bytes: int
+
+
+class Busy(ApplicationError):
+    """memcached does something that excludes this; it may be asked again soon."""
+
+
+class MemcachedClient:
+    """One connection, made when it is first needed. Not for several threads.
+
+    Every method raises ApplicationError where memcached cannot be reached or answers something else.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float = 5.0) -> None:
+        self._address = (host, port)
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+
+    def close(self) -> None:
+        """Close the connection; the next call makes a new one."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._buffer = None, b""
+
+    def stats(self, what: str = "") -> dict[str, str]:
+        """Names and values of `stats` or one of its parts (`settings`, `slabs`)."""
+        self._send(b"stats %b\r\n" % what.encode("ascii") if what else b"stats\r\n")
+        found: dict[str, str] = {}
+        while True:
+            line = self._line()
+            if line == b"END":
+                return found
+            parts = line.decode("utf-8", "replace").split(" ", 2)
+            if parts[0] != "STAT" or len(parts) < 2:
+                raise self._unexpected("stats " + what, line)
+            found[parts[1]] = parts[2] if len(parts) > 2 else ""
+
+    def slabs(self) -> Slabs:
+        """Slab classes and their sum."""
+        stats = self.stats("slabs")
+        by_class: dict[int, dict[str, int]] = {}
+        for name, value in stats.items():
+            id_, colon, key = name.partition(":")
+            if colon and id_.isdigit():
+                by_class.setdefault(int(id_), {})[key] = int(value)
+        classes = {
+            id_: SlabClass(
+                id_,
+                values["chunk_size"],
+                values["chunks_per_page"],
+                values["total_pages"],
+                values["free_chunks"] + values.get("free_chunks_end", 0),
+            )
+            for id_, values in by_class.items()
+        }
+        return Slabs(classes, int(stats.get("total_malloced", "0")))
+
+    def set_limit(self, limit_mib: int) -> None:
+        """`cache_memlimit`. That memcached agrees frees nothing by itself."""
+        self._send(b"cache_memlimit %d\r\n" % limit_mib)
+        line = self._line()
+        if line != b"OK":
+            raise ApplicationError(f"cache_memlimit {limit_mib} was answered with {line.decode('utf-8', 'replace')}")
+
+    def reassign(self, source: int) -> None:
+        """Start to move one page of a class to the global pool, where it is freed while memory is over the limit.
+
+        Raises: Busy while another page moves.
+        """
+        self._send(b"slabs reassign %d 0\r\n" % source)
+        line = self._line()
+        if line.startswith(b"BUSY"):
+            raise Busy(line.decode("utf-8", "replace"))
+        if line != b"OK":
+            raise ApplicationError(f"slabs reassign {source} 0 was answered with {line.decode('utf-8', 'replace')}")
+
+    def metadump(self) -> Iterator[list[Item]]:
+        """All items, many at a time.
+
+        Raises: Busy while memcached's own crawler runs.
+        """
+        self._send(b"lru_crawler metadump all\r\n")
+        first = True
+        while True:
+            data = self._buffer
+            if first and data.startswith(b"BUSY"):
+                raise Busy(self._line().decode("utf-8", "replace"))
+            if first and data and not data.startswith((b"key=", b"END")) and b"\n" in data:
+                raise self._unexpected("lru_crawler metadump", self._line())
+            # END comes at the start of a line, which an item's line never is.
+            ended = data.endswith(b"END\r\n") and (len(data) == 5 or data[-6:-5] == b"\n")
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                first = False
+                self._buffer = data[cut:]
+                yield [
+                    Item(key, int(accessed), fetched == b"yes", int(slab), int(size))
+                    for key, accessed, fetched, slab, size in _DUMPED.findall(data[:cut])
+                ]
+            if ended:
+                return
+            self._receive()
+
+    def delete_quietly(self, keys: list[bytes]) -> None:
+        """Delete items by percent-encoded key, without an answer."""
+        commands = []
+        for key in keys:
+            raw = unquote_to_bytes(key) if b"%" in key else key
+            if not _UNSAFE.search(raw):  # such a key can only be reached by the binary protocol
+                commands.append(b"delete %b noreply\r\n" % raw)
+        self._send(b"".join(commands))
+
+    def settle(self) -> None:
+        """Wait until all that was sent before has been done."""
+        self._send(b"mn\r\n")
+        line = self._line()
+        if line != b"MN":
+            raise self._unexpected("mn", line)
+
+    def _unexpected(self, command: str, line: bytes) -> ApplicationError:
+        self.close()  # the rest of such an answer would be taken for the next one
+        return ApplicationError(f"{command.strip()} was answered with {line[:200].decode('utf-8', 'replace')}")
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._buffer:
+            self._receive()
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.rstrip(b"\r")
+
+    def _send(self, data: bytes) -> None:
+        try:
+            if self._socket is None:
+                self._socket = socket.create_connection(self._address, self._timeout_s)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _receive(self) -> None:
+        if self._socket is None:
+            raise ApplicationError("the connection to memcached was closed")
+        try:
+            data = self._socket.recv(CHUNK_BYTES)
+        except OSError as error:
+            raise self._lost(error) from None
+        if not data:
+            raise self._lost(ConnectionError("it closed the connection"))
+        self._buffer += data
+
+    def _lost(self, error: OSError) -> ApplicationError:
+        self.close()
+        return ApplicationError(f"memcached at {self._address[0]}:{self._address[1]} cannot be reached: {error}")

@@ -1,0 +1,117 @@
+"""Operations on one adapter: idempotent by request_id, one at a time, each with a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Union
+
+from app_adapters.adapter import Adapter, Answer, Deadline, Promise, Refusal
+from app_adapters.errors import ApplicationError, Conflict
+from app_adapters.messages import PromiseBody, RefusalBody, TargetRequest, TargetStatus
+
+OPERATIONS_KEPT = 256
+BUSY_RETRY_S = 1.0
+
+AnswerBody = Union[PromiseBody, RefusalBody]
+
+
+@dataclass
+class _Operation:
+    request: TargetRequest
+    answer: AnswerBody
+    status: TargetStatus
+
+
+class Operations:
+    """Runs what an adapter promises, and remembers answers and results."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._deciding = threading.Lock()  # held while the adapter decides, which may take as long as its application
+        self._lock = threading.Lock()
+        self._operations: OrderedDict[str, _Operation] = OrderedDict()
+        self._worker: threading.Thread | None = None
+        self._deadline = Deadline(0)
+
+    def submit(self, request: TargetRequest) -> AnswerBody:
+        """The adapter's answer; the same request again gets the same answer and starts nothing.
+
+        A refusal because another operation runs is not remembered, so that the same request may come again.
+
+        Raises: Conflict where the request_id was used with another body.
+        """
+        with self._deciding:
+            known = self._find(request.request_id)
+            if known is not None:
+                if known.request != request:
+                    raise Conflict(f"request_id: {request.request_id} was used with another body")
+                return known.answer
+            if self._worker is not None and self._worker.is_alive():
+                retry_s = min(self._deadline.remaining_s, BUSY_RETRY_S)
+                return _refusal(request, Refusal("another operation is under way", max(retry_s, 0.1)))
+            deadline = Deadline(request.deadline_s)
+            answer = self._decide(request, deadline)
+            body: AnswerBody
+            if isinstance(answer, Refusal):
+                body = _refusal(request, answer)
+                status = TargetStatus(request.request_id, "failed", {}, "", "refused: " + answer.reason)
+                self._remember(_Operation(request, body, status))
+                return body
+            body = PromiseBody(request.request_id, "promised", answer.promised, answer.expected_s, answer.reason)
+            operation = _Operation(request, body, TargetStatus(request.request_id, "running", {}, "", request.reason))
+            self._remember(operation)
+            self._deadline = deadline
+            self._worker = threading.Thread(
+                target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
+            )
+            self._worker.start()
+            return body
+
+    def status(self, request_id: str) -> TargetStatus | None:
+        """How far a request is, None where it is unknown."""
+        operation = self._find(request_id)
+        return None if operation is None else operation.status
+
+    def stop(self, limit_s: float = 5.0) -> None:
+        """Cancel what runs and wait for it, at most `limit_s` seconds."""
+        self._deadline.cancel()
+        if self._worker is not None:
+            self._worker.join(limit_s)
+
+    def _decide(self, request: TargetRequest, deadline: Deadline) -> Answer:
+        try:
+            if request.direction == "deflate":
+                return self._adapter.deflate(request.target, request.mode, deadline)
+            return self._adapter.reinflate(request.target, deadline)
+        except ApplicationError as error:
+            return Refusal(str(error))
+
+    def _run(self, operation: _Operation, promise: Promise) -> None:
+        began = time.monotonic()
+        request_id = operation.request.request_id
+        try:
+            release = promise.work()
+        except Exception as error:  # whatever the adapter does, the request must end
+            reason = str(error) if isinstance(error, ApplicationError) else f"{type(error).__name__}: {error}"
+            operation.status = TargetStatus(request_id, "failed", {}, "", reason)
+            return
+        reason = f"{release.reason}; took {time.monotonic() - began:.1f} s"
+        state = "released" if release.complete else "failed"
+        operation.status = TargetStatus(request_id, state, release.released, release.measured_by, reason)
+
+    def _find(self, request_id: str) -> _Operation | None:
+        with self._lock:
+            return self._operations.get(request_id)
+
+    def _remember(self, operation: _Operation) -> None:
+        with self._lock:
+            self._operations[operation.request.request_id] = operation
+            while len(self._operations) > OPERATIONS_KEPT:
+                self._operations.popitem(last=False)
+
+
+def _refusal(request: TargetRequest, refusal: Refusal) -> RefusalBody:
+    return RefusalBody(request.request_id, "refused", refusal.reason, refusal.retry_after_s, refusal.floor)

@@ -1,0 +1,165 @@
+"""The client of the host agents' REST API: every call has a time limit, every repetition is harmless.
+
+Commands are idempotent by request id, so a call whose answer was lost is simply sent again until the agent has been
+away for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from cluster_manager.errors import AgentRefused, AgentUnreachable
+from cluster_manager.settings import AgentLimits
+from deflation.messages import Command, HostReport, Operation, OperationState, Problem
+
+B = TypeVar("B", bound=BaseModel)
+
+#: No answer of an agent is larger; more is not read.
+ANSWER_LIMIT: Final = 4 * 1024 * 1024
+_LONGEST_PAUSE_S: Final = 2.0
+
+
+class Agents:
+    """All host agents, by host id.
+
+    :param url_of: where a host's agent listens now; None for a host that is not known.
+    :param token: what the agents ask for.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url_of: Callable[[str], str | None],
+        token: str,
+        limits: AgentLimits,
+    ) -> None:
+        self._session = session
+        self._url_of = url_of
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._limits = limits
+
+    async def host(self, host: str, patient: bool = True) -> HostReport:
+        """What the agent says of its host at this moment.
+
+        :param patient: whether to wait for an agent that is away for a moment.
+        :raises AgentUnreachable: no usable answer.
+        :raises AgentRefused: it answers 4xx, or as another host.
+        """
+        report = await self._call(HostReport, host, "GET", "/v1/host", patient=patient)
+        if report.id != host:
+            raise AgentRefused(409, f"the agent at {report.url} is {report.id}, not {host}")
+        return report
+
+    async def command(self, host: str, method: str, path: str, command: Command) -> Operation:
+        """Send a command with a body.
+
+        :raises AgentUnreachable: whether it arrived is unknown.
+        :raises AgentRefused: it was not taken on.
+        """
+        return await self._call(Operation, host, method, path, body=command)
+
+    async def remove(self, host: str, vm: str, request_id: str, epoch: int, reason: str) -> Operation:
+        """Stop a VM. Raises as :meth:`command`; 404 where there is no such VM."""
+        params = {"request_id": request_id, "epoch": str(epoch), "reason": reason}
+        return await self._call(Operation, host, "DELETE", f"/v1/vms/{vm}", params=params)
+
+    async def operation(self, host: str, request_id: str, wait_s: float = 0.0) -> Operation | None:
+        """The operation of a request; None if the agent knows nothing of it. Raises as :meth:`command`."""
+        try:
+            path = f"/v1/operations/{request_id}"
+            return await self._call(Operation, host, "GET", path, params={"wait_s": f"{wait_s:g}"}, held_s=wait_s)
+        except AgentRefused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def follow(self, host: str, operation: Operation, limit_s: float) -> Operation | None:
+        """Wait for the end of an operation by long polls.
+
+        :returns: the final operation; None if the agent has forgotten it.
+        :raises AgentUnreachable: it was not final within ``limit_s``, or the agent went away.
+        """
+        until = time.monotonic() + limit_s
+        current: Operation | None = operation
+        while current is not None and current.state is OperationState.RUNNING:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise AgentUnreachable(f"{host} did not end {operation.kind} within {limit_s:g} s")
+            current = await self.operation(host, operation.request_id, min(self._limits.poll_s, left))
+            if current is not None and current.state is OperationState.RUNNING:
+                # An agent that does not hold its answer back must not be asked in a tight loop.
+                await asyncio.sleep(self._limits.pause_s)
+        return current
+
+    async def _call(
+        self,
+        answer: type[B],
+        host: str,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Command | None = None,
+        held_s: float = 0.0,
+        patient: bool = True,
+    ) -> B:
+        """One call, repeated while the agent is away for less than ``absence_s``."""
+        until = time.monotonic() + (self._limits.absence_s if patient else 0.0)
+        pause_s = self._limits.pause_s
+        while True:
+            try:
+                return await self._once(answer, host, method, path, params, body, held_s)
+            except AgentUnreachable:
+                if time.monotonic() + pause_s >= until:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _once(
+        self,
+        answer: type[B],
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: Command | None,
+        held_s: float,
+    ) -> B:
+        url = self._url_of(host)
+        if url is None:
+            raise AgentUnreachable(f"{host} is not known")
+        options: dict[str, Any] = {"headers": self._headers, "params": params, "allow_redirects": False}
+        if body is not None:
+            options["data"] = body.model_dump_json().encode()
+            options["headers"] = {**self._headers, "Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=held_s + self._limits.answer_s)
+        try:
+            async with self._session.request(method, url + path, timeout=timeout, **options) as response:
+                raw = await response.content.read(ANSWER_LIMIT)
+                status = response.status
+        except TimeoutError as error:
+            raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
+        except aiohttp.ClientError as error:
+            raise AgentUnreachable(f"{host} cannot be reached ({type(error).__name__})") from error
+        if status >= 500:
+            raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
+        if status >= 300:
+            raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}")
+        try:
+            return answer.model_validate_json(raw)
+        except ValidationError as error:
+            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+
+
+def _problem(raw: bytes) -> str:
+    """The sentence of an error's body, cut short where it is none of ours."""
+    try:
+        return Problem.model_validate_json(raw).error
+    except ValidationError:
+        return raw[:200].decode(errors="replace") or "no reason given"

@@ -1,0 +1,31 @@
+"""What a VM asks of a host, what the host lacks for it, and what to reclaim (docs/contracts.md, accounting)."""
+
+from __future__ import annotations
+
+import math
+
+from deflation.messages import HostReport, VMSpec
+from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
+
+#: Figures travel with four decimals; less than that is missing to nobody.
+_WIRE_ROUNDING = 1e-3
+
+
+def demand_of(spec: VMSpec, report: HostReport) -> ResourceVector:
+    """The nominal size and, in memory, what a VM costs that host besides."""
+    return spec.nominal.vector() + ResourceVector(memory_mib=report.vm_overhead_mib)
+
+
+def missing_on(report: HostReport, demand: ResourceVector) -> ResourceVector:
+    """``max(demand - free, 0)``; disk and network only where the host declares them."""
+    missing = demand.less(report.free.vector())
+    for component in COMPONENTS:
+        if missing[component] <= _WIRE_ROUNDING or report.capacity.vector()[component] <= TOLERANCE:
+            missing = missing.with_component(component, 0.0)
+    return missing
+
+
+def reclaim_need(missing: ResourceVector, report: HostReport) -> ResourceVector:
+    """The need to send: what is missing, in whole steps of a size, and never more than can be deflated."""
+    steps = (math.ceil(value / quantum - TOLERANCE) * quantum for value, quantum in zip(missing, QUANTUM, strict=True))
+    return ResourceVector(*(round(step, 6) for step in steps)).smaller(report.deflatable.vector())

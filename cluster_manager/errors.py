@@ -1,0 +1,50 @@
+"""Errors of the manager: what a client did wrong, what an agent answered, and what keeps the manager from starting."""
+
+from __future__ import annotations
+
+from deflation.messages import Problem
+
+
+class ManagerError(Exception):
+    """Base of all."""
+
+
+class RequestError(ManagerError):
+    """A request that is answered with a Problem; nothing has been changed.
+
+    :param status: the HTTP status.
+    :param sentence: what is wrong.
+    :param field: the field that is wrong, where there is one.
+    """
+
+    def __init__(self, status: int, sentence: str, field: str | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.problem = Problem(error=sentence, field=field)
+
+
+class AgentError(ManagerError):
+    """A host agent that could not be used."""
+
+
+class AgentUnreachable(AgentError):
+    """No answer in time: whether a command arrived is unknown."""
+
+
+class AgentRefused(AgentError):
+    """An answer of 4xx or 5xx: the command was not taken on.
+
+    :param status: the HTTP status.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class StoreError(ManagerError):
+    """The database cannot be used."""
+
+
+class SettingsError(ManagerError):
+    """A setting or a token file that the manager cannot start with."""

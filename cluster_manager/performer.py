@@ -1,0 +1,214 @@
+"""Carries out one instruction of a plan and says what came of it: the only place where plans meet the world."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from cluster_manager.agents import Agents
+from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
+from cluster_manager.hosts import Host, Hosts
+from cluster_manager.placements import allocations_of
+from cluster_manager.plans import (
+    ChooseHosts,
+    Commanding,
+    Create,
+    Event,
+    Finish,
+    Forgotten,
+    HostFailed,
+    HostRead,
+    HostsChosen,
+    OperationEnded,
+    PlanState,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    Remove,
+    SetTarget,
+)
+from cluster_manager.settings import AgentLimits
+from deflation.allocations import Priority
+from deflation.messages import (
+    CreateCommand,
+    Operation,
+    OperationState,
+    ReclaimCommand,
+    ReinflateCommand,
+    TargetCommand,
+)
+from deflation.placement import HostView, rank_hosts
+from deflation.resources import ZERO, ResourceVector
+
+log = structlog.get_logger()
+
+#: Hosts that a plan keeps in line; it acts on three at most.
+LINE = 16
+#: For giving room back, seconds.
+REINFLATION_DEADLINE_S = 60.0
+#: How often a harmless command is sent to an agent that forgets it.
+REPEATS = 3
+
+Reserved = Callable[[str, str], ResourceVector]
+
+
+class Performer:
+    """Carries out instructions.
+
+    :param reserved: room that running plans have chosen on a host but not yet taken, without that of one plan.
+    :param epoch: of this manager; agents refuse commands of a lower one.
+    """
+
+    def __init__(
+        self,
+        agents: Agents,
+        hosts: Hosts,
+        reserved: Reserved,
+        limits: AgentLimits,
+        generator: np.random.Generator,
+        epoch: int,
+    ) -> None:
+        self._agents = agents
+        self._hosts = hosts
+        self._reserved = reserved
+        self._limits = limits
+        self._generator = generator
+        self._epoch = epoch
+
+    async def perform(self, state: PlanState, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
+        """Carry out the state's instruction.
+
+        :param resumed: whether an earlier run of the manager may have begun it.
+        """
+        instruction = state.instruction
+        match instruction:
+            case ChooseHosts():
+                await self._hosts.settle()
+                return self._choose(state, instruction, elapsed_s())
+            case ReadHost(host=host):
+                try:
+                    report = await self._agents.host(host)
+                except AgentError as error:
+                    return HostFailed(elapsed_s(), str(error), isinstance(error, AgentUnreachable))
+                await self._hosts.take(report)
+                return HostRead(elapsed_s(), report)
+            case Finish():
+                raise ValueError("a plan that has ended has nothing to carry out")
+            case _:
+                return await self._command(state, instruction, resumed, elapsed_s)
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def _choose(self, state: PlanState, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
+        assert state.spec is not None, "only placements choose hosts"
+        demand = state.spec.nominal.vector()
+        ready = self._hosts.ready()
+        views = [self._view(host, instruction, state.id) for host in ready]
+        chosen = rank_hosts(demand, views, state.policy, self._generator)
+        if chosen:
+            return HostsChosen(elapsed_s, tuple(chosen[:LINE]))
+        if not ready:
+            return HostsChosen(elapsed_s, (), "no host is ready")
+        what = "free or held by low-priority VMs" if instruction.purpose == "preempt" else "free or deflatable"
+        offers = ", ".join(f"{view.id} has {view.free + view.deflatable}" for view in views[:LINE])
+        return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
+
+    def _view(self, host: Host, instruction: ChooseHosts, plan_id: str) -> HostView:
+        """A host as placement may see it: without the VM's overhead and without what other plans have chosen."""
+        report = host.report
+        deflatable = report.deflatable.vector()
+        if instruction.purpose == "preempt":
+            low = (row.charge for row in allocations_of(report) if row.priority is not Priority.FIXED)
+            deflatable = sum(low, ZERO)
+        view = HostView(report.id, report.capacity.vector(), report.free.vector(), deflatable)
+        taken = self._reserved(report.id, plan_id) + ResourceVector(memory_mib=report.vm_overhead_mib)
+        return replace(view, free=view.free.less(taken), deflatable=view.deflatable.less(taken.less(view.free)))
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    async def _command(
+        self,
+        state: PlanState,
+        instruction: Reclaim | Create | Remove | Reinflate | SetTarget,
+        resumed: bool,
+        elapsed_s: Callable[[], float],
+    ) -> Event:
+        request_id = f"{state.id}.{instruction.step}"
+        host = instruction.host
+        send, limit_s = self._sending(state, instruction, request_id)
+        # A second reclaim takes twice, a second start may find the first: only the plan can tell after a new reading.
+        harmless = not isinstance(instruction, Reclaim | Create)
+        try:
+            operation = await self._agents.operation(host, request_id) if resumed else None
+            if resumed and operation is None and not harmless:
+                return Forgotten(elapsed_s())
+            for _ in range(REPEATS):
+                operation = await self._agents.follow(host, operation or await send(), limit_s)
+                if operation is not None:
+                    await self._refresh(host)
+                    return OperationEnded(elapsed_s(), operation)
+                if not harmless:
+                    return Forgotten(elapsed_s())
+        except AgentRefused as error:
+            if isinstance(instruction, Remove) and error.status == 404:
+                return OperationEnded(elapsed_s(), _gone(request_id, instruction))
+            return HostFailed(elapsed_s(), str(error), uncertain=False)
+        except AgentUnreachable as error:
+            return HostFailed(elapsed_s(), str(error), uncertain=True)
+        return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
+
+    def _sending(
+        self, state: PlanState, instruction: Commanding, request_id: str
+    ) -> tuple[Callable[[], Awaitable[Operation]], float]:
+        """How to send a command, and how long it may take."""
+        host, epoch, agents = instruction.host, self._epoch, self._agents
+        grace_s = self._limits.grace_s
+        match instruction:
+            case Reclaim(need=need, deadline_s=deadline_s):
+                reclaim = ReclaimCommand(request_id=request_id, epoch=epoch, need=need, deadline_s=deadline_s)
+                return lambda: agents.command(host, "POST", "/v1/reclaims", reclaim), deadline_s + grace_s
+            case Create():
+                assert state.spec is not None, "only placements start VMs"
+                create = CreateCommand(request_id=request_id, epoch=epoch, vm=state.spec)
+                return lambda: agents.command(host, "POST", "/v1/vms", create), self._limits.start_stop_s
+            case Remove(vm=vm, reason=reason):
+                return lambda: agents.remove(host, vm, request_id, epoch, reason), self._limits.start_stop_s
+            case Reinflate():
+                share = ReinflateCommand(request_id=request_id, epoch=epoch, deadline_s=REINFLATION_DEADLINE_S)
+                path, limit_s = "/v1/reinflations", REINFLATION_DEADLINE_S + grace_s
+                return lambda: agents.command(host, "POST", path, share), limit_s
+            case SetTarget(vm=vm, generation=generation, target=target, deadline_s=deadline_s, mode=mode):
+                resize = TargetCommand(
+                    request_id=request_id,
+                    epoch=epoch,
+                    generation=generation,
+                    target=target,
+                    deadline_s=deadline_s,
+                    mode=mode,
+                )
+                return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
+        raise TypeError(f"{type(instruction).__name__} sends no command")
+
+    async def _refresh(self, host: str) -> None:
+        """See what the command changed before anybody asks; the next report comes anyway."""
+        try:
+            await self._hosts.take(await self._agents.host(host, patient=False))
+        except AgentError as error:
+            log.info("host not read after a command", host=host, why=str(error))
+
+
+def _gone(request_id: str, instruction: Remove) -> Operation:
+    """What an agent would say of a VM that is not there."""
+    sentence = f"{instruction.vm} was not on {instruction.host}"
+    return Operation(
+        request_id=request_id,
+        kind="delete",
+        state=OperationState.DONE,
+        sentence=sentence,
+        vm=instruction.vm,
+        host=instruction.host,
+        started_at=0.0,
+    )

@@ -1,0 +1,398 @@
+"""The plan that places a VM: choose a host, reclaim what is missing, start the VM; undo, next host, at last preempt.
+
+Source: seed 004 §5; docs/contracts.md, splitting a need. Low-priority VMs never preempt: they are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cluster_manager.demand import demand_of, missing_on, reclaim_need
+from cluster_manager.plans import (
+    MOST_HOSTS,
+    MOST_RECLAIMS,
+    MOST_STARTS,
+    ChooseHosts,
+    Create,
+    Event,
+    Finish,
+    Forgotten,
+    HostFailed,
+    HostRead,
+    HostsChosen,
+    Note,
+    OperationEnded,
+    OweReinflation,
+    PlanState,
+    ReadHost,
+    Reason,
+    Reclaim,
+    Reinflate,
+    Remove,
+    SetVM,
+    VMPhase,
+)
+from cluster_manager.steps import Step, finish, instruct, unexpected
+from deflation.allocations import Allocation, Priority
+from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
+from deflation.placement import PlacementPolicy
+from deflation.proportional import choose_victims, split_need
+from deflation.resources import ZERO, ResourceVector
+
+
+def start_placement(
+    plan_id: str, request_id: str, spec: VMSpec, deadline_s: float, policy: PlacementPolicy
+) -> PlanState:
+    """A placement before its first instruction is carried out.
+
+    :param deadline_s: for finding a place without preemption; a fixed VM that has to preempt gets it once more.
+    """
+    return PlanState(
+        kind="create",
+        id=plan_id,
+        request_id=request_id,
+        instruction=ChooseHosts(purpose="place"),
+        vm=spec.name,
+        spec=spec,
+        deadline_s=deadline_s,
+        policy=policy,
+    )
+
+
+def advance_placement(state: PlanState, event: Event) -> Step:
+    """See :func:`cluster_manager.transitions.advance`."""
+    match state.instruction, event:
+        case ChooseHosts(), HostsChosen():
+            return _on_hosts(state, event)
+        case ReadHost(), HostRead():
+            return _on_reading(state, event)
+        case ((ReadHost() | Reclaim()), HostFailed()):
+            if state.starts and event.uncertain:
+                return _lose(state, event.sentence)
+            return _leave(state, event.sentence, event.elapsed_s, reachable=not event.uncertain)
+        case ((Reclaim() | Create()), Forgotten()):
+            return _read(state, f"{state.host} does not know the command any more: reading it again")
+        case Reclaim(), OperationEnded():
+            return _on_reclaimed(state, event.operation)
+        case Create(), OperationEnded():
+            return _on_created(state, event)
+        case Create(), HostFailed():
+            if event.uncertain:
+                return _lose(state, event.sentence)
+            # Refused at once: nothing is there, unless an earlier command of ours has made it.
+            if state.starts > 1:
+                return _clean_up(state, event.sentence)
+            return _leave(state, event.sentence, event.elapsed_s)
+        case Remove(), OperationEnded():
+            return _on_removed(state, event)
+        case Remove(vm=vm), HostFailed():
+            if vm == state.vm:
+                return _lose(state, event.sentence)
+            return _give_up(state, event.sentence, reachable=not event.uncertain)
+        case Reinflate(), OperationEnded():
+            owed = OweReinflation(_host(state), event.operation.state is OperationState.FAILED)
+            return _after_undo(state, f"{state.host}: {event.operation.sentence}", event.elapsed_s).also(owed)
+        case Reinflate(), HostFailed():
+            owed = OweReinflation(_host(state), True)
+            said = f"{event.sentence}; its VMs grow again when it is back"
+            return _after_undo(state, said, event.elapsed_s).also(owed)
+    raise unexpected(state, event)
+
+
+# --- choosing hosts --------------------------------------------------------------------------------------------------
+
+
+def _on_hosts(state: PlanState, event: HostsChosen) -> Step:
+    state = state.model_copy(update={"hosts_left": event.hosts, "tried": 0, "clock_from_s": event.elapsed_s})
+    if not event.hosts and event.sentence:
+        state = state.model_copy(update={"failures": (*state.failures, event.sentence)})
+    return _next_host(state, event.elapsed_s)
+
+
+def _next_host(state: PlanState, elapsed_s: float) -> Step:
+    """The next host in line; then preemption, for a fixed VM; then the refusal."""
+    late = bool(state.failures) and state.purpose == "place" and _time_left(state, elapsed_s) <= 0
+    if state.hosts_left and state.tried < MOST_HOSTS and not late:
+        host, *rest = state.hosts_left
+        return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
+    if late and state.hosts_left:
+        state = state.model_copy(update={"failures": (*state.failures, "the deadline has passed")})
+    spec = _spec(state)
+    if state.purpose == "place" and spec.priority is Priority.FIXED:
+        said = "no host can hold it by deflation alone: looking where preemption would do"
+        return instruct(state, ChooseHosts(purpose="preempt"), said, host=None, purpose="preempt", hosts_left=())
+    why = "; ".join(dict.fromkeys(state.failures)) or "no host is ready"
+    rule = "" if spec.priority is Priority.FIXED else f". A {spec.priority.value} VM preempts no other"
+    sentence = f"refused {spec.name} ({spec.nominal.vector()}): {why}{rule}"
+    return finish(state, OperationState.FAILED, sentence).also(
+        SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, None, sentence)
+    )
+
+
+def _arrival(host: str) -> dict[str, Any]:
+    """What is forgotten of the host before."""
+    return {
+        "host": host,
+        "reclaims": 0,
+        "reclaimed": None,
+        "failed_layer": None,
+        "starts": 0,
+        "reason": None,
+        "targets": {},
+        "conclusion": None,
+    }
+
+
+# --- at a host -------------------------------------------------------------------------------------------------------
+
+
+def _read(state: PlanState, said: str = "", **changes: Any) -> Step:
+    return instruct(state, ReadHost(host=_host(state)), said, **changes)
+
+
+def _on_reading(state: PlanState, event: HostRead) -> Step:
+    """Decide by what the agent says now, never by an earlier report."""
+    report, spec = event.report, _spec(state)
+    present = next((vm for vm in report.vms if vm.name == spec.name), None)
+    if present is not None:
+        return _on_present(state, present, event.elapsed_s)
+    missing = missing_on(report, demand_of(spec, report))
+    if missing.is_zero():
+        return _start(state, report.id)
+    if state.victims:
+        return _preempt(state, report, missing, event.elapsed_s)
+    enough = missing.fits_in(report.deflatable.vector())
+    if state.purpose == "preempt" and state.reclaims == 0:
+        state = _with_reason(state, report, missing)
+    need = reclaim_need(missing, report)
+    complete = state.reclaimed in (None, OperationState.DONE) and state.reclaims < MOST_RECLAIMS
+    if complete and not need.is_zero() and (enough or state.purpose == "preempt"):
+        left = _time_left(state, event.elapsed_s)
+        if left > 0:
+            instruction = Reclaim(host=report.id, step=state.step, need=Vector.of(need), deadline_s=round(left, 3))
+            tried = state.tried + (1 if state.reclaims == 0 else 0)
+            said = f"reclaiming {need} on {report.id}"
+            return instruct(state, instruction, said, reclaims=state.reclaims + 1, tried=tried)
+        state = state.model_copy(update={"failed_layer": state.failed_layer or "none: the deadline has passed"})
+    if state.purpose == "preempt":
+        return _preempt(state, report, missing, event.elapsed_s)
+    return _leave(state, _short(state, report, missing), event.elapsed_s)
+
+
+def _on_present(state: PlanState, present: VMStatus, elapsed_s: float) -> Step:
+    """A VM of this name is there already: ours, if its start was commanded before."""
+    if not state.starts:
+        said = f"{present.host} has a VM named {present.name} that was not placed by this manager"
+        return _leave(state, said, elapsed_s)
+    if present.state in (VMState.STARTING, VMState.STOPPED):
+        return _clean_up(state, f"{present.name} did not come up")
+    return _placed(state, f"{present.name} runs on {present.host}")
+
+
+def _start(state: PlanState, host: str) -> Step:
+    if state.starts >= MOST_STARTS:
+        return _clean_up(state, "the agent forgets that it was told to start the VM")
+    tried = state.tried + (1 if state.reclaims == 0 and state.starts == 0 else 0)
+    instruction = Create(host=host, step=state.step)
+    return instruct(state, instruction, f"starting {state.vm} on {host}", starts=state.starts + 1, tried=tried)
+
+
+def _on_reclaimed(state: PlanState, operation: Operation) -> Step:
+    layer = failed_layer(operation) if operation.state is not OperationState.DONE else None
+    said = f"{state.host}: {operation.sentence}"
+    return _read(
+        state,
+        said,
+        outcomes=operation.vms,
+        shortfall=operation.shortfall,
+        reclaimed=operation.state,
+        failed_layer=layer or state.failed_layer,
+    ).also(Note("deflated", state.vm, state.host, operation.sentence))
+
+
+def _on_created(state: PlanState, event: OperationEnded) -> Step:
+    if event.operation.state is OperationState.DONE:
+        return _placed(state, event.operation.sentence)
+    return _clean_up(state, event.operation.sentence)
+
+
+def _clean_up(state: PlanState, why: str) -> Step:
+    """A start that failed may leave a half-made VM: it goes before anything else happens."""
+    vm = _spec(state).name
+    failure = f"{state.host}: {why}"
+    return instruct(
+        state,
+        Remove(host=_host(state), step=state.step, vm=vm, reason="delete"),
+        failure,
+        failures=(*state.failures, failure),
+    )
+
+
+def _placed(state: PlanState, said: str) -> Step:
+    """The VM runs. What preemption freed beyond it goes back to the others first."""
+    spec, host = _spec(state), _host(state)
+    how = f"after deflating {', '.join(vm.name for vm in state.outcomes)}" if state.reclaims else "in free room"
+    if state.victims:
+        how = f"after preempting {', '.join(state.victims)}"
+    sentence = f"placed {spec.name} ({spec.nominal.vector()}) on {host} {how}"
+    effects = (SetVM(spec.name, VMPhase.RUNNING, host, sentence), Note("placed", spec.name, host, sentence))
+    changes = {"shortfall": Vector(), "progress": (*state.progress, said)}
+    state = state.model_copy(update=changes)
+    if state.victims:
+        conclusion = Finish(state=OperationState.DONE, sentence=sentence)
+        return _undo(state, "sharing what the preemption freed beyond the need", conclusion).also(*effects)
+    return finish(state, OperationState.DONE, sentence).also(*effects)
+
+
+# --- preemption ------------------------------------------------------------------------------------------------------
+
+
+def _with_reason(state: PlanState, report: HostReport, missing: ResourceVector) -> PlanState:
+    """Why this host would have to preempt, and the sizes its VMs should reach, as they are before anything changes."""
+    rows = allocations_of(report)
+    reason: Reason = "shortfall" if missing.fits_in(report.deflatable.vector()) else "minimum"
+    if reason == "minimum":
+        # Where the need alone would put them: below their minimums.
+        rows = [row if row.priority is Priority.FIXED else replace(row, minimum=ZERO) for row in rows]
+    targets = {row.name: row.current for row in rows} | dict(split_need(rows, missing).targets)
+    wire = {name: Vector.of(target) for name, target in targets.items()}
+    return state.model_copy(update={"reason": reason, "targets": wire})
+
+
+def _preempt(state: PlanState, report: HostReport, missing: ResourceVector, elapsed_s: float) -> Step:
+    """Stop one VM, the one farthest from its target, and read again."""
+    rows = allocations_of(report)
+    targets = {name: target.vector() for name, target in state.targets.items()}
+    names = choose_victims(rows, missing, targets)
+    if not names:
+        return _leave(state, f"{report.id}: preempting every low-priority VM would not free {missing}", elapsed_s)
+    victim = next(row for row in rows if row.name == names[0])
+    if victim.name in state.victims:
+        return _give_up(state, f"{report.id} still shows {victim.name}, which it has stopped", reachable=True)
+    reason: Reason = state.reason or "shortfall"
+    sentence = _why_preempted(state, victim, reason, missing)
+    remove = Remove(host=report.id, step=state.step, vm=victim.name, reason=reason)
+    return instruct(state, remove, sentence, victims=(*state.victims, victim.name), reason=reason).also(
+        Note("preempting", victim.name, report.id, sentence)
+    )
+
+
+def _why_preempted(state: PlanState, victim: Allocation, reason: Reason, missing: ResourceVector) -> str:
+    why = f"the minimums leave {missing} too little" if reason == "minimum" else f"deflation fell short of {missing}"
+    if state.failed_layer:
+        why += f" in layer {state.failed_layer}"
+    why += f" for {state.vm}"
+    return f"preempting {victim.name} on {state.host} (reason {reason}): {why}"
+
+
+def _on_removed(state: PlanState, event: OperationEnded) -> Step:
+    assert isinstance(state.instruction, Remove)
+    vm, operation = state.instruction.vm, event.operation
+    if vm == state.vm:
+        if operation.state is OperationState.FAILED:
+            return _lose(state, operation.sentence)
+        if state.victims:
+            return _give_up(state, state.failures[-1], reachable=True)
+        if state.changed:
+            return _undo(state, f"giving back what was taken on {state.host}", None)
+        return _next_host(state.model_copy(update={"host": None}), event.elapsed_s)
+    if operation.state is OperationState.FAILED:
+        return _give_up(state, f"{vm} could not be stopped: {operation.sentence}", reachable=True)
+    sentence = f"preempted {vm} on {state.host} for {state.vm} (reason {state.instruction.reason})"
+    return _read(state, sentence).also(
+        SetVM(vm, VMPhase.ENDED, state.host, sentence), Note("preempted", vm, state.host, sentence)
+    )
+
+
+# --- leaving a host --------------------------------------------------------------------------------------------------
+
+
+def _leave(state: PlanState, failure: str, elapsed_s: float, reachable: bool = True) -> Step:
+    """Give this host up: undo what was changed, then the next host. After a preemption the plan ends here."""
+    if state.victims:
+        return _give_up(state, failure, reachable)
+    host = _host(state)
+    state = state.model_copy(update={"failures": (*state.failures, failure), "progress": (*state.progress, failure)})
+    if not state.changed:
+        return _next_host(state.model_copy(update={"host": None}), elapsed_s)
+    if reachable:
+        return _undo(state, f"giving back what was taken on {host}", None)
+    return _next_host(state.model_copy(update={"host": None}), elapsed_s).also(OweReinflation(host, True))
+
+
+def _give_up(state: PlanState, failure: str, reachable: bool) -> Step:
+    """End in failure, giving back first: nobody else is preempted for this VM on another host."""
+    spec, host = _spec(state), _host(state)
+    sentence = f"refused {spec.name}: {failure}"
+    effects = (SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, host, sentence))
+    if reachable and state.changed:
+        conclusion = Finish(state=OperationState.FAILED, sentence=sentence)
+        return _undo(state, f"giving back what was taken on {host}", conclusion).also(*effects)
+    owed = (OweReinflation(host, True),) if state.changed else ()
+    return finish(state, OperationState.FAILED, sentence).also(*effects, *owed)
+
+
+def _lose(state: PlanState, failure: str) -> Step:
+    """The VM may or may not be on the host: it is started nowhere else, so that it never runs twice."""
+    spec, host = _spec(state), _host(state)
+    sentence = (
+        f"{spec.name} may have been started on {host}, which cannot say ({failure}); "
+        "it is removed there as soon as the host answers"
+    )
+    return finish(state, OperationState.FAILED, sentence).also(
+        SetVM(spec.name, VMPhase.FAILED, host, sentence, owed=True),
+        OweReinflation(host, True),
+        Note("lost", spec.name, host, sentence),
+    )
+
+
+def _undo(state: PlanState, said: str, conclusion: Finish | None) -> Step:
+    return instruct(state, Reinflate(host=_host(state), step=state.step), said, conclusion=conclusion)
+
+
+def _after_undo(state: PlanState, said: str, elapsed_s: float) -> Step:
+    note = Note("reinflated" if state.conclusion else "undone", state.vm, state.host, said)
+    state = state.model_copy(update={"progress": (*state.progress, said)})
+    if state.conclusion is not None:
+        return finish(state, state.conclusion.state, state.conclusion.sentence).also(note)
+    return _next_host(state.model_copy(update={"host": None}), elapsed_s).also(note)
+
+
+# --- readings --------------------------------------------------------------------------------------------------------
+
+
+def allocations_of(report: HostReport) -> list[Allocation]:
+    """The rows that policies read, of the VMs that hold room."""
+    return [vm.allocation() for vm in report.vms if vm.state is not VMState.STOPPED]
+
+
+def failed_layer(operation: Operation) -> str | None:
+    """The last layer that was asked and gave less, of a VM that fell short, with its reason."""
+    for outcome in operation.vms:
+        if outcome.shortfall.vector().is_zero():
+            continue
+        for row in reversed(outcome.ledger):
+            if row.asked > row.verified:
+                return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
+    return None
+
+
+def _short(state: PlanState, report: HostReport, missing: ResourceVector) -> str:
+    if state.failed_layer:
+        return f"{report.id}: short of {missing} in layer {state.failed_layer}"
+    return f"{report.id}: short of {missing}, with {report.deflatable.vector()} deflatable"
+
+
+def _time_left(state: PlanState, elapsed_s: float) -> float:
+    return state.clock_from_s + state.deadline_s - elapsed_s
+
+
+def _spec(state: PlanState) -> VMSpec:
+    assert state.spec is not None, "a placement has a spec"
+    return state.spec
+
+
+def _host(state: PlanState) -> str:
+    assert state.host is not None, "only at a host"
+    return state.host

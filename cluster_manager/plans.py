@@ -1,0 +1,283 @@
+"""The vocabulary of plans: what a plan is told to do next, what it hears, and what it leaves in the record.
+
+A plan is a pure state machine. :func:`cluster_manager.transitions.advance` takes its state and an event and returns
+the next state with exactly one instruction, and the effects to be stored in the same transaction. The state holds
+everything, so a manager that starts again carries out the instruction that it finds (docs: flow of one deflation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deflation.cascade import Mode
+from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMSpec
+from deflation.placement import PlacementPolicy
+
+#: Hosts that a placement acts on before it gives up or preempts (CONTRACTS: a shortfall).
+MOST_HOSTS: Final = 3
+#: Reclaims on one host: the first, and two for what rounding left.
+MOST_RECLAIMS: Final = 3
+
+#: How often the start of one VM is commanded on one host: again only to an agent that forgot the first time.
+MOST_STARTS: Final = 2
+
+PlanKind = Literal["create", "delete", "target", "reinflate"]
+Purpose = Literal["place", "preempt"]
+Reason = Literal["delete", "minimum", "shortfall"]
+
+
+class Record(BaseModel):
+    """Base of what is stored with a plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- instructions: what is to be done next ---------------------------------------------------------------------------
+
+
+class ChooseHosts(Record):
+    """Rank the ready hosts. Answer: :class:`HostsChosen`."""
+
+    do: Literal["choose-hosts"] = "choose-hosts"
+    purpose: Purpose
+
+
+class ReadHost(Record):
+    """Read what the host's agent says now. Answer: :class:`HostRead` or :class:`HostFailed`."""
+
+    do: Literal["read-host"] = "read-host"
+    host: str
+
+
+class Commanding(Record):
+    """An instruction that sends a command; ``step`` makes its request id, so that repeating it is harmless.
+
+    Answer: :class:`OperationEnded`, :class:`HostFailed`, or :class:`Forgotten` where repeating would not be harmless.
+    """
+
+    host: str
+    step: int
+
+
+class Reclaim(Commanding):
+    """Free ``need`` on the host by deflation."""
+
+    do: Literal["reclaim"] = "reclaim"
+    need: Vector
+    deadline_s: float
+
+
+class Create(Commanding):
+    """Start the plan's VM on the host."""
+
+    do: Literal["create"] = "create"
+
+
+class Remove(Commanding):
+    """Stop a VM. A VM that is not there counts as removed."""
+
+    do: Literal["remove"] = "remove"
+    vm: str
+    reason: Reason
+
+
+class Reinflate(Commanding):
+    """Share the host's free room among the VMs that lack something."""
+
+    do: Literal["reinflate"] = "reinflate"
+
+
+class SetTarget(Commanding):
+    """Bring a VM to a size."""
+
+    do: Literal["set-target"] = "set-target"
+    vm: str
+    generation: int
+    target: Vector
+    deadline_s: float
+    mode: Mode
+
+
+class Finish(Record):
+    """The plan has ended."""
+
+    do: Literal["finish"] = "finish"
+    state: OperationState
+    sentence: str
+
+
+Instruction = Annotated[
+    ChooseHosts | ReadHost | Reclaim | Create | Remove | Reinflate | SetTarget | Finish, Field(discriminator="do")
+]
+
+
+def host_of(instruction: Instruction) -> str | None:
+    """The host that an instruction acts on; while it does, no other plan may."""
+    return None if isinstance(instruction, ChooseHosts | Finish) else instruction.host
+
+
+# --- events: what a plan hears ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all: how long the plan has been running, in seconds."""
+
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChosen(Event):
+    """The hosts to try, best first; ``sentence`` says why there are none."""
+
+    hosts: tuple[str, ...]
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRead(Event):
+    """What the agent itself says at this moment."""
+
+    report: HostReport
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded(Event):
+    """A command's operation has come to its end, whichever."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class HostFailed(Event):
+    """The host could not be used. ``uncertain``: whether the command was carried out is unknown."""
+
+    sentence: str
+    uncertain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten(Event):
+    """The agent knows nothing of a command that may once have been sent to it."""
+
+
+# --- effects: what is stored together with the next state ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of the event log."""
+
+    kind: str
+    vm: str | None
+    host: str | None
+    sentence: str
+
+
+class VMPhase(StrEnum):
+    """Where a VM stands in the store. ``ended`` rows are history: their names are free again."""
+
+    PLACING = "placing"
+    RUNNING = "running"
+    DELETING = "deleting"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class SetVM:
+    """What became of a VM.
+
+    ``owed``: it may still be on the host, and is to be removed there as soon as the host answers again.
+    """
+
+    name: str
+    phase: VMPhase
+    host: str | None
+    sentence: str
+    owed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OweReinflation:
+    """Whether VMs of this host may be smaller than they need be, so that somebody has to reinflate them."""
+
+    host: str
+    owed: bool
+
+
+Effect = Note | SetVM | OweReinflation
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+class Target(Record):
+    """What a ``target`` plan was asked for."""
+
+    generation: int
+    target: Vector
+    deadline_s: float
+    mode: Mode
+
+
+class PlanState(Record):
+    """Everything a plan knows. Never changed in place: each event makes a new one."""
+
+    kind: PlanKind
+    #: The base of the request ids of its commands.
+    id: str
+    #: The client's request id.
+    request_id: str
+    instruction: Instruction
+    #: Instructions given so far; numbers the commands.
+    step: int = 0
+    vm: str | None = None
+    #: What has been done so far, a sentence a step.
+    progress: tuple[str, ...] = ()
+    #: What the last reclaim or reinflation did to each VM.
+    outcomes: tuple[VMOutcome, ...] = ()
+    shortfall: Vector = Vector()
+
+    # placements
+    spec: VMSpec | None = None
+    deadline_s: float = 0.0
+    policy: PlacementPolicy = PlacementPolicy.BEST_FIT
+    purpose: Purpose = "place"
+    #: The host it is at: while it runs, none other may count this room.
+    host: str | None = None
+    #: Hosts still to try, best first.
+    hosts_left: tuple[str, ...] = ()
+    #: Hosts that were acted on for the present purpose.
+    tried: int = 0
+    #: Why each host failed.
+    failures: tuple[str, ...] = ()
+    #: Since when the deadline runs, as ``elapsed_s``.
+    clock_from_s: float = 0.0
+    #: On the present host: reclaims so far, how the last one ended and which layer failed, starts of the VM.
+    reclaims: int = 0
+    reclaimed: OperationState | None = None
+    failed_layer: str | None = None
+    starts: int = 0
+    #: On the present host, when preempting: why, and the size that each VM should have reached.
+    reason: Reason | None = None
+    targets: dict[str, Vector] = {}
+    victims: tuple[str, ...] = ()
+    #: How the plan ends once the sizes it changed are given back; None: with the next host.
+    conclusion: Finish | None = None
+
+    # deletions and targets
+    target: Target | None = None
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self.instruction, Finish)
+
+    @property
+    def changed(self) -> bool:
+        """Whether sizes on the present host may be smaller because of this plan."""
+        return self.reclaims > 0 or bool(self.victims)

@@ -1,0 +1,63 @@
+"""What the manager is configured with; times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster_manager.errors import SettingsError
+from deflation.placement import PlacementPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLimits:
+    """How long the manager waits for host agents."""
+
+    #: For one answer, beyond what a long poll asks the agent to hold back.
+    answer_s: float = 5.0
+    #: How long an agent may stay away (restart, lost packets) before the plan gives the host up.
+    absence_s: float = 20.0
+    #: How long one long poll is held by the agent.
+    poll_s: float = 20.0
+    #: First pause before a repeated call; doubles up to two seconds.
+    pause_s: float = 0.1
+    #: How much longer than its deadline a reclaim or target may take until its operation is given up.
+    grace_s: float = 30.0
+    #: A start or a stop of a VM: an emulated guest boots in some ten seconds on an idle machine.
+    start_stop_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one manager. Tokens are secrets: never logged, never in a message."""
+
+    database: Path
+    #: What clients of the REST API carry.
+    token: str
+    #: What host agents carry towards the manager, and the manager towards them.
+    agent_token: str
+    host: str = "127.0.0.1"
+    #: 0 takes a free one.
+    port: int = 7100
+    policy: PlacementPolicy = PlacementPolicy.BEST_FIT
+    #: Of the generator of two-choices.
+    seed: int = 0
+    #: A host that has not reported for so long gets no new VM. Agents report every two seconds.
+    silent_after_s: float = 10.0
+    #: Largest request body, bytes.
+    body_limit: int = 256 * 1024
+    agents: AgentLimits = AgentLimits()
+
+
+def read_token(path: Path) -> str:
+    """The token in a file: its text without surrounding white space.
+
+    :raises SettingsError: the file cannot be read or holds no usable token.
+    """
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the token file {path}: {error}") from error
+    if not token or any(character.isspace() or not character.isprintable() for character in token):
+        raise SettingsError(f"the token file {path} must hold one word")
+    return token

@@ -1,0 +1,186 @@
+"""What deflation and reinflation say to their executor, what they hear from it, and what comes out.
+
+One instruction is under way at a time. The executor answers each with one event that carries the instruction's
+``step``, also when it failed or ran out of its time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from deflation.bounds import Bound
+from deflation.ledger import Layer, LedgerEntry
+from deflation.resources import ZERO, ResourceVector
+
+
+class Mode(StrEnum):
+    """Whether the application may say no."""
+
+    ASK = "ask"
+    FORCE = "force"
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReading:
+    """What the guest says of itself. Untrusted: it can only lower what is taken."""
+
+    #: CPUs on line, by number.
+    online: tuple[int, ...]
+    #: CPUs that may be taken, in the order in which to take them; never CPU 0, none with pinned tasks.
+    unpluggable: tuple[int, ...]
+    #: MemAvailable less the reserve, MiB.
+    spare_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanisms:
+    """What can be used on this VM now, and why not where it cannot. Reasons stand in the ledger."""
+
+    application: bool = True
+    guest: bool = True
+    #: Granularity of memory unplug in MiB; 0 if the VM has no device for it.
+    block_mib: float = 2.0
+    balloon: bool = True
+    quota: bool = True
+    reasons: Mapping[Layer, str] = field(default_factory=dict)
+
+    def reason(self, layer: Layer) -> str:
+        return self.reasons.get(layer, f"the {layer.value} layer is not available on this VM")
+
+
+# --- instructions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Something to carry out. ``step`` comes back in the answering event; ``limit_s`` is the time it may take."""
+
+    step: int
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskApplication(Instruction):
+    """Ask the application to fit a VM of size ``target``. Answer: :class:`ApplicationAnswered`."""
+
+    target: ResourceVector
+    #: What the host lets the VM hold now, MiB: the guest reckons the application's own target from it.
+    bound_mib: float
+    #: When the application must have released, in seconds from now.
+    deadline_s: float
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class PollApplication(Instruction):
+    """After ``delay_s``, look up what became of the promise. Answer: :class:`ApplicationReported`."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGuest(Instruction):
+    """Take a fresh reading of bound and guest. Answer: :class:`Measured`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplug(Instruction):
+    """Bring the guest to these CPUs and this much plugged memory; None leaves as is. Answer: :class:`Measured`.
+
+    When it is answered nothing is under way any more: what was not reached is no longer asked of the guest, or it
+    would fall below the target when the guest gives it later.
+    """
+
+    online: tuple[int, ...] | None
+    plugged_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle(Instruction):
+    """Limit from outside: CPU by quota over the CPUs on line, boot memory by balloon. Answer: :class:`Measured`.
+
+    When it is answered nothing that takes is under way any more, as with :class:`Unplug`; what is given may be.
+    """
+
+    cpu_cores: float | None
+    balloon_mib: float | None
+    disk_mib_s: float | None = None
+    network_mib_s: float | None = None
+    #: Over how many CPUs to spread the quota; None: those on line when it is set.
+    cpus_online: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Instruction):
+    """The operation has ended; no answer is expected."""
+
+    outcome: Outcome
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at ``now`` (seconds) in answer to ``step``."""
+
+    now: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationAnswered(Event):
+    """Promise or refusal. A refusal, a missing hook and an error are told apart only by their reason."""
+
+    promised: ResourceVector = ZERO
+    expected_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationReported(Event):
+    """What the application has relinquished, as measured in the application."""
+
+    relinquished: ResourceVector = ZERO
+    done: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Event):
+    """A reading after an instruction; bound or guest are None where they could not be read."""
+
+    bound: Bound | None
+    guest: GuestReading | None = None
+    #: Why the instruction did less than it should, in words; empty if it did not.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """Stop at what has been reached: the guest is under pressure, or the operation was called off."""
+
+    reason: str = ""
+
+
+# --- the outcome -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an operation did to one VM, in figures and in one sentence."""
+
+    before: Bound
+    after: Bound
+    target: ResourceVector
+    ledger: tuple[LedgerEntry, ...]
+    #: What the target still asks for beyond ``after``.
+    shortfall: ResourceVector
+    seconds: float
+    sentence: str
+
+    @property
+    def reached(self) -> bool:
+        return self.shortfall.is_zero()

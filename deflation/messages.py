@@ -1,0 +1,341 @@
+"""Every REST body of host agent and manager (pydantic): the wire form of the vocabulary.
+
+Names carry units. A ``target`` is always the size to reach, never an amount; amounts stand only in ledgers and needs.
+What passes between host and guest is in :mod:`deflation.guest_messages`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deflation.allocations import Allocation, Priority, check_sizes, effective_minimum
+from deflation.cascade import Mode, Outcome
+from deflation.errors import InvalidField
+from deflation.ledger import Layer, LedgerEntry
+from deflation.placement import PlacementPolicy
+from deflation.resources import ResourceVector
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letters, digits and hyphens, 1 to 40")]
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,80}$", description="makes a repeated request harmless")]
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=True)]
+
+
+class Body(BaseModel):
+    """Base of all bodies: unknown fields are refused, values cannot be changed after the check."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Vector(Body):
+    """A resource vector; what is left out is 0."""
+
+    cpu_cores: Amount = 0.0
+    memory_mib: Amount = 0.0
+    disk_mib_s: Amount = 0.0
+    network_mib_s: Amount = 0.0
+
+    @classmethod
+    def of(cls, vector: ResourceVector) -> Self:
+        return cls(**{name: round(value, 6) for name, value in vector.as_dict().items()})
+
+    def vector(self) -> ResourceVector:
+        return ResourceVector(**self.model_dump())
+
+
+class Problem(Body):
+    """What every 4xx and 5xx answers."""
+
+    error: str = Field(description="one sentence that says what is wrong")
+    field: str | None = Field(None, description="the field that is wrong, where there is one")
+
+
+class VMSpec(Body):
+    """A VM as it is asked for."""
+
+    name: Name
+    priority: Priority = Priority.DEFLATABLE
+    nominal: Vector
+    minimum: Vector = Vector()
+    ceiling: Vector | None = Field(None, description="harvest VMs only: up to where they may grow")
+    template: Name = "lab"
+    boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        ceiling = self.ceiling.vector() if self.ceiling is not None else None
+        check_sizes(self.priority, self.nominal.vector(), self.minimum.vector(), ceiling)
+        if self.boot_memory_mib is not None and self.boot_memory_mib > self.nominal.memory_mib:
+            raise InvalidField("boot_memory_mib", "exceeds nominal.memory_mib")
+        return self
+
+    def allocation(self, current: ResourceVector, overhead_mib: float = 0.0) -> Allocation:
+        """The row that policies read, with the effective minimum."""
+        nominal = self.nominal.vector()
+        minimum = nominal if self.priority is Priority.FIXED else effective_minimum(self.minimum.vector(), nominal)
+        ceiling = self.ceiling.vector() if self.ceiling is not None else None
+        return Allocation(self.name, self.priority, nominal, minimum, current, ceiling, overhead_mib)
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+class LedgerRow(Body):
+    """One layer and one resource of one deflation; amounts in the unit of the resource's name."""
+
+    layer: Layer
+    resource: str
+    asked: float
+    promised: float
+    verified: float
+    seconds: float
+    reason: str
+
+    @classmethod
+    def of(cls, entry: LedgerEntry) -> Self:
+        return cls(
+            layer=entry.layer,
+            resource=entry.resource,
+            asked=entry.asked,
+            promised=entry.promised,
+            verified=entry.verified,
+            seconds=entry.seconds,
+            reason=entry.reason,
+        )
+
+
+class VMOutcome(Body):
+    """What an operation did to one VM. ``before`` and ``after`` are bounds, measured."""
+
+    name: Name
+    generation: int
+    before: Vector
+    after: Vector
+    target: Vector
+    shortfall: Vector
+    ledger: tuple[LedgerRow, ...]
+    seconds: float
+    sentence: str
+
+    @classmethod
+    def of(cls, name: str, generation: int, outcome: Outcome) -> Self:
+        return cls(
+            name=name,
+            generation=generation,
+            before=Vector.of(outcome.before.size),
+            after=Vector.of(outcome.after.size),
+            target=Vector.of(outcome.target),
+            shortfall=Vector.of(outcome.shortfall),
+            ledger=tuple(LedgerRow.of(entry) for entry in outcome.ledger),
+            seconds=round(outcome.seconds, 3),
+            sentence=outcome.sentence,
+        )
+
+
+class OperationState(StrEnum):
+    """Where an operation stands; all but ``running`` are final."""
+
+    RUNNING = "running"
+    DONE = "done"
+    PARTIAL = "partial"
+    FAILED = "failed"
+
+
+class Operation(Body):
+    """One operation and, when it has ended, what it did and why, in one sentence."""
+
+    request_id: RequestId
+    kind: Literal["create", "delete", "target", "reclaim", "reinflate"]
+    state: OperationState
+    sentence: str
+    vm: str | None = None
+    host: str | None = None
+    vms: tuple[VMOutcome, ...] = ()
+    shortfall: Vector = Vector()
+    started_at: float = Field(description="seconds since the epoch")
+    seconds: float = 0.0
+    progress: tuple[str, ...] = Field((), description="what has been done so far, a sentence a step")
+
+
+class Command(Body):
+    """What every command of a manager to an agent carries."""
+
+    request_id: RequestId
+    epoch: int = Field(0, ge=0, description="the manager's leadership; an agent refuses a lower one than it has seen")
+
+
+class CreateCommand(Command):
+    """POST /v1/vms of a host agent: start a VM at its nominal size."""
+
+    vm: VMSpec
+
+
+class TargetCommand(Command):
+    """PUT /v1/vms/NAME/target of a host agent: bring a VM to a size."""
+
+    generation: int = Field(ge=1, description="rises with every target; a lower one than the VM's is refused")
+    target: Vector
+    deadline_s: Seconds = 60.0
+    mode: Mode = Mode.ASK
+
+
+class ReclaimCommand(Command):
+    """POST /v1/reclaims of a host agent: free this much, split in proportion over its VMs."""
+
+    need: Vector = Field(description="amounts to free beyond what is free now")
+    deadline_s: Seconds = 60.0
+    mode: Mode = Mode.ASK
+
+
+class ReinflateCommand(Command):
+    """POST /v1/reinflations of a host agent: share this room among the VMs that lack something."""
+
+    room: Vector | None = Field(None, description="what to share; default: all that the host has free")
+    deadline_s: Seconds = 60.0
+
+
+# --- hosts and VMs ---------------------------------------------------------------------------------------------------
+
+
+class VMState(StrEnum):
+    """What a VM is doing, as libvirt and its intent say."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DEFLATING = "deflating"
+    REINFLATING = "reinflating"
+    STOPPED = "stopped"
+
+
+class VMStatus(Body):
+    """One VM on one host, as its agent sees it."""
+
+    name: Name
+    host: str
+    domain: str = Field(description="the name in libvirt")
+    state: VMState
+    priority: Priority
+    nominal: Vector
+    minimum: Vector = Field(description="effective: raised to the hard floors")
+    ceiling: Vector | None = None
+    current: Vector = Field(description="the committed bound")
+    overhead_mib: float
+    generation: int
+    guest_connected: bool
+    template: Name = "lab"
+    boot_memory_mib: float
+
+    def allocation(self) -> Allocation:
+        """The row that policies read."""
+        return Allocation(
+            self.name,
+            self.priority,
+            self.nominal.vector(),
+            self.minimum.vector(),
+            self.current.vector(),
+            self.ceiling.vector() if self.ceiling is not None else None,
+            self.overhead_mib,
+        )
+
+
+class CoreChange(Body):
+    """One growth or shrink of a machine's cores (seed 000 §2.1): one per committed operation and VM, at its end."""
+
+    sequence: int = Field(ge=1, description="counts up on each host; the manager acknowledges by it")
+    machine: Name
+    host: str
+    at: float = Field(description="seconds since the epoch")
+    cores_before: float
+    cores_after: float
+    cause: str
+
+
+class HostReport(Body):
+    """What an agent tells its manager, regularly and after every change."""
+
+    id: Name
+    url: str = Field(description="where the agent's REST API listens")
+    incarnation: str = Field(description="differs after each start of the agent")
+    capacity: Vector
+    free: Vector
+    deflatable: Vector
+    vm_overhead_mib: float
+    accelerator: str
+    vms: tuple[VMStatus, ...]
+    core_changes: tuple[CoreChange, ...] = ()
+
+
+class ReportReply(Body):
+    """The manager's answer to a report."""
+
+    epoch: int
+    acknowledged: int = Field(description="core changes up to this sequence need not be sent again")
+
+
+class HostStatus(Body):
+    """A host as the manager sees it."""
+
+    id: Name
+    url: str
+    state: Literal["ready", "silent"] = Field(description="a silent host gets no new VM and is never assumed empty")
+    seen_at: float
+    capacity: Vector
+    free: Vector
+    deflatable: Vector
+    accelerator: str
+    vms: tuple[str, ...]
+
+
+class ManagedVM(Body):
+    """A VM as the manager sees it."""
+
+    name: Name
+    host: str | None
+    state: Literal["placing", "running", "deleting", "failed"]
+    priority: Priority
+    nominal: Vector
+    minimum: Vector
+    ceiling: Vector | None = None
+    current: Vector
+    generation: int
+    guest_connected: bool = False
+    sentence: str = Field(description="what happened to it last, and why")
+
+
+class VMRequest(Body):
+    """POST /v1/vms of the manager: place a VM, deflating others where that is needed."""
+
+    request_id: RequestId
+    vm: VMSpec
+    policy: PlacementPolicy | None = Field(None, description="default: as the manager is configured")
+    deadline_s: Seconds = 60.0
+
+
+class MachineRanking(Body):
+    """How likely one machine keeps its cores for a task of a given duration (seed 000 Eq. 1)."""
+
+    machine: Name
+    host: str | None
+    cores: int
+    since_change_s: float | None = Field(None, description="time since the last core change; null if there was none")
+    last_change: Literal["growth", "shrink"] | None = None
+    duration_s: float
+    completion_probability: float | None = Field(None, description="null without history: neither 0 nor 1")
+
+
+def problem_of(error: ValidationError | InvalidField) -> Problem:
+    """One sentence, and the field, for a body that does not fit."""
+    if isinstance(error, InvalidField):
+        return Problem(error=str(error), field=error.field)
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    cause = first.get("ctx", {}).get("error")
+    path = ".".join(str(part) for part in first["loc"])
+    if isinstance(cause, InvalidField):
+        field = f"{path}.{cause.field}" if path else cause.field
+        return Problem(error=f"{field} {cause.problem}", field=field)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return Problem(error=f"{path or 'the body'}: {message}", field=path or None)

@@ -1,0 +1,56 @@
+"""How much the next step of a deflation takes, reckoned from fresh readings of bound and guest.
+
+A guest's figures are untrusted: they can only lower what is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from deflation.allocations import HARD_FLOOR
+from deflation.bounds import Bound
+from deflation.instructions import GuestReading
+from deflation.resources import TOLERANCE
+
+#: Of what a guest can spare, the largest part that one step may take (docs/contracts.md, safety of the guest).
+STEP_SHARE: Final = 0.5
+#: A memory step below this is not worth a round trip; what is left falls through.
+SMALLEST_STEP_MIB: Final = 4.0
+
+
+def cpus_to_keep(bound: Bound, guest: GuestReading, target_cores: float) -> tuple[int, ...] | None:
+    """The map of CPUs to leave on line: whole CPUs are taken down to ``ceil(target)``, never CPU 0, none that is busy.
+
+    :returns: CPU numbers; None if nothing is to be taken off line.
+    """
+    surplus = len(set(guest.online)) - max(1, math.ceil(target_cores - TOLERANCE))
+    if bound.cpu_cores <= target_cores + TOLERANCE or surplus <= 0:
+        return None
+    takeable = [cpu for cpu in guest.unpluggable if cpu != 0 and cpu in guest.online]
+    taken = set(takeable[:surplus])
+    return tuple(cpu for cpu in guest.online if cpu not in taken) if taken else None
+
+
+def memory_to_keep(bound: Bound, guest: GuestReading, need_mib: float, block_mib: float) -> float | None:
+    """The plugged memory to ask for in the next step: whole blocks, at most half of what the guest can spare.
+
+    :returns: MiB of virtio-mem to keep; None if no step is worth while.
+    """
+    if block_mib <= 0:
+        return None
+    step = min(need_mib, guest.spare_mib * STEP_SHARE, bound.plugged_mib)
+    step = math.floor(step / block_mib + TOLERANCE) * block_mib
+    return bound.plugged_mib - step if step >= max(SMALLEST_STEP_MIB, block_mib) else None
+
+
+def balloon_to_keep(bound: Bound, guest: GuestReading, need_mib: float) -> float | None:
+    """The balloon size to ask for in the next step: at most half of what the guest can spare.
+
+    The kernel lives in the boot memory, so that is never asked for below the hard floor, whatever the guest says.
+
+    :returns: MiB of boot memory to keep; None if no step is worth while.
+    """
+    room = max(bound.balloon_mib - HARD_FLOOR.memory_mib, 0.0)
+    step = min(need_mib, math.floor(guest.spare_mib * STEP_SHARE), room)
+    return bound.balloon_mib - step if step >= min(SMALLEST_STEP_MIB, need_mib) else None

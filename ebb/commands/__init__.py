@@ -1,0 +1,1 @@
+"""The commands of `ebb`, by what they are about."""

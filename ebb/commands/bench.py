@@ -1,0 +1,41 @@
+"""`ebb bench`: measure, and write the figures where docs quote them from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ebb import benchmarks
+from ebb.commands.options import Json
+from ebb.output import Steps, print_json, print_table
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(benchmarks.ALL)}; default: all.")] = None,
+    output: Annotated[Path, typer.Option(help="Directory for NAME.json.")] = Path("benchmarks/results"),
+    json: Json = False,
+) -> None:
+    """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
+    if name is not None and name not in benchmarks.ALL:
+        raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(benchmarks.ALL)}")
+    results = []
+    with Steps() as steps:
+        for chosen in [name] if name is not None else benchmarks.ALL:
+            steps(f"running {chosen}")
+            results.append(benchmarks.run(chosen))
+            path = benchmarks.write(results[-1], output)
+            steps(f"{path} is written")
+    if json:
+        print_json(results)
+        return
+    print_table(
+        ("benchmark", "figure", "value", "unit", "of"),
+        (
+            (result["name"], key, f"{figure['value']:.3g}", figure["unit"], figure["of"])
+            for result in results
+            for key, figure in result["figures"].items()
+        ),
+        "nothing was measured",
+    )

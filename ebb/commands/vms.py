@@ -1,0 +1,182 @@
+"""Commands about VMs: list, create, delete, bring to a size."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from deflation.allocations import Priority
+from deflation.cascade import Mode
+from deflation.errors import InvalidField
+from deflation.messages import LedgerRow, Operation, OperationState, Vector, VMSpec, problem_of
+from deflation.placement import PlacementPolicy
+from ebb.client import ManagerClient
+from ebb.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask
+from ebb.errors import EbbError, OperationFailed
+from ebb.output import Steps, print_json, print_table, size
+
+Starter = Callable[[ManagerClient], Awaitable[Operation]]
+Cores = Annotated[float, typer.Option(help="Nominal CPU in cores.")]
+MemoryMib = Annotated[float, typer.Option(help="Nominal memory in MiB.")]
+
+
+def vms(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """List the VMs with their sizes."""
+    found = ask(manager, token_file, lambda client: client.vms())
+    if json:
+        print_json({"vms": found})
+        return
+    print_table(
+        ("name", "host", "state", "priority", "nominal", "current", "minimum", "guest", "what happened last"),
+        (
+            (
+                vm.name,
+                vm.host or "-",
+                vm.state,
+                vm.priority.value,
+                size(vm.nominal),
+                size(vm.current),
+                size(vm.minimum),
+                "connected" if vm.guest_connected else "-",
+                vm.sentence,
+            )
+            for vm in found
+        ),
+        "there are no VMs",
+    )
+
+
+def create(
+    name: VMName,
+    cpu_cores: Cores,
+    memory_mib: MemoryMib,
+    disk_mib_s: Annotated[float, typer.Option(help="Nominal disk bandwidth in MiB/s; 0: not declared.")] = 0.0,
+    network_mib_s: Annotated[float, typer.Option(help="Nominal network bandwidth in MiB/s; 0: not declared.")] = 0.0,
+    priority: Annotated[Priority, typer.Option(help="fixed VMs are never deflated.")] = Priority.DEFLATABLE,
+    minimum_cpu_cores: Annotated[float, typer.Option(help="Below this it is preempted instead.")] = 0.0,
+    minimum_memory_mib: Annotated[float, typer.Option(help="Below this it is preempted instead.")] = 0.0,
+    ceiling_cpu_cores: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
+    ceiling_memory_mib: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
+    boot_memory_mib: Annotated[float | None, typer.Option(help="Memory that cannot be unplugged.")] = None,
+    template: Annotated[str, typer.Option(help="The template on the host.")] = "lab",
+    policy: Annotated[PlacementPolicy | None, typer.Option(help="Default: the manager's.")] = None,
+    deadline_s: DeadlineS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Place and start a VM; others are deflated for it where that is needed."""
+    ceiling = None
+    if ceiling_cpu_cores is not None or ceiling_memory_mib is not None:
+        ceiling = {
+            "cpu_cores": cpu_cores if ceiling_cpu_cores is None else ceiling_cpu_cores,
+            "memory_mib": memory_mib if ceiling_memory_mib is None else ceiling_memory_mib,
+            "disk_mib_s": disk_mib_s,
+            "network_mib_s": network_mib_s,
+        }
+    body = {
+        "name": name,
+        "priority": priority,
+        "nominal": {
+            "cpu_cores": cpu_cores,
+            "memory_mib": memory_mib,
+            "disk_mib_s": disk_mib_s,
+            "network_mib_s": network_mib_s,
+        },
+        "minimum": {"cpu_cores": minimum_cpu_cores, "memory_mib": minimum_memory_mib},
+        "ceiling": ceiling,
+        "boot_memory_mib": boot_memory_mib,
+        "template": template,
+    }
+    try:
+        spec = VMSpec.model_validate(body)
+    except (ValidationError, InvalidField) as error:
+        raise EbbError(problem_of(error).error) from error
+    _carry_out(
+        manager,
+        token_file,
+        json,
+        lambda client: client.create(spec, policy=policy, deadline_s=deadline_s),
+        f"placing {name}",
+    )
+
+
+def delete(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Stop a VM and remove it; its host's deflated VMs grow into the room."""
+    _carry_out(manager, token_file, json, lambda client: client.delete(name), f"deleting {name}")
+
+
+def target(
+    name: VMName,
+    cpu_cores: Annotated[float | None, typer.Option(help="CPU to reach, in cores; default: as now.")] = None,
+    memory_mib: Annotated[float | None, typer.Option(help="Memory to reach, in MiB; default: as now.")] = None,
+    disk_mib_s: Annotated[float | None, typer.Option(help="Disk bandwidth to reach; default: as now.")] = None,
+    network_mib_s: Annotated[float | None, typer.Option(help="Network bandwidth to reach; default: as now.")] = None,
+    mode: Annotated[Mode, typer.Option(help="ask: the application may refuse.")] = Mode.ASK,
+    deadline_s: DeadlineS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Bring a VM to a size within its minimum and its nominal size (harvest VMs: their ceiling)."""
+    given = {
+        "cpu_cores": cpu_cores,
+        "memory_mib": memory_mib,
+        "disk_mib_s": disk_mib_s,
+        "network_mib_s": network_mib_s,
+    }
+    wanted = {component: value for component, value in given.items() if value is not None}
+    if not wanted:
+        raise typer.BadParameter("name at least one component to change", param_hint="--cpu-cores, --memory-mib, ...")
+
+    async def start(client: ManagerClient) -> Operation:
+        vm = await client.vm(name)
+        try:
+            size_to_reach = Vector.model_validate(vm.current.model_dump() | wanted)
+        except ValidationError as error:
+            raise EbbError(f"target.{problem_of(error).error}") from error
+        return await client.set_target(
+            name, size_to_reach, generation=vm.generation + 1, deadline_s=deadline_s, mode=mode
+        )
+
+    _carry_out(manager, token_file, json, start, f"bringing {name} to its target")
+
+
+def print_ledger(operation: Operation) -> None:
+    """The ledger of every VM that an operation moved, as a table."""
+    print_table(
+        ("vm", "layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
+        (
+            (vm.name, row.layer.value, row.resource, *amounts(row), row.reason)
+            for vm in operation.vms
+            for row in vm.ledger
+        ),
+        "no VM was moved",
+    )
+
+
+def amounts(row: LedgerRow) -> tuple[str, str, str, str]:
+    """The figures of a ledger row as they stand in a table."""
+    return f"{row.asked:g}", f"{row.promised:g}", f"{row.verified:g}", f"{row.seconds:.1f}"
+
+
+def _carry_out(manager: Manager, token_file: TokenFile, json: bool, start: Starter, what: str) -> None:
+    """Start an operation, follow it to its end and print it. Raises OperationFailed if it did not do all."""
+
+    async def conversation(client: ManagerClient) -> Operation:
+        with Steps(quiet=json) as steps:
+            steps(what)
+            return await client.wait(await start(client), progress=steps)
+
+    operation = ask(manager, token_file, conversation)
+    if json:
+        print_json(operation)
+    else:
+        print(operation.sentence)
+        if operation.vms:
+            print_ledger(operation)
+    if operation.state is not OperationState.DONE:
+        raise OperationFailed(f"the operation ended {operation.state.value}: {operation.sentence}")

@@ -1,0 +1,1 @@
+"""`ebb demo`: two VMs with filled caches give CPU and memory to a third one, and get it back."""

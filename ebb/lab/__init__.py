@@ -1,0 +1,1 @@
+"""The lab: a manager, host agents with declared slices, and real guests, all on this machine."""

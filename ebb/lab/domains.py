@@ -1,0 +1,78 @@
+"""Removes the domains that the lab's agents left in libvirt: those with our name and our owner, never another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ebb.lab.errors import LabError
+from ebb.lab.services import open_libvirt
+from hostagent import intents
+
+RUN = Path("/run/libvirt/qemu")
+LOGS = Path("/var/log/libvirt/qemu")
+
+
+def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], None]) -> list[str]:
+    """Destroy and undefine the domains of these hosts; returns their names.
+
+    A domain is one of ours if its name begins with ``ebb-HOST-`` and its metadata names HOST as the owner; one that has
+    only the name is left and reported. Raises LabError when libvirt refuses.
+    """
+    import libvirt
+
+    connection = open_libvirt(uri)
+    removed = []
+    try:
+        for domain in connection.listAllDomains():
+            name = domain.name()
+            hosts = [host for host in host_ids if name.startswith(f"ebb-{host}-")]
+            if not hosts:
+                continue
+            owner = _owner(domain)
+            if owner not in hosts:
+                report(f"{name} is left alone: its owner is {owner or 'not known'}")
+                continue
+            report(f"removing {name}")
+            try:
+                if domain.isActive():
+                    domain.destroy()
+                if domain.isPersistent():
+                    domain.undefine()
+            except libvirt.libvirtError as error:
+                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                    raise LabError(f"{name} could not be removed: {error}") from error
+            removed.append(name)
+    finally:
+        connection.close()
+    return removed
+
+
+def domains_left(host_ids: Iterable[str], run: Path = RUN) -> bool:
+    """Whether QEMU processes of these hosts may be alive though libvirtd is not: it keeps a pid file for each."""
+    return any(any(run.glob(f"ebb-{host}-*.pid")) for host in host_ids)
+
+
+def remove_logs(host_ids: Iterable[str], logs: Path = LOGS) -> None:
+    """Remove the logs that libvirt wrote about the domains of these hosts."""
+    for host in host_ids:
+        pattern = re.compile(rf"ebb-{re.escape(host)}-[a-z0-9-]+\.log(\.\d+)?")
+        for path in logs.glob(f"ebb-{host}-*.log*"):
+            if pattern.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+
+def _owner(domain: Any) -> str | None:
+    import libvirt
+
+    for flags in (libvirt.VIR_DOMAIN_AFFECT_CONFIG, libvirt.VIR_DOMAIN_AFFECT_LIVE):
+        try:
+            text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE, flags)
+        except libvirt.libvirtError:
+            continue
+        intent = intents.from_element(text)
+        if intent is not None:
+            return intent.owner
+    return None

@@ -1,0 +1,68 @@
+"""The command `ebb`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import typer
+
+from ebb.commands import bench, cluster, lab, vms
+from ebb.errors import EbbError
+from ebb.lab.errors import LabError
+from ebb.output import print_error
+
+app = typer.Typer(
+    name="ebb",
+    help="Deflate virtual machines instead of killing them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+lab_app = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
+image_app = typer.Typer(help="The disk image of the lab's guests.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(lab_app, name="lab")
+lab_app.add_typer(image_app, name="image")
+
+#: Where each command stands, what runs it, and an example for its help page.
+COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
+    (app, "doctor", lab.doctor, "ebb doctor --json"),
+    (app, "hosts", cluster.hosts, "ebb hosts"),
+    (app, "vms", vms.vms, "ebb vms --json"),
+    (
+        app,
+        "create",
+        vms.create,
+        "ebb create web --cpu-cores 2 --memory-mib 1024 --minimum-cpu-cores 0.5 --minimum-memory-mib 512",
+    ),
+    (app, "delete", vms.delete, "ebb delete web"),
+    (app, "target", vms.target, "ebb target web --cpu-cores 1.25 --memory-mib 768"),
+    (app, "operations", cluster.operations, "ebb operations --limit 5"),
+    (app, "machines", cluster.machines, "ebb machines --duration-s 3600"),
+    (app, "events", cluster.events, "ebb events --limit 10"),
+    (app, "demo", lab.demo, "ebb demo --lab"),
+    (app, "bench", bench.bench, "ebb bench policies"),
+    (lab_app, "up", lab.up, "ebb lab up --host host-a=cpu_cores=6,memory_mib=3600"),
+    (lab_app, "status", lab.status, "ebb lab status --json"),
+    (lab_app, "down", lab.down, "ebb lab down"),
+    (image_app, "build", lab.image_build, "ebb lab image build"),
+)
+
+for _group, _name, _function, _example in COMMANDS:
+    _group.command(_name, epilog=f"Example: {_example}")(_function)
+
+
+def main() -> None:
+    """Run a command; what fails ends with 1 and one sentence on stderr, a wrong call with 2."""
+    try:
+        app()
+    except (EbbError, LabError) as error:
+        print_error(str(error))
+        sys.exit(1)
+    except TimeoutError:
+        print_error("the operation did not end in time; it goes on, see `ebb operations`")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

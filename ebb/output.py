@@ -1,0 +1,94 @@
+"""What commands print: tables or JSON on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deflation.messages import Vector
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document; pydantic bodies stand as they do on the wire."""
+    print(json.dumps(plain(data), indent=2))
+
+
+def plain(data: Any) -> Any:
+    """Bodies turned into what JSON knows, also inside lists and mappings."""
+    if isinstance(data, BaseModel):
+        return data.model_dump(mode="json")
+    if isinstance(data, dict):
+        return {key: plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value) for value in data]
+    return data
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Print rows under their headings; the sentence ``empty`` where there are none. Nothing is cut off in a pipe."""
+    rows = list(rows)
+    if not rows:
+        print(empty)
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(200, *(sum(len(str(c)) + 3 for c in row) for row in rows)))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console.print(table)
+
+
+def size(vector: Vector) -> str:
+    """A size in words."""
+    return str(vector.vector())
+
+
+class Steps:
+    """Progress on stderr: a live line on a terminal, a line a step otherwise. Use as a context manager.
+
+    :param quiet: print nothing at all.
+    """
+
+    def __init__(self, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        self._clock = clock
+        self._begin_s = clock()
+        self._status = self._console.status("") if self._console.is_terminal and not quiet else None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, sentence: str) -> None:
+        """A step has begun or something was done."""
+        if self._quiet:
+            return
+        line = Text(f"{self._clock() - self._begin_s:7.1f} s  {sentence}")
+        if self._status is not None:
+            self._status.update(Text(sentence))
+        self._console.print(line, soft_wrap=True)
+
+
+def print_error(sentence: str) -> None:
+    """One error on stderr."""
+    print(f"error: {sentence}", file=sys.stderr)

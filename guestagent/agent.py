@@ -1,0 +1,314 @@
+"""The agent: one loop that owns the port, a short-lived thread for every request that may take time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import asdict
+from typing import Any, Callable
+
+from guestagent import __version__
+from guestagent.applications import Applications
+from guestagent.channel import Channel, PortNotFound, poll_events
+from guestagent.cpus import Cpus
+from guestagent.errors import BadParams, GuestFailure, HelloFirst, RpcError, UnknownMethod, WrongProtocol
+from guestagent.memory import Memory
+from guestagent.messages import (
+    PROTOCOL,
+    CpusSetParams,
+    DeflateParams,
+    HelloParams,
+    HelloResult,
+    ReinflateParams,
+    StatusResult,
+)
+from guestagent.rpc import (
+    InvalidRequest,
+    Params,
+    Request,
+    amount_param,
+    answer_line,
+    choice_param,
+    error_line,
+    parse_request,
+    text_param,
+    vector_param,
+)
+
+CAPABILITIES = ("cpu", "memory", "application")
+REQUESTS_AT_ONCE = 8
+CPU_NUMBER_LIMIT = 4096
+PORT_RETRY_S = 1.0
+# The host's end is closed: reads end at once and poll() reports it for ever, so look again only now and then.
+HOST_GONE_S = 0.25
+
+Method = Callable[[Params], Any]
+
+
+def log(sentence: str) -> None:
+    """A line on stderr."""
+    print("guestagent: " + sentence, file=sys.stderr, flush=True)
+
+
+class Agent:
+    """Serves the host over the port that `find` names, until `stop()`."""
+
+    def __init__(
+        self,
+        find: Callable[[], str],
+        cpus: Cpus,
+        memory: Memory,
+        adapters_dir: str,
+        run_dir: str,
+        procfs: str = "/proc",
+        owner_uid: int = 0,
+    ) -> None:
+        self._find = find
+        self._cpus = cpus
+        self._memory = memory
+        self._run_dir = run_dir
+        self._procfs = procfs
+        self._token = ""
+        self._applications = Applications(adapters_dir, memory, lambda: self._token, log, owner_uid)
+        self._methods: dict[str, Method] = {
+            "status": self._status,
+            "cpus.set": self._cpus_set,
+            "application.capabilities": lambda _: self._applications.capabilities(),
+            "application.deflate": self._deflate,
+            "application.status": lambda params: self._applications.status(text_param(params, "request_id")),
+            "application.reinflate": self._reinflate,
+        }
+        self._conversation = 0  # counts hellos; answers of an earlier one are dropped
+        self._greeted = False
+        self._answers: deque[tuple[int, bytes]] = deque()
+        self._running = threading.BoundedSemaphore(REQUESTS_AT_ONCE)
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    @property
+    def wake_fd(self) -> int:
+        """Writing a byte here wakes the loop (for signal.set_wakeup_fd)."""
+        return self._wake_write
+
+    def stop(self) -> None:
+        """End the loop; safe in signal handlers and threads."""
+        self._stopping = True
+        self._wake()
+
+    def run(self) -> None:
+        """Serve until `stop()`. A port that is missing or goes away is waited for."""
+        complaint = ""
+        while not self._stopping:
+            try:
+                channel = Channel(self._find())
+            except (OSError, PortNotFound) as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log("waiting for the port: " + complaint)
+                self._pause(PORT_RETRY_S)
+                continue
+            complaint = ""
+            log("port open")
+            try:
+                self._serve(channel)
+            except OSError as error:
+                log(f"port lost: {error}")
+                self._pause(PORT_RETRY_S)
+            finally:
+                channel.close()
+
+    def close(self) -> None:
+        """Give the descriptors back, after `run()`."""
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _serve(self, channel: Channel) -> None:
+        self._greeted = False
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        while not self._stopping:
+            poller.register(channel.fileno(), poll_events(channel))
+            wait_s = channel.wait_s()
+            events = dict(poller.poll(None if not wait_s else wait_s * 1000 + 1))
+            self._drain_wake()
+            if events.get(channel.fileno(), 0) & ~select.POLLOUT:
+                lines = channel.lines()
+                if lines is None:
+                    channel.forget()
+                    if channel.is_socket:
+                        self._pause(HOST_GONE_S)
+                        return
+                    self._pause(HOST_GONE_S)
+                for line in lines or ():
+                    self._take(channel, line)
+            while self._answers:
+                conversation, answer = self._answers.popleft()
+                if conversation == self._conversation:
+                    self._send(channel, answer)
+            channel.flush()
+
+    def _take(self, channel: Channel, line: bytes | None) -> None:
+        try:
+            request = parse_request(line)
+        except InvalidRequest as invalid:
+            self._send(channel, error_line(invalid.id, invalid.error))
+            return
+        if request.notification:
+            return
+        try:
+            if request.method == "hello":
+                result = self._hello(request.params)
+                channel.forget()
+                self._send(channel, answer_line(request.id, asdict(result)))
+                return
+            method = self._methods.get(request.method)
+            if method is None:
+                raise UnknownMethod(f"no method {request.method:.100}")
+            if not self._greeted:
+                raise HelloFirst()
+            if not self._running.acquire(blocking=False):
+                raise GuestFailure(f"{REQUESTS_AT_ONCE} requests are under way; ask again")
+        except RpcError as error:
+            self._send(channel, error_line(request.id, error))
+            return
+        threading.Thread(
+            target=self._work, args=(self._conversation, request, method), name=request.method, daemon=True
+        ).start()
+
+    def _work(self, conversation: int, request: Request, method: Method) -> None:
+        try:
+            try:
+                answer = answer_line(request.id, asdict(method(request.params)))
+            except RpcError as error:
+                answer = error_line(request.id, error)
+            except Exception as error:  # the host gets an answer whatever happens
+                log(f"{request.method}: {type(error).__name__}: {error}")
+                answer = error_line(request.id, GuestFailure(f"{type(error).__name__}: {error}"))
+            self._answers.append((conversation, answer))
+        finally:
+            self._running.release()
+            self._wake()
+
+    def _send(self, channel: Channel, line: bytes) -> None:
+        if not channel.queue(line):
+            log("the host does not read; an answer was dropped")
+
+    def _hello(self, params: Params) -> HelloResult:
+        protocol = params.get("protocol")
+        if isinstance(protocol, bool) or not isinstance(protocol, int):
+            raise BadParams("protocol", "must be an integer")
+        if protocol != PROTOCOL:
+            raise WrongProtocol(f"this agent speaks protocol {PROTOCOL}, not {protocol}")
+        hello = HelloParams(
+            protocol, text_param(params, "nonce"), text_param(params, "vm"), text_param(params, "token", 1024)
+        )
+        boot_id = self._boot_id()
+        if hello.token != self._token:
+            self._write_token(hello.token)
+        self._token = hello.token
+        self._conversation += 1
+        self._greeted = True
+        log(f"hello for VM {hello.vm}")
+        return HelloResult(PROTOCOL, hello.nonce, __version__, boot_id, list(CAPABILITIES))
+
+    def _write_token(self, token: str) -> None:
+        path = os.path.join(self._run_dir, "token")
+        try:
+            os.makedirs(self._run_dir, mode=0o755, exist_ok=True)
+            os.chmod(self._run_dir, 0o755)
+            fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
+            with os.fdopen(fd, "w") as file:
+                os.fchmod(fd, 0o640)
+                file.write(token)
+            os.rename(path + ".new", path)
+        except OSError as error:
+            raise GuestFailure(f"cannot write the token: {error}") from None
+
+    def _status(self, _: Params) -> StatusResult:
+        return StatusResult(
+            boot_id=self._boot_id(),
+            uptime_s=self._uptime_s(),
+            cpus=self._cpus.status(),
+            memory=self._memory.status(),
+            pressure=self._memory.pressure(),
+            major_faults=self._memory.major_faults(),
+            applications=self._applications.sizes(),
+        )
+
+    def _cpus_set(self, params: Params) -> Any:
+        online = params.get("online")
+        if not isinstance(online, list) or not all(
+            isinstance(cpu, int) and not isinstance(cpu, bool) for cpu in online
+        ):
+            raise BadParams("online", "must be a list of CPU numbers")
+        if len(online) > CPU_NUMBER_LIMIT or len(set(online)) != len(online):
+            raise BadParams("online", "must name every CPU once")
+        return self._cpus.set_online(CpusSetParams(online).online)
+
+    def _deflate(self, params: Params) -> Any:
+        target = vector_param(params, "target")
+        return self._applications.deflate(
+            DeflateParams(
+                request_id=text_param(params, "request_id"),
+                deadline_s=amount_param(params, "deadline_s"),
+                mode=choice_param(params, "mode", ("ask", "force")),
+                target=target,
+                bound_mib=_bound_mib(params, target),
+            )
+        )
+
+    def _reinflate(self, params: Params) -> Any:
+        target = vector_param(params, "target")
+        return self._applications.reinflate(
+            ReinflateParams(
+                request_id=text_param(params, "request_id"),
+                deadline_s=amount_param(params, "deadline_s"),
+                target=target,
+                bound_mib=_bound_mib(params, target),
+            )
+        )
+
+    def _boot_id(self) -> str:
+        return self._proc_text("sys/kernel/random/boot_id")
+
+    def _uptime_s(self) -> float:
+        return float(self._proc_text("uptime").split()[0])
+
+    def _proc_text(self, name: str) -> str:
+        try:
+            with open(os.path.join(self._procfs, name)) as file:
+                return file.read().strip()
+        except OSError as error:
+            raise GuestFailure(f"cannot read {name} of the guest: {error.strerror}") from None
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the loop will wake anyhow; closed: it has ended
+            os.write(self._wake_write, b"w")
+
+    def _drain_wake(self) -> None:
+        try:
+            while os.read(self._wake_read, 512):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; only `stop()` ends it early."""
+        end = time.monotonic() + seconds
+        while not self._stopping:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return
+            select.select([self._wake_read], [], [], left_s)
+            self._drain_wake()
+
+
+def _bound_mib(params: Params, target: dict[str, float]) -> float:
+    return amount_param(params, "bound_mib") if "memory_mib" in target else 0.0

@@ -1,0 +1,254 @@
+"""Relays what the host asks to the applications' hooks, and adds up what they answer and measure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Callable
+
+from guestagent.budgets import Share, application_budget_mib, split
+from guestagent.errors import BadParams, HookError, HookTimeout
+from guestagent.hooks import REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
+from guestagent.memory import Memory
+from guestagent.messages import (
+    AdapterCapabilities,
+    ApplicationCapabilitiesResult,
+    ApplicationSize,
+    ApplicationStatusResult,
+    DeflateParams,
+    DeflateResult,
+    ReinflateParams,
+    ReinflateResult,
+)
+
+CAPABILITIES_LIMIT_S = 1.5
+TARGET_LIMIT_S = 2.5
+PROGRESS_LIMIT_S = 2.0
+SIZE_LIMIT_S = 0.5
+SIZE_AGE_S = 30.0
+REQUESTS_KEPT = 256
+
+
+@dataclass
+class _Record:
+    """A request of the host; `done` is set when `result` can be told."""
+
+    params: dict[str, Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: DeflateResult | None = None
+    asked: list[str] = field(default_factory=list)
+
+
+class Applications:
+    """The registered applications of this guest. Calls may come from several threads.
+
+    `log` is given a sentence for every drop-in file that is left out, once.
+    """
+
+    def __init__(
+        self, directory: str, memory: Memory, token: Callable[[], str], log: Callable[[str], None], owner_uid: int = 0
+    ) -> None:
+        self._directory = directory
+        self._memory = memory
+        self._token = token
+        self._log = log
+        self._owner_uid = owner_uid
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._hooks: dict[str, Hook] = {}
+        self._problems: set[str] = set()
+        self._sizes: dict[str, tuple[float, float]] = {}
+
+    def sizes(self) -> list[ApplicationSize]:
+        """Resident sizes, of hooks that are slow the last one known, if it is not old."""
+        hooks = self._load()
+        answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, SIZE_LIMIT_S)
+        now = time.monotonic()
+        with self._lock:
+            for name, answer in answers.items():
+                if not isinstance(answer, HookError) and "memory_mib" in answer.resources:
+                    self._sizes[name] = (now, answer.resources["memory_mib"].current)
+            known = {name: self._sizes[name] for name in hooks if name in self._sizes}
+        return [ApplicationSize(name, size) for name, (at, size) in known.items() if now - at <= SIZE_AGE_S]
+
+    def capabilities(self) -> ApplicationCapabilitiesResult:
+        """What the applications offer; those that do not answer are left out."""
+        answers, _ = self._capabilities(self._load())
+        return ApplicationCapabilitiesResult(list(answers.values()))
+
+    def deflate(self, params: DeflateParams) -> DeflateResult:
+        """Ask every application for its part; what comes too late counts as refused.
+
+        Raises: BadParams where the request_id was used for something else.
+        """
+        return self._once("deflate", params.request_id, asdict(params), params.mode, params)
+
+    def reinflate(self, params: ReinflateParams) -> ReinflateResult:
+        """Tell every application the size that it can have again.
+
+        Raises: BadParams where the request_id was used for something else.
+        """
+        result = self._once("reinflate", params.request_id, asdict(params), "ask", params)
+        return ReinflateResult(result.request_id, result.state, result.reason)
+
+    def status(self, request_id: str) -> ApplicationStatusResult:
+        """What the applications have measured so far.
+
+        Hooks are asked also where this agent was restarted and has forgotten the request.
+        """
+        with self._lock:
+            record = self._records.get(request_id)
+        if record is not None and not record.done.is_set():
+            return ApplicationStatusResult(request_id, "running", {}, "", "the applications are being asked")
+        if record is not None and record.result is not None and record.result.state != "promised":
+            return ApplicationStatusResult(
+                request_id, "failed", {}, "", f"{record.result.state}: {record.result.reason}"
+            )
+        hooks = self._load()
+        names = record.asked if record is not None else list(hooks)
+        answers = in_parallel(
+            {name: partial(hooks[name].progress, request_id) for name in names if name in hooks},
+            PROGRESS_LIMIT_S,
+        )
+        states, reasons, measured_by = set(), [], []
+        released: dict[str, float] = {}
+        for name in names:
+            answer = answers.get(name, HookError("its drop-in file is gone"))
+            if isinstance(answer, HookTimeout):
+                states.add("running")
+                reasons.append(f"{name}: {answer}")
+            elif isinstance(answer, HookError):
+                states.add("failed")
+                reasons.append(f"{name}: {answer}")
+            elif answer[0] == 404:
+                if record is not None:
+                    states.add("failed")
+                    reasons.append(f"{name}: does not know this request any more")
+            else:
+                body = answer[1]
+                states.add(body["state"])
+                _add(released, amounts(body, "released"))
+                measured_by.append(str(body.get("measured_by", ""))[:REASON_LENGTH])
+                reasons.append("{}: {}".format(name, str(body.get("reason", ""))[:REASON_LENGTH]))
+        state = next((state for state in ("running", "failed", "released") if state in states), "unknown")
+        return ApplicationStatusResult(request_id, state, released, "; ".join(measured_by), "; ".join(reasons))
+
+    def _once(
+        self, direction: str, request_id: str, body: dict[str, Any], mode: str, params: DeflateParams | ReinflateParams
+    ) -> DeflateResult:
+        body = dict(body, direction=direction)
+        with self._lock:
+            record = self._records.get(request_id)
+            is_new = record is None
+            if record is None:
+                record = self._records[request_id] = _Record(body)
+                while len(self._records) > REQUESTS_KEPT:
+                    self._records.popitem(last=False)
+        if record.params != body:
+            raise BadParams("request_id", "was used for another request")
+        if not is_new:
+            record.done.wait(CAPABILITIES_LIMIT_S + TARGET_LIMIT_S + 1.0)
+            return record.result or _refused(request_id, "the applications are still being asked")
+        try:
+            record.result, record.asked = self._ask(direction, request_id, mode, params)
+        except BaseException:
+            with self._lock:
+                self._records.pop(request_id, None)
+            raise
+        finally:
+            record.done.set()
+        return record.result
+
+    def _ask(
+        self, direction: str, request_id: str, mode: str, params: DeflateParams | ReinflateParams
+    ) -> tuple[DeflateResult, list[str]]:
+        began = time.monotonic()
+        hooks = self._load()
+        if not hooks:
+            return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), []
+        if "memory_mib" not in params.target:
+            return _refused(request_id, "the target names no memory, and the applications give nothing else"), []
+        offers, reasons = self._capabilities(hooks)
+        ranges = {
+            name: offer.resources["memory_mib"] for name, offer in offers.items() if "memory_mib" in offer.resources
+        }
+        reasons += [f"{name}: gives no memory" for name in offers if name not in ranges]
+        vm_mib = params.target["memory_mib"]
+        budget_mib = application_budget_mib(
+            self._memory.status(),
+            sum(range_.current for range_ in ranges.values()),
+            params.bound_mib,
+            vm_mib,
+        )
+        sizes = split(
+            budget_mib,
+            [Share(range_.current, range_.minimum, max(range_.minimum, range_.maximum)) for range_ in ranges.values()],
+        )
+        calls: dict[str, Callable[[], Told]] = {}
+        for name, size_mib in zip(ranges, sizes):
+            body = {
+                "request_id": request_id,
+                "deadline_s": max(params.deadline_s - (time.monotonic() - began), 0.1),
+                "mode": mode,
+                "direction": direction,
+                "target": {"memory_mib": round(size_mib, 3)},
+                "reason": f"the VM is to have {vm_mib:g} MiB, {size_mib:.0f} of them for this application",
+            }
+            calls[name] = partial(hooks[name].target, body)
+        promised: dict[str, float] = {}
+        asked: list[str] = []
+        retries_s: list[float] = []
+        expected_s = 0.0
+        for name, told in in_parallel(calls, TARGET_LIMIT_S).items():
+            if isinstance(told, HookError):
+                reasons.append(f"{name}: {told}")
+                continue
+            if told.promised:
+                asked.append(name)
+                _add(promised, {"memory_mib": min(told.amount_mib, ranges[name].current)})
+                expected_s = max(expected_s, told.expected_s)
+            elif told.retry_after_s is not None:
+                retries_s.append(told.retry_after_s)
+            if told.reason:
+                reasons.append(f"{name}: {told.reason}")
+        if not asked:
+            return _refused(request_id, "; ".join(reasons), max(retries_s) if retries_s else None), []
+        return DeflateResult(request_id, "promised", promised, expected_s, "; ".join(reasons), None), asked
+
+    def _capabilities(self, hooks: dict[str, Hook]) -> tuple[dict[str, AdapterCapabilities], list[str]]:
+        answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, CAPABILITIES_LIMIT_S)
+        offers: dict[str, AdapterCapabilities] = {}
+        problems: list[str] = []
+        for name, answer in answers.items():
+            if isinstance(answer, HookError):
+                problems.append(f"{name}: {answer}")
+            else:
+                offers[name] = answer
+        return offers, problems
+
+    def _load(self) -> dict[str, Hook]:
+        drop_ins, problems = read_drop_ins(self._directory, self._owner_uid)
+        with self._lock:
+            for problem in set(problems) - self._problems:
+                self._log("adapter left out: " + problem)
+            self._problems = set(problems)
+            known = self._hooks
+            self._hooks = {
+                drop_in.name: known[drop_in.name]
+                if drop_in.name in known and known[drop_in.name].drop_in == drop_in
+                else Hook(drop_in, self._token)
+                for drop_in in drop_ins
+            }
+            return dict(self._hooks)
+
+
+def _refused(request_id: str, reason: str, retry_after_s: float | None = None) -> DeflateResult:
+    return DeflateResult(request_id, "refused", {}, 0.0, reason, retry_after_s)
+
+
+def _add(sums: dict[str, float], more: dict[str, float]) -> None:
+    for name, amount in more.items():
+        sums[name] = sums.get(name, 0.0) + amount

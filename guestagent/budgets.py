@@ -1,0 +1,53 @@
+"""From the size of the VM to the sizes of its applications. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from guestagent.messages import MemoryStatus
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one application can have: resident MiB now, at least, and at most."""
+
+    current_mib: float
+    minimum_mib: float
+    maximum_mib: float
+
+
+def application_budget_mib(memory: MemoryStatus, resident_mib: float, bound_mib: float, target_mib: float) -> float:
+    """MiB that all applications may hold together once the VM has its target size.
+
+    Guest's target memory (its total less the fall of the bound) less what is not the applications' own, less the
+    reserve. The rest of the guest is what is neither theirs nor available, so kernel memory is in it; the guest's
+    floor then ends at exactly its target memory. It is asked before anything is unplugged: what is free now says
+    nothing.
+    """
+    guest_target_mib = memory.total_mib - (bound_mib - target_mib)
+    others_mib = max(memory.total_mib - memory.available_mib - resident_mib, 0.0)
+    return max(guest_target_mib - others_mib - memory.reserve_mib, 0.0)
+
+
+def split(total_mib: float, shares: list[Share]) -> list[float]:
+    """Sizes in proportion to the resident sizes, each within its bounds, together `total_mib` where those allow it."""
+    sizes = [0.0] * len(shares)
+    open_ = set(range(len(shares)))
+    rest = total_mib
+    while open_:
+        weights = {i: max(shares[i].current_mib, 1.0) for i in open_}
+        scale = max(rest, 0.0) / sum(weights.values())
+        below = {i: shares[i].minimum_mib for i in open_ if scale * weights[i] < shares[i].minimum_mib}
+        above = {i: shares[i].maximum_mib for i in open_ if scale * weights[i] > shares[i].maximum_mib}
+        if not below and not above:
+            for i in open_:
+                sizes[i] = scale * weights[i]
+            break
+        # Settle the side that is farther out; the other side may come into its bounds by that.
+        lack = sum(minimum - scale * weights[i] for i, minimum in below.items())
+        excess = sum(scale * weights[i] - maximum for i, maximum in above.items())
+        for i, bound in (below if lack >= excess else above).items():
+            sizes[i] = bound
+            rest -= bound
+            open_.discard(i)
+    return sizes

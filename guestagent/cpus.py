@@ -1,0 +1,196 @@
+"""CPUs of the guest: which can go, and taking them off and on line one at a time (Linux: cpu-hotplug)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Iterable
+
+from guestagent.errors import BadParams, GuestFailure
+from guestagent.messages import CpuFailure, CpusSetResult, CpuStatus
+
+KTHREADD = 2
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """CPU numbers of a kernel list such as `0-3,5`.
+
+    Raises: ValueError.
+    """
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+class Cpus:
+    """CPUs as sysfs and procfs show them. Calls may come from several threads."""
+
+    def __init__(self, sysfs: str = "/sys", procfs: str = "/proc") -> None:
+        self._root = os.path.join(sysfs, "devices", "system", "cpu")
+        self._procfs = procfs
+        self._lock = threading.Lock()
+        self._times: dict[int, tuple[int, int]] = {}
+
+    def present(self) -> list[int]:
+        """CPUs that are plugged."""
+        try:
+            with open(os.path.join(self._root, "present")) as file:
+                return parse_cpu_list(file.read())
+        except (OSError, ValueError) as error:
+            raise GuestFailure(f"cannot read the CPUs of the guest: {error}") from None
+
+    def online(self) -> list[int]:
+        """CPUs that the kernel uses now."""
+        return [cpu for cpu in self.present() if self._is_online(cpu)]
+
+    def status(self) -> CpuStatus:
+        """Present, on line, and those that can be taken, in the order in which they should be."""
+        with self._lock:
+            present = self.present()
+            online = [cpu for cpu in present if self._is_online(cpu)]
+            return CpuStatus(present, online, self._unpluggable(online))
+
+    def set_online(self, wanted: Iterable[int]) -> CpusSetResult:
+        """Make exactly these CPUs on line, first adding, then taking away, and read back what the kernel did.
+
+        A CPU that a task is pinned to is not taken: the kernel would silently undo the pinning for good.
+
+        Raises: BadParams where CPU 0 is left out or a CPU is not present.
+        """
+        target = list(wanted)
+        with self._lock:
+            present = self.present()
+            if 0 not in target:
+                raise BadParams("online", "CPU 0 cannot be left out")
+            missing = sorted(set(target) - set(present))
+            if missing:
+                raise BadParams("online", f"CPU {missing[0]} is not present")
+            failed: list[CpuFailure] = []
+            online = {cpu for cpu in present if self._is_online(cpu)}
+            for cpu in sorted(set(target) - online):
+                self._switch(cpu, True, failed)
+            surplus = sorted(online - set(target), reverse=True)
+            pinned = self._affinities(online | set(target)) if surplus else {}
+            remaining = {cpu for cpu in present if self._is_online(cpu)}
+            for cpu in surplus:
+                task = _pinned_task(cpu, remaining, pinned)
+                if task:
+                    failed.append(CpuFailure(cpu, f"{task} is pinned to it"))
+                elif self._switch(cpu, False, failed):
+                    remaining.discard(cpu)
+            return CpusSetResult([cpu for cpu in present if self._is_online(cpu)], failed)
+
+    def _switch(self, cpu: int, online: bool, failed: list[CpuFailure]) -> bool:
+        # os.write, because a buffered file hides EBUSY until a close that nobody looks at.
+        try:
+            fd = os.open(self._online_file(cpu), os.O_WRONLY)
+            try:
+                os.write(fd, b"1" if online else b"0")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            failed.append(CpuFailure(cpu, error.strerror or str(error)))
+            return False
+        if self._is_online(cpu) != online:
+            failed.append(
+                CpuFailure(cpu, "the kernel took the order, and the CPU is still {} line".format(["on", "off"][online]))
+            )
+            return False
+        return True
+
+    def _online_file(self, cpu: int) -> str:
+        return os.path.join(self._root, f"cpu{cpu}", "online")
+
+    def _is_online(self, cpu: int) -> bool:
+        try:
+            with open(self._online_file(cpu)) as file:
+                return file.read().strip() == "1"
+        except OSError:
+            return cpu == 0  # the boot CPU has no such file on x86
+
+    def _unpluggable(self, online: list[int]) -> list[int]:
+        idle = self._idle_shares()
+        # In tenths: what is about equally idle goes by number, so that the order does not flicker.
+        order = sorted(online, key=lambda cpu: (-round(idle.get(cpu, 0.0), 1), -cpu))
+        affinities = self._affinities(set(online))
+        remaining = set(online)
+        taken: list[int] = []
+        for cpu in order:
+            if cpu != 0 and os.path.exists(self._online_file(cpu)) and not _pinned_task(cpu, remaining, affinities):
+                taken.append(cpu)
+                remaining.discard(cpu)
+        return taken
+
+    def _idle_shares(self) -> dict[int, float]:
+        """Idle share of each CPU since the last reading, since boot at the first (proc(5): /proc/stat)."""
+        shares: dict[int, float] = {}
+        try:
+            with open(os.path.join(self._procfs, "stat")) as file:
+                lines = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
+        except OSError:
+            return shares
+        for fields in lines:
+            cpu = int(fields[0][3:])
+            ticks = [int(field) for field in fields[1:9]]  # guest time is contained in user time
+            idle, total = ticks[3] + ticks[4], sum(ticks)
+            last_idle, last_total = self._times.get(cpu, (0, 0))
+            if total < last_total or idle < last_idle:  # the counters restart when a CPU comes back
+                last_idle, last_total = 0, 0
+            if total > last_total:
+                shares[cpu] = (idle - last_idle) / (total - last_total)
+                self._times[cpu] = (idle, total)
+        return shares
+
+    def _affinities(self, online: set[int]) -> dict[frozenset[int], str]:
+        """Sets of CPUs that some user task is bound to, with the name of one such task; tasks that may use all are out.
+
+        Kernel threads do not count: the kernel parks its per-CPU threads by itself.
+        """
+        found: dict[frozenset[int], str] = {}
+        try:
+            pids = [entry for entry in os.listdir(self._procfs) if entry.isdigit()]
+        except OSError as error:
+            raise GuestFailure(f"cannot list the tasks of the guest: {error}") from None
+        for pid in pids:
+            status = self._task_status(os.path.join(pid, "status"))
+            if status is None or int(pid) == KTHREADD or status.get("PPid") == str(KTHREADD):
+                continue
+            tasks = [status]
+            if status.get("Threads", "1") != "1":
+                try:
+                    tids = os.listdir(os.path.join(self._procfs, pid, "task"))
+                except OSError:
+                    continue
+                tasks = [
+                    task
+                    for task in (self._task_status(os.path.join(pid, "task", tid, "status")) for tid in tids)
+                    if task is not None
+                ]
+            for task in tasks:
+                try:
+                    allowed = frozenset(parse_cpu_list(task.get("Cpus_allowed_list", "")))
+                except ValueError:
+                    continue
+                if allowed and not allowed >= online:
+                    found.setdefault(allowed, "task {} ({})".format(task.get("Pid", pid), task.get("Name", "?")))
+        return found
+
+    def _task_status(self, path: str) -> dict[str, str] | None:
+        try:
+            with open(os.path.join(self._procfs, path), errors="replace") as file:
+                pairs = [line.partition(":") for line in file]
+        except OSError:
+            return None  # the task has ended
+        status = {key: value.strip() for key, _, value in pairs}
+        return None if status.get("State", "").startswith(("Z", "X")) else status
+
+
+def _pinned_task(cpu: int, online: set[int], affinities: dict[frozenset[int], str]) -> str | None:
+    """A task that could run nowhere else if this CPU went."""
+    for allowed, task in affinities.items():
+        if cpu in allowed and not allowed & (online - {cpu}):
+            return task
+    return None

@@ -1,0 +1,241 @@
+"""The applications' REST hooks on the guest's loopback: drop-in files that name them, and the client."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Tuple, TypeVar
+
+from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
+from guestagent.messages import AdapterCapabilities, MemoryRange
+from guestagent.rpc import is_amount, parse_json
+
+BODY_BYTES = 65536
+CALLS_PER_HOOK = 4
+SOCKET_TIMEOUT_S = 10.0
+REASON_LENGTH = 500
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_URL = re.compile(r"http://(localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]):([0-9]{1,5})/?")
+
+Answer = Tuple[int, Dict[str, Any]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DropIn:
+    """A registered adapter."""
+
+    name: str
+    host: str
+    port: int
+
+
+def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
+    """One drop-in file `{"name", "url"}`; it must be the owner's, and nobody else may write it.
+
+    Raises: DropInError.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise DropInError(f"{path}: {error.strerror}") from None
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise DropInError(f"{path}: is no regular file")
+        if info.st_uid != owner_uid or info.st_mode & 0o022:
+            raise DropInError(f"{path}: must belong to root and be writable by nobody else")
+        try:
+            body = parse_json(file.read(BODY_BYTES))
+        except ParseError as error:
+            raise DropInError(f"{path}: {error}") from None
+    if not isinstance(body, dict):
+        raise DropInError(f"{path}: must hold an object")
+    name, url = body.get("name"), body.get("url")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DropInError(f"{path}: name: must match {_NAME.pattern}")
+    match = _URL.fullmatch(url) if isinstance(url, str) else None
+    if match is None or not 0 < int(match.group(2)) < 65536:
+        raise DropInError(f"{path}: url: must be http://HOST:PORT with a loopback host")
+    return DropIn(name, match.group(1).strip("[]"), int(match.group(2)))
+
+
+def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], list[str]]:
+    """Usable drop-ins by file name, and a sentence for each file that was left out."""
+    found: dict[str, DropIn] = {}
+    problems: list[str] = []
+    try:
+        info = os.stat(directory)
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".json"))
+    except OSError:
+        return [], []
+    if info.st_uid != owner_uid or info.st_mode & 0o022:
+        return [], [f"{directory}: must belong to root and be writable by nobody else"]
+    for name in names:
+        try:
+            drop_in = read_drop_in(os.path.join(directory, name), owner_uid)
+        except DropInError as error:
+            problems.append(str(error))
+            continue
+        if drop_in.name in found:
+            problems.append(f"{os.path.join(directory, name)}: name: {drop_in.name} is taken by another file")
+        else:
+            found[drop_in.name] = drop_in
+    return list(found.values()), problems
+
+
+@dataclass(frozen=True)
+class Told:
+    """A hook's answer to a target."""
+
+    promised: bool
+    amount_mib: float
+    expected_s: float
+    retry_after_s: float | None
+    reason: str
+
+
+class Hook:
+    """Client of one hook. Answers are checked: an application may say anything."""
+
+    def __init__(self, drop_in: DropIn, token: Callable[[], str]) -> None:
+        self.drop_in = drop_in
+        self.name = drop_in.name
+        self._token = token
+        self._calls = threading.BoundedSemaphore(CALLS_PER_HOOK)
+
+    def capabilities(self) -> AdapterCapabilities:
+        """What the application offers.
+
+        Raises: HookError.
+        """
+        status, body = self._request("GET", "/deflation/v1/capabilities")
+        resources = body.get("resources")
+        if status != 200 or not isinstance(resources, dict):
+            raise HookError(f"answered capabilities with {status} {_excerpt(body)}")
+        ranges = {}
+        for component in resources:
+            sizes = amounts(resources, component)
+            if not all(key in sizes for key in ("current", "minimum", "maximum", "step")):
+                raise HookError(f"capabilities: resources.{component}: needs current, minimum, maximum and step")
+            ranges[str(component)] = MemoryRange(sizes["current"], sizes["minimum"], sizes["maximum"], sizes["step"])
+        modes = body.get("modes")
+        return AdapterCapabilities(
+            name=self.name,
+            version=str(body.get("version", "")),
+            resources=ranges,
+            expected_s=_amount(body, "expected_s"),
+            reversible=bool(body.get("reversible")),
+            modes=[str(mode) for mode in modes] if isinstance(modes, list) else [],
+        )
+
+    def target(self, body: dict[str, Any]) -> Told:
+        """Ask for a size.
+
+        Raises: HookError.
+        """
+        status, answer = self._request("POST", "/deflation/v1/targets", body)
+        state = answer.get("state")
+        if status == 409 and state == "conflict":
+            # The hook has this request from before a restart of this agent; its progress is told as ever.
+            return Told(True, 0.0, 0.0, None, "is at it already")
+        if (status, state) not in ((202, "promised"), (409, "refused")):
+            raise HookError(f"answered the target with {status} {_excerpt(answer)}")
+        return Told(
+            promised=state == "promised",
+            amount_mib=amounts(answer, "promised").get("memory_mib", 0.0),
+            expected_s=_amount(answer, "expected_s"),
+            retry_after_s=_amount(answer, "retry_after_s") or None,
+            reason=str(answer.get("reason") or "")[:REASON_LENGTH],
+        )
+
+    def progress(self, request_id: str) -> Answer:
+        """How far a request is: (200, status) or (404, {}).
+
+        Raises: HookError.
+        """
+        from urllib.parse import quote
+
+        status, answer = self._request("GET", "/deflation/v1/targets/" + quote(request_id, safe=""))
+        if status == 404:
+            return 404, {}
+        if status != 200 or answer.get("state") not in ("running", "released", "failed"):
+            raise HookError(f"answered its status with {status} {_excerpt(answer)}")
+        return status, answer
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+        import http.client
+
+        if not self._calls.acquire(blocking=False):
+            raise HookTimeout(f"still busy with {CALLS_PER_HOOK} earlier calls")
+        connection = http.client.HTTPConnection(self.drop_in.host, self.drop_in.port, timeout=SOCKET_TIMEOUT_S)
+        try:
+            headers = {"Authorization": "Bearer " + self._token(), "Content-Type": "application/json"}
+            data = None if body is None else json.dumps(body).encode("ascii")
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            text = response.read(BODY_BYTES + 1)
+        except TimeoutError:
+            raise HookTimeout(f"no answer within {SOCKET_TIMEOUT_S:g} s") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # socket.timeout is TimeoutError only from Python 3.10 on.
+            if type(error).__name__ == "timeout":
+                raise HookTimeout(f"no answer within {SOCKET_TIMEOUT_S:g} s") from None
+            raise HookError(f"cannot be reached: {error}") from None
+        finally:
+            connection.close()
+            self._calls.release()
+        try:
+            answer = parse_json(text) if len(text) <= BODY_BYTES else None
+        except ParseError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise HookError(f"answered {response.status} without a JSON object")
+        return response.status, answer
+
+
+def amounts(body: dict[str, Any], field: str) -> dict[str, float]:
+    """A vector of an answer, without what is not a finite amount."""
+    value = body.get(field)
+    if not isinstance(value, dict):
+        return {}
+    return {str(name): float(amount) for name, amount in value.items() if is_amount(amount)}
+
+
+def _amount(body: dict[str, Any], field: str) -> float:
+    value = body.get(field)
+    return float(value) if value is not None and is_amount(value) else 0.0
+
+
+def _excerpt(body: dict[str, Any]) -> str:
+    return str(body.get("error") or body.get("reason") or body)[:200]
+
+
+def in_parallel(calls: dict[str, Callable[[], T]], limit_s: float) -> dict[str, T | HookError]:
+    """Results by name; a call that has not ended after `limit_s` seconds goes on alone and counts as a HookTimeout."""
+    results: dict[str, T | HookError] = {}
+
+    def run(name: str, call: Callable[[], T]) -> None:
+        try:
+            results[name] = call()
+        except HookError as error:
+            results[name] = error
+        except Exception as error:  # a hook's odd answer must not leave its caller without a result
+            results[name] = HookError(f"{type(error).__name__}: {error}")
+
+    threads = [
+        threading.Thread(target=run, args=(name, call), name=f"hook-{name}", daemon=True)
+        for name, call in calls.items()
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0.0))
+    done = dict(results)
+    return {name: done.get(name, HookTimeout(f"no answer within {limit_s:.1f} s")) for name in calls}

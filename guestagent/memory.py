@@ -1,0 +1,85 @@
+"""Memory of the guest: what it has, what it needs, and how much it suffers (proc(5), Linux: PSI)."""
+
+from __future__ import annotations
+
+import os
+
+from guestagent.errors import GuestFailure
+from guestagent.messages import MemoryStatus, Pressure
+
+RESERVE_MIB = 48.0
+RESERVE_SHARE = 0.05
+
+
+class Memory:
+    """Memory as procfs shows it. `reserve_mib` None: 5 % of all memory, at least 48 MiB."""
+
+    def __init__(self, procfs: str = "/proc", reserve_mib: float | None = None) -> None:
+        self._procfs = procfs
+        self._reserve_mib = reserve_mib
+
+    def status(self) -> MemoryStatus:
+        """Sizes in MiB.
+
+        Raises: GuestFailure where the kernel does not tell; unknown is never reported as zero.
+        """
+        total_mib, available_mib = self._meminfo()
+        reserve_mib = self._reserve_mib
+        if reserve_mib is None:
+            reserve_mib = max(RESERVE_MIB, RESERVE_SHARE * total_mib)
+        return MemoryStatus(
+            total_mib=total_mib,
+            available_mib=available_mib,
+            reserve_mib=round(reserve_mib, 3),
+            floor_mib=round(total_mib - available_mib + reserve_mib, 3),
+            unpluggable_mib=round(max(available_mib - reserve_mib, 0.0), 3),
+        )
+
+    def pressure(self) -> Pressure | None:
+        """Pressure stall information, None where the kernel has none."""
+        memory, cpu = self._psi("memory"), self._psi("cpu")
+        if "some" not in memory or "full" not in memory or "some" not in cpu:
+            return None
+        return Pressure(memory["some"], memory["full"], cpu["some"])
+
+    def major_faults(self) -> int:
+        """Page faults since boot that had to wait for a disk.
+
+        Raises: GuestFailure.
+        """
+        for line in self._lines("vmstat"):
+            name, _, value = line.partition(" ")
+            if name == "pgmajfault":
+                return int(value)
+        raise GuestFailure("vmstat of the guest has no pgmajfault")
+
+    def _meminfo(self) -> tuple[float, float]:
+        found: dict[str, float] = {}
+        for line in self._lines("meminfo"):
+            name, _, value = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                found[name] = round(int(value.split()[0]) / 1024, 3)
+        if len(found) < 2:
+            raise GuestFailure("meminfo of the guest has no MemTotal or no MemAvailable")
+        return found["MemTotal"], found["MemAvailable"]
+
+    def _psi(self, resource: str) -> dict[str, float]:
+        try:
+            lines = self._lines(os.path.join("pressure", resource))
+        except GuestFailure:  # no such file, or EOPNOTSUPP where PSI is switched off
+            return {}
+        found = {}
+        for line in lines:
+            kind, _, rest = line.partition(" ")
+            for field in rest.split():
+                name, _, value = field.partition("=")
+                if name == "avg10":
+                    found[kind] = float(value)
+        return found
+
+    def _lines(self, name: str) -> list[str]:
+        try:
+            with open(os.path.join(self._procfs, name)) as file:
+                return file.readlines()
+        except OSError as error:
+            raise GuestFailure(f"cannot read {name} of the guest: {error.strerror}") from None

@@ -1,0 +1,190 @@
+"""Bodies of the guest channel, protocol version 1. A vector maps component names (`memory_mib`, ...) to amounts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL = 1
+
+
+@dataclass
+class HelloParams:
+    """`hello`: a new conversation begins."""
+
+    protocol: int
+    nonce: str
+    vm: str
+    token: str
+
+
+@dataclass
+class HelloResult:
+    """Answer to `hello`; the nonce is the host's own."""
+
+    protocol: int
+    nonce: str
+    agent: str
+    boot_id: str
+    capabilities: list[str]
+
+
+@dataclass
+class CpuStatus:
+    """CPU numbers; `unpluggable` in the order in which they should be taken."""
+
+    present: list[int]
+    online: list[int]
+    unpluggable: list[int]
+
+
+@dataclass
+class MemoryStatus:
+    """MiB. `floor_mib` = total - available + reserve: what the guest needs now."""
+
+    total_mib: float
+    available_mib: float
+    reserve_mib: float
+    floor_mib: float
+    unpluggable_mib: float
+
+
+@dataclass
+class Pressure:
+    """Pressure stall information, per cent of the last 10 s."""
+
+    memory_some_avg10: float
+    memory_full_avg10: float
+    cpu_some_avg10: float
+
+
+@dataclass
+class ApplicationSize:
+    """Resident size of an application, as its adapter measured it."""
+
+    name: str
+    resident_mib: float
+
+
+@dataclass
+class StatusResult:
+    """Answer to `status`; `pressure` is null where the kernel has no pressure stall information."""
+
+    boot_id: str
+    uptime_s: float
+    cpus: CpuStatus
+    memory: MemoryStatus
+    pressure: Pressure | None
+    major_faults: int
+    applications: list[ApplicationSize]
+
+
+@dataclass
+class CpusSetParams:
+    """`cpus.set`: the CPUs that are to be on line, all others off."""
+
+    online: list[int]
+
+
+@dataclass
+class CpuFailure:
+    """A CPU that stayed as it was."""
+
+    cpu: int
+    reason: str
+
+
+@dataclass
+class CpusSetResult:
+    """What the kernel says after `cpus.set`."""
+
+    online: list[int]
+    failed: list[CpuFailure]
+
+
+@dataclass
+class MemoryRange:
+    """Resident sizes that an application can have, in MiB."""
+
+    current: float
+    minimum: float
+    maximum: float
+    step: float
+
+
+@dataclass
+class AdapterCapabilities:
+    """What an application's hook offers; `name` is that of the drop-in file."""
+
+    name: str
+    version: str
+    resources: dict[str, MemoryRange]
+    expected_s: float
+    reversible: bool
+    modes: list[str]
+
+
+@dataclass
+class ApplicationCapabilitiesResult:
+    """Answer to `application.capabilities`; hooks that do not answer are left out."""
+
+    adapters: list[AdapterCapabilities]
+
+
+@dataclass
+class DeflateParams:
+    """`application.deflate`: `target` is the size that the VM will have, `bound_mib` what it may hold now."""
+
+    request_id: str
+    deadline_s: float
+    mode: str
+    target: dict[str, float]
+    bound_mib: float
+
+
+@dataclass
+class DeflateResult:
+    """`state`: promised, refused, or none where no adapter is registered. `promised` holds amounts."""
+
+    request_id: str
+    state: str
+    promised: dict[str, float]
+    expected_s: float
+    reason: str
+    retry_after_s: float | None
+
+
+@dataclass
+class ApplicationStatusParams:
+    """`application.status` of one request."""
+
+    request_id: str
+
+
+@dataclass
+class ApplicationStatusResult:
+    """`state`: running, released, failed or unknown. `released` holds measured amounts."""
+
+    request_id: str
+    state: str
+    released: dict[str, float]
+    measured_by: str
+    reason: str
+
+
+@dataclass
+class ReinflateParams:
+    """`application.reinflate`: as `application.deflate`, in the other direction."""
+
+    request_id: str
+    deadline_s: float
+    target: dict[str, float]
+    bound_mib: float
+
+
+@dataclass
+class ReinflateResult:
+    """`state`: promised, refused or none."""
+
+    request_id: str
+    state: str
+    reason: str

@@ -1,0 +1,40 @@
+"""Errors of the host agent. Those of the API carry the HTTP status that they answer with."""
+
+from __future__ import annotations
+
+
+class HostAgentError(Exception):
+    """Base of all errors of the host agent."""
+
+
+class HypervisorError(HostAgentError):
+    """libvirt refused or failed; the text is libvirt's."""
+
+
+class HypervisorTimeout(HypervisorError):
+    """A call did not return in time. Its thread and its domain's lock stay taken until it does."""
+
+
+class DomainGone(HypervisorError):
+    """The domain does not exist any more."""
+
+
+class GuestUnreachable(HostAgentError):
+    """The guest agent is not connected, does not answer or breaks the protocol."""
+
+
+class GuestRefused(HostAgentError):
+    """The guest agent answered with an error."""
+
+
+class RequestRefused(HostAgentError):
+    """A request that cannot be carried out; nothing has been changed.
+
+    :param status: the HTTP status to answer with.
+    :param field: the field that is wrong, where there is one.
+    """
+
+    def __init__(self, status: int, sentence: str, field: str | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.field = field

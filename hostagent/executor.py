@@ -1,0 +1,185 @@
+"""Carries out the instructions of the deflation state machines on one VM and answers each with one event.
+
+No decision is made here. An instruction that fails or runs out of its time limit is answered with what could be
+measured and the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from deflation.bounds import Bound
+from deflation.cascade import (
+    ApplicationAnswered,
+    ApplicationReported,
+    AskApplication,
+    Event,
+    GuestReading,
+    Instruction,
+    Measured,
+    PollApplication,
+    ReadGuest,
+    Throttle,
+    Unplug,
+)
+from deflation.guest_messages import ApplicationPromise, ApplicationRelease, CpusSet, GuestAmounts, GuestStatus
+from deflation.reinflation import TellApplication, Told
+from deflation.resources import ResourceVector
+from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
+from hostagent.guestlink import GuestLink
+from hostagent.hypervisor import Hypervisor
+
+#: A guest that does not say its state within this has none that we could use.
+STATUS_LIMIT_S = 5.0
+
+
+class Executor:
+    """One VM's hands: hypervisor from outside, guest agent inside.
+
+    :param request_id: goes to the application, so that a repeated question is recognised.
+    """
+
+    def __init__(self, domain: str, hypervisor: Hypervisor, link: GuestLink, request_id: str) -> None:
+        self._domain = domain
+        self._hypervisor = hypervisor
+        self._link = link
+        self._request_id = request_id
+
+    async def carry_out(self, instruction: Instruction) -> Event:
+        """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
+        match instruction:
+            case AskApplication():
+                return await self._ask(instruction)
+            case PollApplication():
+                return await self._poll(instruction)
+            case ReadGuest():
+                return await self._measured(instruction, "")
+            case Unplug():
+                return await self._measured(instruction, await self._attempt(self._unplug(instruction)))
+            case Throttle():
+                return await self._measured(instruction, await self._attempt(self._throttle(instruction)))
+            case TellApplication():
+                return await self._tell(instruction)
+        raise TypeError(f"{type(instruction).__name__} is no instruction for an executor")
+
+    async def measure(self) -> tuple[Bound | None, GuestReading | None]:
+        """Read bound and guest now. The guest's CPUs count as on line as long as it does not say otherwise."""
+        status = await guest_status(self._link)
+        try:
+            reading = await self._hypervisor.read(self._domain)
+        except HypervisorError:
+            return None, None
+        guest = None
+        if status is not None:
+            cpus = status.cpus
+            guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), status.memory.unpluggable_mib)
+        return reading.bound(len(guest.online) if guest is not None else None), guest
+
+    # --- application ---------------------------------------------------------------------------------------------
+
+    async def _ask(self, instruction: AskApplication) -> Event:
+        params = self._application_params(instruction.target, instruction.bound_mib, instruction.deadline_s)
+        params["mode"] = instruction.mode.value
+        try:
+            answer = await self._link.call(
+                "application.deflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
+            )
+        except (GuestUnreachable, GuestRefused) as error:
+            return ApplicationAnswered(_now(), instruction.step, reason=str(error))
+        if answer.state == "none":
+            return ApplicationAnswered(_now(), instruction.step, reason="no application is registered in the guest")
+        promised = _vector(answer.promised) if answer.state == "promised" else ResourceVector()
+        refused = "" if answer.state == "promised" else f"refused: {answer.reason}"
+        return ApplicationAnswered(_now(), instruction.step, promised, answer.expected_s, refused or answer.reason)
+
+    async def _poll(self, instruction: PollApplication) -> Event:
+        await asyncio.sleep(instruction.delay_s)
+        try:
+            report = await self._link.call(
+                "application.status", {"request_id": self._request_id}, ApplicationRelease, STATUS_LIMIT_S
+            )
+        except (GuestUnreachable, GuestRefused) as error:
+            return ApplicationReported(_now(), instruction.step, done=True, reason=str(error))
+        reason = report.reason or (f"measured by {report.measured_by}" if report.measured_by else "")
+        return ApplicationReported(
+            _now(), instruction.step, _vector(report.released), done=report.state != "running", reason=reason
+        )
+
+    async def _tell(self, instruction: TellApplication) -> Event:
+        params = self._application_params(instruction.target, instruction.bound_mib, instruction.limit_s)
+        try:
+            answer = await self._link.call(
+                "application.reinflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
+            )
+        except (GuestUnreachable, GuestRefused) as error:
+            return Told(_now(), instruction.step, reason=str(error))
+        return Told(_now(), instruction.step, reason=answer.reason)
+
+    def _application_params(self, target: ResourceVector, bound_mib: float, deadline_s: float) -> dict[str, Any]:
+        return {
+            "request_id": self._request_id,
+            "deadline_s": deadline_s,
+            "target": target.as_dict(),
+            "bound_mib": bound_mib,
+        }
+
+    # --- guest and hypervisor ------------------------------------------------------------------------------------
+
+    async def _unplug(self, instruction: Unplug) -> str:
+        reasons = []
+        if instruction.online is not None:
+            answer = await self._link.call(
+                "cpus.set", {"online": list(instruction.online)}, CpusSet, min(instruction.limit_s, 20.0)
+            )
+            reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
+        if instruction.plugged_mib is not None:
+            reasons.append(
+                await self._hypervisor.set_plugged(self._domain, instruction.plugged_mib, instruction.limit_s)
+            )
+        return "; ".join(reason for reason in reasons if reason)
+
+    async def _throttle(self, instruction: Throttle) -> str:
+        if instruction.cpu_cores is not None:
+            await self.enforce_cpu(instruction.cpu_cores, instruction.cpus_online)
+        if instruction.balloon_mib is not None:
+            return await self._hypervisor.set_balloon(self._domain, instruction.balloon_mib, instruction.limit_s)
+        return ""
+
+    async def enforce_cpu(self, cpu_cores: float, cpus_online: int | None = None) -> None:
+        """Set the quota of each vCPU to size / on line, or size / plugged where the guest does not say.
+
+        :raises HypervisorError: the quota could not be set.
+        """
+        if cpus_online is None:
+            status = await guest_status(self._link)
+            reading = await self._hypervisor.read(self._domain)
+            cpus_online = min(len(status.cpus.online), reading.vcpus) if status is not None else reading.vcpus
+        await self._hypervisor.set_quota(self._domain, cpu_cores / max(cpus_online, 1))
+
+    async def _measured(self, instruction: Instruction, reason: str) -> Measured:
+        bound, guest = await self.measure()
+        return Measured(_now(), instruction.step, bound, guest, reason)
+
+    async def _attempt(self, work: Any) -> str:
+        try:
+            return str(await work)
+        except (GuestUnreachable, GuestRefused, HypervisorError) as error:
+            return str(error)
+
+
+async def guest_status(link: GuestLink) -> GuestStatus | None:
+    """The guest's own figures, fresh; None if it does not say."""
+    with contextlib.suppress(GuestUnreachable, GuestRefused):
+        return await link.call("status", {}, GuestStatus, STATUS_LIMIT_S)
+    return None
+
+
+def _vector(amounts: GuestAmounts) -> ResourceVector:
+    return ResourceVector(**amounts.model_dump())
+
+
+def _now() -> float:
+    """The event loop's clock, so that tests can fake it."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,186 @@
+"""The agent's end of a guest's channel: JSON-RPC 2.0 over the virtio-serial port (docs/protocols.md).
+
+The guest is untrusted: lines are limited, messages that answer nothing are counted, answers are checked against their schema, and what
+does not follow the protocol ends the conversation. Writes never wait for a guest that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from deflation.guest_messages import MAX_LINE, PROTOCOL, GuestBody, Hello
+from hostagent.errors import GuestRefused, GuestUnreachable
+
+MESSAGES_PER_S: Final = 20
+#: How long one hello is waited for: a guest that boots answers the one that waits in its channel.
+HELLO_LIMIT_S: Final = 10.0
+RETRY_S: Final = 2.0
+#: Bytes that may wait for a guest that does not read.
+WRITE_BACKLOG: Final = 4 * MAX_LINE
+
+Answer = TypeVar("Answer", bound=GuestBody)
+log = structlog.get_logger()
+
+
+class GuestLink:
+    """A conversation with one guest that is opened again whenever it breaks.
+
+    :param find_channel: gives the path of the channel's socket, None while there is none.
+    :param on_hello: called after each successful hello: the guest has booted, or the agent has.
+    """
+
+    def __init__(
+        self,
+        vm: str,
+        find_channel: Callable[[], Awaitable[Path | None]],
+        on_hello: Callable[[Hello], None],
+    ) -> None:
+        self._vm = vm
+        self._find_channel = find_channel
+        self._on_hello = on_hello
+        #: Goes to the guest through the channel and is known nowhere else.
+        self._token = secrets.token_urlsafe(24)
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._number = 0
+        #: Set while the guest answers; a call that runs into its time limit clears it until the next hello.
+        self.connected = False
+        self._broken = asyncio.Event()
+        self._log = log.bind(vm=vm)
+
+    async def run(self) -> None:
+        """Keep the conversation up until cancelled."""
+        while True:
+            with contextlib.suppress(GuestUnreachable, OSError):
+                path = await self._find_channel()
+                if path is not None:
+                    await self._converse(path)
+            self.connected = False
+            await asyncio.sleep(RETRY_S)
+
+    async def call(self, method: str, params: Mapping[str, Any], answer: type[Answer], limit_s: float) -> Answer:
+        """Call a method of the guest.
+
+        :raises GuestUnreachable: not connected, no answer within ``limit_s``, or an answer that breaks the protocol.
+        :raises GuestRefused: the guest answered with an error.
+        """
+        if not self.connected:
+            raise GuestUnreachable(f"the guest agent of {self._vm} is not connected")
+        try:
+            return _checked(answer, await self._exchange(method, params, limit_s))
+        except TimeoutError:
+            # A breaker: nobody else waits for a guest that does not answer; the next hello closes it again.
+            self._broken.set()
+            self.connected = False
+            raise GuestUnreachable(
+                f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
+            ) from None
+
+    async def _converse(self, path: Path) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(path), limit=MAX_LINE)
+        self._writer = writer
+        self._broken.clear()
+        reading = asyncio.create_task(self._read_lines(reader), name=f"guest-lines:{self._vm}")
+        broken = asyncio.create_task(self._broken.wait(), name=f"guest-breaker:{self._vm}")
+        try:
+            await self._greet()
+            self._log.info("the guest agent answers")
+            await asyncio.wait({broken, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.connected = False
+            self._writer = None
+            for task in (reading, broken):
+                task.cancel()
+            await asyncio.gather(reading, broken, return_exceptions=True)
+            writer.close()
+            for future in self._waiting.values():
+                future.cancel()
+            self._waiting.clear()
+
+    async def _greet(self) -> None:
+        nonce = secrets.token_hex(8)
+        assert self._writer is not None
+        self._writer.write(b"\n")
+        params = {"protocol": PROTOCOL, "nonce": nonce, "vm": self._vm, "token": self._token}
+        try:
+            hello = _checked(Hello, await self._exchange("hello", params, HELLO_LIMIT_S))
+        except (TimeoutError, GuestRefused) as error:
+            raise GuestUnreachable(f"no hello from {self._vm}: {error}") from error
+        if hello.nonce != nonce or hello.protocol != PROTOCOL:
+            raise GuestUnreachable(f"{self._vm} answered hello with another nonce or protocol")
+        self.connected = True
+        self._on_hello(hello)
+
+    async def _exchange(self, method: str, params: Mapping[str, Any], limit_s: float) -> Any:
+        writer = self._writer
+        if writer is None or writer.transport.get_write_buffer_size() > WRITE_BACKLOG:
+            raise GuestUnreachable(f"the guest agent of {self._vm} does not read")
+        self._number += 1
+        # The random part keeps answers of an earlier conversation apart from ours.
+        number = f"{self._number}-{secrets.token_hex(4)}"
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n"
+        try:
+            writer.write(line)
+            async with asyncio.timeout(limit_s):
+                return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                raise GuestUnreachable(f"the conversation with {self._vm} broke off during {method}") from None
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _read_lines(self, reader: asyncio.StreamReader) -> None:
+        """Hand answers to those who wait. Ends when the guest hangs up, floods or sends a line that is too long."""
+        arrivals: deque[float] = deque(maxlen=MESSAGES_PER_S)
+        while True:
+            try:
+                line = await reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError:
+                return
+            except asyncio.LimitOverrunError:
+                self._log.warning("the guest sent a line of more than 64 KiB; the conversation starts anew")
+                return
+            if self._dispatch(line):
+                continue
+            now = time.monotonic()
+            if len(arrivals) == MESSAGES_PER_S and now - arrivals[0] < 1.0:
+                self._log.warning("the guest sends more than 20 unasked messages a second; start anew")
+                return
+            arrivals.append(now)
+
+    def _dispatch(self, line: bytes) -> bool:
+        """Hand an answer to whoever waits for it; False if nobody does."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        number = message.get("id") if isinstance(message, dict) else None
+        future = self._waiting.get(number) if isinstance(number, str) else None
+        if future is None or future.done():
+            return False
+        if isinstance(error := message.get("error"), dict):
+            future.set_exception(GuestRefused(str(error.get("message", "no reason given"))[:300]))
+        else:
+            future.set_result(message.get("result"))
+        return True
+
+
+def _checked(answer: type[Answer], result: Any) -> Answer:
+    try:
+        return answer.model_validate(result)
+    except ValidationError as error:
+        raise GuestUnreachable(f"the guest's answer is no {answer.__name__}: {error.errors()[0]['msg']}") from error

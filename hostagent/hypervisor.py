@@ -1,0 +1,91 @@
+"""The port between the agent and a hypervisor: what :mod:`hostagent.libvirt_hypervisor` does for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from deflation.bounds import Bound
+from hostagent.intents import Intent
+
+
+@dataclass(frozen=True, slots=True)
+class HostSideReading:
+    """What can be seen of a domain from outside, in one pass."""
+
+    #: vCPUs plugged into the domain, on line or not.
+    vcpus: int
+    #: Quota of one vCPU in cores; None where there is no limit.
+    quota_per_cpu: float | None
+    #: Boot memory less what the balloon holds, MiB.
+    balloon_mib: float
+    #: virtio-mem ``<current>``, MiB.
+    plugged_mib: float
+    #: Host-side CPU time of each vCPU thread, seconds, by vCPU number.
+    vcpu_seconds: tuple[float, ...] = ()
+
+    def bound(self, cpus_online: int | None) -> Bound:
+        """The bound, given what the guest says is on line; unknown counts as all that are plugged."""
+        online = self.vcpus if cpus_online is None else min(cpus_online, self.vcpus)
+        return Bound(online, self.quota_per_cpu, self.balloon_mib, self.plugged_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainState:
+    """One of our domains as found on the host."""
+
+    name: str
+    #: "running", "paused" or "stopped".
+    state: str
+    intent: Intent
+
+
+class Hypervisor(Protocol):
+    """Every method raises :class:`hostagent.errors.HypervisorError` when the hypervisor refuses or fails."""
+
+    async def domains(self) -> list[DomainState]:
+        """Our domains: those whose intent names this host as their owner."""
+
+    async def sweep(self) -> None:
+        """Remove what a killed agent left of VMs that have no domain."""
+
+    async def create(self, domain: str, intent: Intent) -> None:
+        """Define the domain and start it paused, its intent in its metadata. Undone on failure."""
+
+    async def resume(self, domain: str) -> None:
+        """Let a paused domain's vCPUs run."""
+
+    async def destroy(self, domain: str) -> None:
+        """Stop the domain and remove it with its disk; no error if it is gone already."""
+
+    async def write_intent(self, domain: str, intent: Intent) -> None:
+        """Store the intent in the domain's metadata, durably."""
+
+    async def read(self, domain: str) -> HostSideReading:
+        """Read the host's side of the bound."""
+
+    async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
+        """Limit each vCPU thread to this many cores; None lifts the limit. Never touches emulator or I/O threads."""
+
+    async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
+        """Bring the boot memory to this size and wait while it moves.
+
+        :returns: why it did not get there; empty if it did.
+        """
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        """Bring virtio-mem to this size and wait while it moves; afterwards nothing more is requested than reached.
+
+        :returns: why it did not get there; empty if it did.
+        """
+
+    async def guest_channel(self, domain: str) -> Path | None:
+        """The socket of the guest agent's channel; None while the domain does not run."""
+
+    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+        """Call back on the event loop with the domain's name whenever it starts, stops or reboots."""
+
+    async def close(self) -> None:
+        """Let go of the hypervisor; domains stay as they are."""

@@ -1,0 +1,80 @@
+"""What the agent means each of its domains to be, kept in the domain's own libvirt metadata.
+
+The agent has no other memory of its VMs (rule 7): killed at any instruction and started again, it reads the intents
+and goes on. ``committed`` is what the VM is charged with: raised before anything is given, lowered only after the fall
+of the bound was verified.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from enum import StrEnum
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+from pydantic import Field, ValidationError
+
+from deflation.messages import Body, Name, RequestId, Vector, VMSpec
+
+NAMESPACE: Final = "urn:ebbtide:intent:1"
+PREFIX: Final = "ebb"
+ELEMENT: Final = "intent"
+
+
+class Phase(StrEnum):
+    """What is under way with a VM."""
+
+    CREATING = "creating"
+    SETTLED = "settled"
+    DEFLATING = "deflating"
+    REINFLATING = "reinflating"
+    DELETING = "deleting"
+
+
+class Cause(Body):
+    """The operation that the VM's present target comes from."""
+
+    request_id: RequestId
+    kind: str
+    #: The command as it came, to recognise its repetition after a restart.
+    body: dict[str, Any]
+    started_at: float
+    #: The bound when the operation began.
+    before: Vector
+
+
+class Intent(Body):
+    """One VM's intent."""
+
+    owner: Name
+    spec: VMSpec
+    boot_mib: float
+    generation: int = Field(0, ge=0)
+    phase: Phase
+    target: Vector
+    committed: Vector
+    cause: Cause | None = None
+
+    def changed(self, **fields: object) -> Intent:
+        """A copy with fields replaced."""
+        return self.model_copy(update=fields)
+
+
+def to_element(intent: Intent) -> str:
+    """The metadata element, without its namespace prefix: libvirt adds that."""
+    return f"<{ELEMENT}>{escape(intent.model_dump_json())}</{ELEMENT}>"
+
+
+def to_qualified_element(intent: Intent) -> str:
+    """The metadata element as it stands inside a domain's XML."""
+    text = escape(intent.model_dump_json())
+    return f'<{PREFIX}:{ELEMENT} xmlns:{PREFIX}="{NAMESPACE}">{text}</{PREFIX}:{ELEMENT}>'
+
+
+def from_element(xml: str) -> Intent | None:
+    """Read the element back; None if it is not one of ours or does not hold together."""
+    try:
+        root = ElementTree.fromstring(xml)
+        return Intent.model_validate_json(root.text or "")
+    except (ElementTree.ParseError, ValidationError):
+        return None

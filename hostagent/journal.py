@@ -1,0 +1,87 @@
+"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, and the epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+from deflation.messages import CoreChange
+
+
+class Journal:
+    """Two small files in the agent's state directory, written so that a kill at any instruction loses no change.
+
+    Methods that write block: call them in a thread.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._changes_path = directory / "core-changes.jsonl"
+        self._state_path = directory / "state.json"
+        self.changes: list[CoreChange] = []
+        self._lock = threading.Lock()
+        self.epoch = 0
+        self._sequence = 0
+        if self._state_path.exists():
+            state = json.loads(self._state_path.read_text())
+            self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
+        if self._changes_path.exists():
+            for line in self._changes_path.read_text().splitlines():
+                try:
+                    self.changes.append(CoreChange.model_validate_json(line))
+                except ValueError:
+                    break  # the last line, cut short by a kill: its operation is resumed and writes it again
+        if self.changes:
+            self._sequence = max(self._sequence, self.changes[-1].sequence)
+
+    def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
+        """Append a change, durably; one that is in the journal already (by machine and cause) is not repeated."""
+        with self._lock:
+            if any(c.machine == machine and c.cause == cause and c.cores_after == after for c in self.changes):
+                return
+            self._sequence += 1
+            change = CoreChange(
+                sequence=self._sequence,
+                machine=machine,
+                host=host,
+                at=at,
+                cores_before=before,
+                cores_after=after,
+                cause=cause,
+            )
+            with self._changes_path.open("a") as file:
+                file.write(change.model_dump_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self.changes.append(change)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Forget the changes that the manager has."""
+        with self._lock:
+            kept = [change for change in self.changes if change.sequence > sequence]
+            if len(kept) == len(self.changes):
+                return
+            self._save_state()
+            _replace(self._changes_path, "".join(change.model_dump_json() + "\n" for change in kept))
+            self.changes = kept
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Remember the highest epoch of a manager that was seen."""
+        with self._lock:
+            if epoch > self.epoch:
+                self.epoch = epoch
+                self._save_state()
+
+    def _save_state(self) -> None:
+        _replace(self._state_path, json.dumps({"epoch": self.epoch, "sequence": self._sequence}))
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,310 @@
+"""The real hypervisor: QEMU domains through libvirt.
+
+What each call reads and sets was checked on libvirt 9.0 with QEMU 7.2 (docs/contracts.md, concurrency with libvirt).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import libvirt
+import structlog
+
+from hostagent import disks, intents
+from hostagent.errors import DomainGone, HypervisorError
+from hostagent.hypervisor import DomainState, HostSideReading
+from hostagent.intents import Intent
+from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
+from hostagent.templates import (
+    MEMORY_ALIAS,
+    PACKAGED,
+    DomainParameters,
+    DomainTemplate,
+    TemplateError,
+    render_domain,
+)
+
+#: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
+PERIODS_US: Final = (100_000, 1_000_000)
+LEAST_QUOTA_US: Final = 1_000
+GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
+#: How often a moving balloon or virtio-mem device is looked at, and after how long without progress we give up.
+LOOK_S: Final = 0.2
+STALLED_S: Final = 4.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LibvirtSettings:
+    """Where the hypervisor finds what it needs."""
+
+    host_id: str
+    uri: str
+    accelerator: Literal["kvm", "qemu"]
+    #: Holds base.qcow2, vmlinuz and initrd.img.
+    image_dir: Path
+    #: Below it, each VM has a directory of its own.
+    disk_dir: Path
+    template_dirs: tuple[Path, ...] = (PACKAGED,)
+
+
+class LibvirtHypervisor:
+    """See :class:`hostagent.hypervisor.Hypervisor`."""
+
+    def __init__(self, settings: LibvirtSettings) -> None:
+        start_event_thread()
+        self._settings = settings
+        self._connection = LibvirtConnection(settings.uri)
+        self._loop = asyncio.get_running_loop()
+        self._callbacks: list[Callable[[str], None]] = []
+        self._connection.on_open(self._register)
+
+    # --- domains -------------------------------------------------------------------------------------------------
+
+    async def domains(self) -> list[DomainState]:
+        def find(connection: Any) -> list[DomainState]:
+            found = []
+            for domain in connection.listAllDomains():
+                try:
+                    text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
+                    intent = intents.from_element(text)
+                    if intent is not None and intent.owner == self._settings.host_id:
+                        found.append(DomainState(domain.name(), _state(domain), intent))
+                except libvirt.libvirtError as error:
+                    if error.get_error_code() not in (
+                        libvirt.VIR_ERR_NO_DOMAIN,
+                        libvirt.VIR_ERR_NO_DOMAIN_METADATA,
+                    ):
+                        raise
+            return found
+
+        return await self._connection.call(find)
+
+    async def sweep(self) -> None:
+        known = {found.name for found in await self.domains()}
+
+        def remove() -> None:
+            for directory in self._settings.disk_dir.glob(f"ebb-{self._settings.host_id}-*"):
+                if directory.name not in known:
+                    disks.remove(directory)
+
+        await asyncio.to_thread(remove)
+
+    async def create(self, domain: str, intent: Intent) -> None:
+        spec = intent.spec
+        directory = self._settings.disk_dir / domain
+        disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        try:
+            xml = render_domain(
+                DomainTemplate.load(spec.template, self._settings.template_dirs),
+                DomainParameters(
+                    name=domain,
+                    uuid=str(uuid.uuid4()),
+                    cpu_cores=spec.nominal.cpu_cores,
+                    memory_mib=int(spec.nominal.memory_mib),
+                    accelerator=self._settings.accelerator,
+                    kernel=self._settings.image_dir / "vmlinuz",
+                    initrd=self._settings.image_dir / "initrd.img",
+                    disk=disk,
+                    console=directory / "console.log",
+                    ceiling_cpu_cores=spec.ceiling.cpu_cores if spec.ceiling else None,
+                    ceiling_memory_mib=int(spec.ceiling.memory_mib) if spec.ceiling else None,
+                    boot_memory_mib=int(intent.boot_mib),
+                    metadata=intents.to_qualified_element(intent),
+                ),
+            )
+            await self._connection.call(
+                lambda connection: connection.defineXML(xml).createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED),
+                modifies=domain,
+                limit_s=60.0,
+            )
+        except (HypervisorError, TemplateError) as error:
+            await self.destroy(domain)
+            raise HypervisorError(f"domain {domain} could not be started: {error}") from error
+
+    async def resume(self, domain: str) -> None:
+        await self._on(domain, lambda d: d.resume())
+
+    async def destroy(self, domain: str) -> None:
+        def remove(d: Any) -> None:
+            if d.isActive():
+                d.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
+            d.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA)
+
+        with contextlib.suppress(DomainGone):
+            await self._on(domain, remove, limit_s=30.0)
+        await asyncio.to_thread(disks.remove, self._settings.disk_dir / domain)
+
+    async def write_intent(self, domain: str, intent: Intent) -> None:
+        element = intents.to_element(intent)
+
+        def write(d: Any) -> None:
+            flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            if d.isActive():
+                flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+            d.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE, flags)
+
+        await self._on(domain, write)
+
+    async def guest_channel(self, domain: str) -> Path | None:
+        def find(connection: Any) -> Path | None:
+            root = ElementTree.fromstring(connection.lookupByName(domain).XMLDesc())
+            for channel in root.findall("./devices/channel[@type='unix']"):
+                target, source = channel.find("target"), channel.find("source")
+                if target is not None and target.get("name") == GUEST_CHANNEL and source is not None:
+                    path = source.get("path")
+                    return Path(path) if path else None
+            return None
+
+        return await self._connection.call(find)
+
+    # --- readings and limits -------------------------------------------------------------------------------------
+
+    async def read(self, domain: str) -> HostSideReading:
+        return await self._connection.call(lambda connection: _read(connection.lookupByName(domain)))
+
+    async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
+        await self._on(
+            domain,
+            lambda d: d.setSchedulerParametersFlags(quota_parameters(cores_per_cpu), libvirt.VIR_DOMAIN_AFFECT_LIVE),
+        )
+
+    async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
+        # setMemory takes the boot part alone, although the domain's currentMemory reads the sum with virtio-mem.
+        await self._on(domain, lambda d: d.setMemoryFlags(round(balloon_mib * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE))
+        return await self._settled(domain, lambda reading: reading.balloon_mib, balloon_mib, "the balloon", limit_s)
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        await self._request_plugged(domain, plugged_mib)
+        reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
+        if reason:
+            # Otherwise the guest would go on chewing at a request that we have given up.
+            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
+        return reason
+
+    async def _request_plugged(self, domain: str, plugged_mib: float) -> None:
+        def request(d: Any) -> None:
+            device = _memory_device(ElementTree.fromstring(d.XMLDesc()))
+            requested = device.find("target/requested") if device is not None else None
+            if device is None or requested is None:
+                raise HypervisorError("the domain has no virtio-mem device")
+            requested.set("unit", "KiB")
+            requested.text = str(round(plugged_mib * 1024))
+            d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        await self._on(domain, request)
+
+    async def _settled(
+        self, domain: str, what: Callable[[HostSideReading], float], goal_mib: float, device: str, limit_s: float
+    ) -> str:
+        """Wait until a size has reached its goal, has stopped moving, or time is up."""
+        began = moved_at = time.monotonic()
+        size = what(await self.read(domain))
+        while abs(size - goal_mib) >= 0.5:
+            now = time.monotonic()
+            if now - moved_at > STALLED_S:
+                return f"{device} stopped at {size:g} MiB instead of {goal_mib:g}"
+            if now - began > limit_s:
+                return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
+            await asyncio.sleep(LOOK_S)
+            latest = what(await self.read(domain))
+            if latest != size:
+                size, moved_at = latest, time.monotonic()
+        return ""
+
+    # --- events and end ------------------------------------------------------------------------------------------
+
+    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _register(self, connection: Any) -> None:
+        """Runs in a pool thread; the callbacks below run in libvirt's event thread."""
+        for event in (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT):
+            connection.domainEventRegisterAny(None, event, self._lifecycle, None)
+
+    def _lifecycle(self, _connection: Any, domain: Any, *_details: Any) -> None:
+        name = domain.name()
+        for callback in self._callbacks:
+            self._loop.call_soon_threadsafe(callback, name)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def _on(self, domain: str, function: Callable[[Any], Any], limit_s: float = 15.0) -> None:
+        await self._connection.call(
+            lambda connection: function(connection.lookupByName(domain)), modifies=domain, limit_s=limit_s
+        )
+
+
+def quota_parameters(cores_per_cpu: float | None) -> dict[str, int]:
+    """libvirt's scheduler parameters for a limit per vCPU thread; None and a whole core lift the limit.
+
+    libvirt refuses a quota under 1000 us and silently ignores 0, so small shares get a longer period.
+    """
+    if cores_per_cpu is None or cores_per_cpu >= 1.0:
+        return {"vcpu_period": PERIODS_US[0], "vcpu_quota": -1}
+    for period in PERIODS_US:
+        quota = int(cores_per_cpu * period)
+        if quota >= LEAST_QUOTA_US:
+            break
+    return {"vcpu_period": period, "vcpu_quota": max(quota, LEAST_QUOTA_US)}
+
+
+def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:
+    """The boot memory that :func:`hostagent.templates.DomainParameters.memory` settles on."""
+    parameters = DomainParameters(
+        name="x",
+        uuid=str(uuid.UUID(int=0)),
+        cpu_cores=1,
+        memory_mib=int(memory_mib),
+        accelerator="qemu",
+        kernel=Path(),
+        initrd=Path(),
+        disk=Path(),
+        console=Path(),
+        boot_memory_mib=int(boot_mib) if boot_mib is not None else None,
+    )
+    return float(parameters.memory().boot_mib)
+
+
+def _read(domain: Any) -> HostSideReading:
+    root = ElementTree.fromstring(domain.XMLDesc())
+    device = _memory_device(root)
+    current = device.find("target/current") if device is not None else None
+    vcpu = root.find("vcpu")
+    scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    quota, period = scheduler.get("vcpu_quota", -1), scheduler.get("vcpu_period", PERIODS_US[0])
+    return HostSideReading(
+        vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
+        quota_per_cpu=quota / period if quota > 0 and period > 0 else None,
+        balloon_mib=domain.memoryStats()["actual"] / 1024,
+        plugged_mib=_kib(current) / 1024,
+        vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
+    )
+
+
+def _memory_device(root: ElementTree.Element) -> ElementTree.Element | None:
+    devices = root.findall("./devices/memory[@model='virtio-mem']")
+    named = [d for d in devices if (alias := d.find("alias")) is not None and alias.get("name") == MEMORY_ALIAS]
+    return next(iter(named or devices), None)
+
+
+def _kib(element: ElementTree.Element | None) -> float:
+    """libvirt always writes sizes of live XML in KiB."""
+    return float(element.text or 0) if element is not None else 0.0
+
+
+def _state(domain: Any) -> str:
+    state = domain.state()[0]
+    if state in (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED):
+        return "paused"
+    return "running" if domain.isActive() else "stopped"

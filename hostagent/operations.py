@@ -1,0 +1,111 @@
+"""The agent's operations: idempotent by request id, run in the background, remembered until newer ones come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import structlog
+
+from deflation.errors import InvalidField
+from deflation.messages import Operation, OperationState
+from hostagent.errors import HostAgentError, RequestRefused
+
+#: Ended operations that are remembered.
+REMEMBERED: Final = 1000
+
+Kind = Literal["create", "delete", "target", "reclaim", "reinflate"]
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Record:
+    operation: Operation
+    body: dict[str, Any]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Operations:
+    """All operations of one agent. Tasks are held here and cancelled by :meth:`close`."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def known(self, request_id: str, kind: Kind, body: dict[str, Any]) -> Operation | None:
+        """The operation that this request has begun already; None if it is new.
+
+        :raises RequestRefused: the id stands for another request.
+        """
+        record = self._records.get(request_id)
+        if record is None:
+            return None
+        if record.operation.kind != kind or record.body != body:
+            raise RequestRefused(409, f"request_id {request_id} was used for another request", "request_id")
+        return record.operation
+
+    def begin(
+        self,
+        request_id: str,
+        kind: Kind,
+        body: dict[str, Any],
+        run: Callable[[Operation], Awaitable[Operation]],
+        vm: str | None = None,
+        started_at: float | None = None,
+    ) -> Operation:
+        """Start an operation in the background. ``run`` gets its record and returns it as it ended."""
+        operation = Operation(
+            request_id=request_id,
+            kind=kind,
+            state=OperationState.RUNNING,
+            sentence="under way",
+            vm=vm,
+            host=self._host,
+            started_at=time.time() if started_at is None else started_at,
+        )
+        record = self._records[request_id] = _Record(operation, body)
+        while len(self._records) > REMEMBERED and next(iter(self._records.values())).ended.is_set():
+            self._records.popitem(last=False)
+        task = asyncio.create_task(self._run(record, run), name=f"operation:{kind}:{request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return operation
+
+    async def get(self, request_id: str, wait_s: float = 0.0) -> Operation | None:
+        """An operation, as soon as it has ended or after ``wait_s``; None if it is not known."""
+        record = self._records.get(request_id)
+        if record is None:
+            return None
+        try:
+            async with asyncio.timeout(wait_s):
+                await record.ended.wait()
+        except TimeoutError:
+            pass
+        return record.operation
+
+    async def _run(self, record: _Record, run: Callable[[Operation], Awaitable[Operation]]) -> None:
+        began = time.monotonic()
+        operation = record.operation
+        try:
+            operation = await run(operation)
+        except (HostAgentError, InvalidField) as error:
+            operation = operation.model_copy(update={"state": OperationState.FAILED, "sentence": str(error)})
+        except Exception as error:
+            log.exception("an operation broke", request_id=operation.request_id)
+            sentence = f"a defect of the agent: {type(error).__name__}: {error}"
+            operation = operation.model_copy(update={"state": OperationState.FAILED, "sentence": sentence})
+        record.operation = operation.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
+        record.ended.set()
+        log.info(operation.kind, request_id=operation.request_id, state=operation.state.value, why=operation.sentence)
+
+    async def close(self) -> None:
+        """Cancel what runs: it is resumed from the intents at the next start."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,72 @@
+"""Runs a host: its API, its reports to the manager, its logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from hostagent.api import make_app
+from hostagent.host import Host
+from hostagent.reporter import Reporter
+
+log = structlog.get_logger()
+
+
+async def serve(
+    host: Host,
+    address: str,
+    port: int,
+    token_file: Path,
+    manager: str | None,
+    manager_token_file: Path | None,
+    stop: asyncio.Event,
+) -> None:
+    """Serve a host's API and report to the manager until ``stop`` is set."""
+    await host.start()
+    runner = web.AppRunner(make_app(host, read_token(token_file)), handle_signals=False, access_log=None)
+    await runner.setup()
+    reporting: asyncio.Task[None] | None = None
+    try:
+        await web.TCPSite(runner, address, port).start()
+        if manager is not None:
+            reporter = Reporter(host, manager, read_token(manager_token_file or token_file))
+            reporting = asyncio.create_task(reporter.run(), name="reporter")
+        log.info("ready", host=host.slice.host_id, listen=f"{address}:{port}", vms=len(host.vms))
+        await stop.wait()
+    finally:
+        if reporting is not None:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+        await runner.cleanup()
+        await host.close()
+        log.info("stopped", host=host.slice.host_id)
+
+
+def read_token(path: Path) -> str:
+    """:raises ValueError: the file is empty."""
+    token = path.read_text().strip()
+    if not token:
+        raise ValueError(f"the token file {path} is empty")
+    return token
+
+
+def configure_logs(as_json: bool, verbose: bool) -> None:
+    """Key-value logs on standard error."""
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

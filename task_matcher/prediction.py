@@ -1,0 +1,166 @@
+"""How likely a machine keeps its cores: inter-change times and bigram of directions (seed 000 §3.1.1, Eq. 1, Fig. 8).
+
+This first form treats completed intervals only: the stretch since a machine's last change, which is still running
+(censored), says nothing yet, so a pool of steady machines looks a little less steady than it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deflation.errors import InvalidField
+from deflation.resources import TOLERANCE
+
+#: Seconds: the stretch of history that counts (seed 000 §3.1.1: the past D = 1 days).
+WINDOW_S: Final = 86_400.0
+
+
+class Direction(StrEnum):
+    """Which way a machine's cores went."""
+
+    GROWTH = "growth"
+    SHRINK = "shrink"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of one machine's cores."""
+
+    machine: str
+    #: Seconds since the epoch.
+    at: float
+    cores_before: float
+    cores_after: float
+    #: Whether the machine's owner ended it: no one took the cores away, so its last interval stays incomplete.
+    by_owner: bool = False
+
+    @property
+    def starts(self) -> bool:
+        """Whether this is the machine's first change: it came from nothing."""
+        return self.cores_before <= TOLERANCE < self.cores_after
+
+    @property
+    def ends(self) -> bool:
+        """Whether the machine is gone with this change."""
+        return self.cores_after <= TOLERANCE < self.cores_before
+
+    @property
+    def direction(self) -> Direction | None:
+        """Growth or shrink in whole cores; None if the matcher sees no difference.
+
+        The beginning and the end of a machine are changes even when it has less than one core (seed 000 §2.1 counts
+        an eviction as a change to size 0).
+        """
+        before, after = whole_cores(self.cores_before), whole_cores(self.cores_after)
+        if after > before or self.starts:
+            return Direction.GROWTH
+        return Direction.SHRINK if after < before or self.ends else None
+
+
+@dataclass(frozen=True, slots=True)
+class LastChange:
+    """Where a machine stands after its last change."""
+
+    at: float
+    direction: Direction
+    cores: int
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the changes of a pool of machines teach."""
+
+    #: Completed inter-change times in seconds, ascending. Shape (n,).
+    intervals: NDArray[np.float64]
+    #: How often each direction followed on each: ``pairs[first, second]``.
+    pairs: Mapping[tuple[Direction, Direction], int]
+    #: The last change of each machine, by name.
+    last: Mapping[str, LastChange]
+
+    def shrink_probability(self, last: Direction) -> float | None:
+        """``P_s(x)``: how likely a shrink follows on x; None if nothing has ever followed on x."""
+        shrinks = self.pairs.get((last, Direction.SHRINK), 0)
+        total = shrinks + self.pairs.get((last, Direction.GROWTH), 0)
+        return shrinks / total if total else None
+
+
+def whole_cores(cores: float) -> int:
+    """What a task sees of a size: whole cores."""
+    return math.floor(cores + TOLERANCE)
+
+
+def history_of(changes: Iterable[Change], now: float, window_s: float = WINDOW_S) -> History:
+    """The inter-change times and bigrams of a pool.
+
+    An interval lies between two changes of one machine, and counts if it was completed within ``window_s`` before
+    ``now``. None reaches over a machine's end (its name may be used again), and an end by its owner completes none.
+
+    :param changes: in any order; those that leave the whole cores as they were are passed over.
+    """
+    intervals: list[float] = []
+    pairs: Counter[tuple[Direction, Direction]] = Counter()
+    last: dict[str, LastChange] = {}
+    for change in sorted(changes, key=lambda change: change.at):
+        direction = change.direction
+        if direction is None or change.at > now:
+            continue
+        before = last.get(change.machine)
+        if before and not before.gone and not change.starts and not change.by_owner and change.at > now - window_s:
+            intervals.append(change.at - before.at)
+            pairs[before.direction, direction] += 1
+        last[change.machine] = LastChange(change.at, direction, whole_cores(change.cores_after), change.ends)
+    return History(np.sort(np.asarray(intervals, dtype=np.float64)), dict(pairs), last)
+
+
+def survival(intervals: NDArray[np.float64], seconds: float) -> float | None:
+    """``P(X > seconds)``, the complementary CDF of the observed intervals; None if there are none.
+
+    :param intervals: ascending, shape (n,).
+    """
+    if len(intervals) == 0:
+        return None
+    return 1.0 - float(np.searchsorted(intervals, seconds, side="right")) / len(intervals)
+
+
+def completion_probability(
+    intervals: NDArray[np.float64], shrink_probability: float | None, elapsed_s: float, duration_s: float
+) -> float | None:
+    """``P_c(x, e, d) = 1 - P_s(x) * (1 - P(X > e + d | X > e))`` (seed 000 Eq. 1).
+
+    None, and neither 0 nor 1, where history is silent:
+
+    * no completed interval: nothing is known of X;
+    * nothing ever followed on x (``shrink_probability`` is None): even where the other factor is 0, the answer 1 would
+      rest on no observation of a machine in this state;
+    * no interval was longer than e: this machine has outlived all that was seen, so the condition ``X > e`` has
+      probability 0. It may be very steady or about to change; both would be guesses.
+
+    :param intervals: completed inter-change times in seconds, ascending, shape (n,).
+    :param shrink_probability: ``P_s(x)`` in [0, 1].
+    :param elapsed_s: e, the time since the last change. Below 0 (clocks of hosts differ) counts as 0.
+    :param duration_s: d, how long the task still runs.
+    :raises InvalidField: a duration that is negative or not finite, a probability outside [0, 1], elapsed time that
+        is not finite.
+    """
+    if not math.isfinite(duration_s) or duration_s < 0:
+        raise InvalidField("duration_s", f"must be finite and not negative, but is {duration_s!r}")
+    if not math.isfinite(elapsed_s):
+        raise InvalidField("elapsed_s", "must be finite")
+    if shrink_probability is None:
+        return None
+    if not 0.0 <= shrink_probability <= 1.0:
+        raise InvalidField("shrink_probability", f"must be within [0, 1], but is {shrink_probability!r}")
+    elapsed_s = max(elapsed_s, 0.0)
+    lived, lives_on = survival(intervals, elapsed_s), survival(intervals, elapsed_s + duration_s)
+    if lived is None or lives_on is None or lived <= 0.0:
+        return None
+    return 1.0 - shrink_probability * (1.0 - lives_on / lived)

@@ -1,0 +1,48 @@
+"""A client of the application hook, for tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+
+class Rest:
+    def __init__(self, address: tuple[str, int], token: str | None) -> None:
+        self._address = address
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(*self._address, timeout=20)
+        try:
+            connection.request(method, path, body, {**self._headers, **(headers or {})})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def capabilities(self) -> dict[str, Any]:
+        status, body = self.send("GET", "/deflation/v1/capabilities")
+        assert status == 200, body
+        return body
+
+    def target(self, request_id: str, direction: str, memory_mib: float, **more: Any) -> tuple[int, dict[str, Any]]:
+        body = {
+            "request_id": request_id,
+            "deadline_s": 60,
+            "mode": "ask",
+            "direction": direction,
+            "target": {"memory_mib": memory_mib},
+            "reason": "a test",
+            **more,
+        }
+        return self.send("POST", "/deflation/v1/targets", json.dumps(body).encode())
+
+    def finished(self, request_id: str) -> dict[str, Any]:
+        while True:
+            status, body = self.send("GET", f"/deflation/v1/targets/{request_id}")
+            assert status == 200, body
+            if body["state"] != "running":
+                return body

@@ -1,0 +1,277 @@
+"""The hook as a client on loopback sees it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rest import Rest
+
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
+from app_adapters.errors import ApplicationError
+from app_adapters.server import HookServer
+
+TOKEN = "right-token"
+
+
+class Scripted(Adapter):
+    """Answers as it is told; its work waits for `go`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.refusal: Refusal | None = None
+        self.error: Exception | None = None
+        self.deadlines: list[Deadline] = []
+
+    def capabilities(self) -> Capabilities:
+        if self.error is not None:
+            raise self.error
+        return Capabilities("scripted", "1", {"memory_mib": MemoryRange(100.0, 10.0, 200.0, 1.0)}, 1.0, True, ["ask"])
+
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        self.calls.append((mode, target["memory_mib"]))
+        self.deadlines.append(deadline)
+        return self.refusal or Promise({"memory_mib": 40.0}, 1.0, self._work, "gladly")
+
+    def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+        self.calls.append(("reinflate", target["memory_mib"]))
+        return Promise({}, 0.0, lambda: Release({"memory_mib": 0.0}, "nothing", "grown"))
+
+    def _work(self) -> Release:
+        while not self.go.wait(0.01) and not self.deadlines[-1].passed:
+            pass
+        if self.error is not None:
+            raise self.error
+        return Release({"memory_mib": 38.5}, "a scale", "weighed")
+
+
+@pytest.fixture
+def adapter() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    return path
+
+
+@pytest.fixture
+def server(adapter: Scripted, token_file: Path) -> Iterator[HookServer]:
+    server = HookServer(adapter, port=0, token_file=str(token_file)).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def rest(server: HookServer) -> Rest:
+    return Rest(server.address, TOKEN)
+
+
+def test_capabilities_are_the_adapters(rest: Rest) -> None:
+    assert rest.capabilities() == {
+        "name": "scripted",
+        "version": "1",
+        "resources": {"memory_mib": {"current": 100.0, "minimum": 10.0, "maximum": 200.0, "step": 1.0}},
+        "expected_s": 1.0,
+        "reversible": True,
+        "modes": ["ask"],
+    }
+
+
+def test_a_promise_is_worked_off_and_its_measured_release_told(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    status, answer = rest.target("r1", "deflate", 60, mode="force")
+    assert (status, answer["state"], answer["promised"]) == (202, "promised", {"memory_mib": 40.0})
+    assert rest.send("GET", "/deflation/v1/targets/r1")[1]["state"] == "running"
+    adapter.go.set()
+    done = rest.finished("r1")
+    assert (done["state"], done["released"], done["measured_by"]) == ("released", {"memory_mib": 38.5}, "a scale")
+    assert done["reason"].startswith("weighed; took ")
+    assert adapter.calls == [("force", 60.0)]
+
+
+def test_a_refusal_is_409_with_reason_and_floor(rest: Rest, adapter: Scripted) -> None:
+    adapter.refusal = Refusal("busy season", 30.0, {"memory_mib": 90.0})
+    status, answer = rest.target("r1", "deflate", 60)
+    assert status == 409
+    assert answer == {
+        "request_id": "r1",
+        "state": "refused",
+        "reason": "busy season",
+        "retry_after_s": 30.0,
+        "floor": {"memory_mib": 90.0},
+    }
+    assert rest.finished("r1")["state"] == "failed"
+
+
+def test_the_same_request_again_gets_the_same_answer_and_starts_nothing(rest: Rest, adapter: Scripted) -> None:
+    first = rest.target("r1", "deflate", 60)
+    rest.finished("r1")
+    assert rest.target("r1", "deflate", 60) == first
+    assert len(adapter.calls) == 1
+
+
+def test_many_at_once_under_one_id_start_one_operation(rest: Rest, adapter: Scripted) -> None:
+    answers: list[tuple[int, dict[str, Any]]] = []
+    threads = [threading.Thread(target=lambda: answers.append(rest.target("r1", "deflate", 60))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 8
+    assert all(answer == answers[0] for answer in answers)
+    assert len(adapter.calls) == 1
+
+
+def test_another_body_under_the_same_id_is_a_conflict(rest: Rest, adapter: Scripted) -> None:
+    rest.target("r1", "deflate", 60)
+    status, answer = rest.target("r1", "deflate", 50)
+    assert (status, answer["state"]) == (409, "conflict")
+    assert "request_id" in answer["error"]
+    assert len(adapter.calls) == 1
+
+
+def test_one_operation_at_a_time_and_the_second_may_come_again(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    rest.target("r1", "deflate", 60)
+    status, answer = rest.target("r2", "reinflate", 90)
+    assert (status, answer["state"]) == (409, "refused")
+    assert 0 < answer["retry_after_s"] <= 1
+    adapter.go.set()
+    rest.finished("r1")
+    while rest.target("r2", "reinflate", 90)[0] != 202:
+        pass
+    assert rest.finished("r2")["released"] == {"memory_mib": 0.0}
+
+
+def test_work_sees_its_deadline(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    rest.target("r1", "deflate", 60, deadline_s=0.05)
+    assert rest.finished("r1")["state"] == "released"
+    assert adapter.deadlines[0].passed
+
+
+def test_stopping_cancels_what_runs(adapter: Scripted, token_file: Path) -> None:
+    server = HookServer(adapter, port=0, token_file=str(token_file)).start()
+    adapter.go.clear()
+    assert Rest(server.address, TOKEN).target("r1", "deflate", 60)[0] == 202
+    server.stop()
+    assert adapter.deadlines[0].passed
+
+
+@pytest.mark.parametrize("error", [ApplicationError("the application is away"), KeyError("pid")])
+def test_work_that_breaks_is_failed_with_its_reason(rest: Rest, adapter: Scripted, error: Exception) -> None:
+    adapter.go.clear()
+    rest.target("r1", "deflate", 60)
+    adapter.error = error
+    adapter.go.set()
+    done = rest.finished("r1")
+    assert (done["state"], done["released"]) == ("failed", {})
+    assert str(error) in done["reason"]
+
+
+def test_an_application_that_cannot_be_asked_is_503(rest: Rest, adapter: Scripted) -> None:
+    adapter.error = ApplicationError("no such process")
+    status, body = rest.send("GET", "/deflation/v1/capabilities")
+    assert (status, body) == (503, {"error": "no such process"})
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], "é"])
+def test_a_wrong_token_is_401_and_changes_nothing(server: HookServer, adapter: Scripted, token: str | None) -> None:
+    rest = Rest(server.address, token.encode().decode("latin-1") if token else token)
+    assert rest.target("r1", "deflate", 60)[0] == 401
+    assert rest.send("GET", "/deflation/v1/capabilities")[0] == 401
+    assert rest.send("GET", "/deflation/v1/targets/r1")[0] == 401
+    assert rest.send("GET", "/healthz")[0] == 200
+    assert adapter.calls == []
+
+
+def test_a_new_token_counts_at_once_and_no_token_lets_nobody_in(server: HookServer, token_file: Path) -> None:
+    old, new = Rest(server.address, TOKEN), Rest(server.address, "new-token")
+    token_file.write_text("new-token")
+    assert old.send("GET", "/deflation/v1/capabilities")[0] == 401
+    assert new.send("GET", "/deflation/v1/capabilities")[0] == 200
+    token_file.write_text("")
+    assert Rest(server.address, "").send("GET", "/deflation/v1/capabilities")[0] == 401
+    token_file.unlink()
+    assert new.send("GET", "/deflation/v1/capabilities")[0] == 401
+
+
+GOOD = {
+    "request_id": "r1",
+    "deadline_s": 5,
+    "mode": "ask",
+    "direction": "deflate",
+    "target": {"memory_mib": 60},
+    "reason": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": 5}, "request_id"),
+        ({"request_id": "a\n"}, "request_id"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"deadline_s": "5"}, "deadline_s"),
+        ({"deadline_s": True}, "deadline_s"),
+        ({"deadline_s": 1e9}, "deadline_s"),
+        ({"mode": "beg"}, "mode"),
+        ({"direction": "sideways"}, "direction"),
+        ({"target": 60}, "target"),
+        ({"target": {}}, "target"),
+        ({"target": {"memory_mib": 60, "cpu_cores": 1}}, "target"),
+        ({"target": {"memory_mib": -1}}, "target.memory_mib"),
+        ({"target": {"memory_mib": 10**400}}, "target.memory_mib"),
+        ({"reason": None}, "reason"),
+    ],
+)
+def test_a_bad_body_is_400_and_names_the_field(
+    rest: Rest, adapter: Scripted, change: dict[str, Any], field: str
+) -> None:
+    status, answer = rest.send("POST", "/deflation/v1/targets", json.dumps({**GOOD, **change}).encode())
+    assert (status, answer["error"].split(":")[0]) == (400, field)
+    assert adapter.calls == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 60000, b'{"deadline_s": NaN}'])
+def test_what_is_no_json_object_is_400(rest: Rest, body: bytes) -> None:
+    status, answer = rest.send("POST", "/deflation/v1/targets", body)
+    assert (status, answer["error"].split(":")[0]) == (400, "body")
+
+
+def test_a_long_body_is_413_and_one_without_a_length_411(rest: Rest) -> None:
+    assert rest.send("POST", "/deflation/v1/targets", b" " * 65537)[0] == 413
+    assert rest.send("POST", "/deflation/v1/targets", b"", {"Transfer-Encoding": "chunked"})[0] == 411
+    assert rest.send("POST", "/deflation/v1/targets", None, {"Content-Length": "-1"})[0] == 411
+    assert rest.send("POST", "/deflation/v1/targets", b" " * 65536)[0] == 400
+
+
+def test_unknown_paths_requests_and_methods(rest: Rest) -> None:
+    assert rest.send("GET", "/deflation/v1/targets/none")[0] == 404
+    assert rest.send("GET", "/deflation/v2/capabilities")[0] == 404
+    assert rest.send("POST", "/deflation/v1/capabilities")[0] == 405
+    assert rest.send("GET", "/deflation/v1/targets")[0] == 405
+
+
+def test_only_loopback_is_listened_on(adapter: Scripted) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org", "127.0.0.1.example.org", ""):
+        with pytest.raises(ValueError, match="not on loopback"):
+            HookServer(adapter, host, 0)
+
+
+def test_silent_clients_do_not_keep_the_hook_from_others_for_ever(server: HookServer, rest: Rest) -> None:
+    silent = [socket.create_connection(server.address) for _ in range(8)]
+    assert rest.send("GET", "/healthz")[0] == 200
+    for connection in silent:
+        connection.close()

@@ -1,0 +1,92 @@
+"""The command line itself: help pages, wrong calls, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ebb.main import COMMANDS, app, image_app, lab_app
+
+PREFIXES = {id(app): [], id(lab_app): ["lab"], id(image_app): ["lab", "image"]}
+WORDS = [[*PREFIXES[id(group)], name] for group, name, _, _ in COMMANDS]
+
+
+def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ebb.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "EBB_STATE_DIR": str(state_dir), "EBB_CACHE_DIR": str(state_dir / "cache")},
+    )
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_every_command_has_a_help_page_with_an_example_and_json(words: list[str]) -> None:
+    result = CliRunner().invoke(app, [*words, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.output
+    assert f"Example: ebb {' '.join(words)}" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["nonsense"], ["create"], ["create", "web", "--cpu-cores", "many"], ["hosts", "--wrong"], ["target", "web"],
+     ["machines", "--duration-s", "-1"], ["operations", "--limit", "0"], ["bench", "nonsense"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_wrong_call_ends_with_2(words: list[str]) -> None:
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["hosts"], ["vms"], ["delete", "web"], ["lab", "status"], ["demo"]], ids=" ".join)
+def test_without_a_lab_a_command_ends_with_1_and_says_how_to_start_one(words: list[str], tmp_path: Path) -> None:
+    result = run(*words, state_dir=tmp_path / "none")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "ebb lab up" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_manager_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    result = run("hosts", "--manager", "http://127.0.0.1:9", "--token-file", str(token), state_dir=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: no manager answers at http://127.0.0.1:9")
+    assert result.stderr.count("\n") == 1
+
+
+def test_sizes_that_contradict_each_other_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    words = ["create", "web", "--cpu-cores", "2", "--memory-mib", "1024", "--minimum-memory-mib", "2048"]
+    result = run(*words, state_dir=tmp_path / "none")
+    assert result.returncode == 1
+    assert "minimum.memory_mib" in result.stderr
+
+
+def test_down_without_a_lab_says_so_and_ends_with_0(tmp_path: Path) -> None:
+    result = run("lab", "down", state_dir=tmp_path / "none")
+    assert (result.returncode, result.stdout.strip()) == (0, "no lab was up")
+    assert not (tmp_path / "none").exists()
+
+
+def test_doctor_needs_no_libvirt_bindings(tmp_path: Path) -> None:
+    """The bindings are hidden from the interpreter; the doctor must name them, not fall over them."""
+    code = (
+        "import sys, importlib.util, importlib.metadata\n"
+        "sys.modules['libvirt'] = None\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'libvirt' else find(name, *a)\n"
+        "from ebb import doctor\n"
+        "facts = {}\n"
+        "finding = doctor._bindings(facts)\n"
+        "assert not finding.ok and 'libvirt-dev' in finding.fix, finding\n"
+        "doctor._libvirt(facts)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,29 @@
+"""What the doctor makes of a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebb.doctor import Diagnosis, Finding, cgroup_layout, version_text
+
+V1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"
+V2 = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "layout"), [(V1, "v1"), (V1 + V2, "hybrid"), (V2, "v2"), ("proc /proc proc rw 0 0\n", "none")]
+)
+def test_the_cgroup_layout_is_told_from_the_mounts(mounts: str, layout: str) -> None:
+    assert cgroup_layout(mounts) == layout
+
+
+def test_a_missing_part_that_is_not_needed_does_not_fail_the_machine() -> None:
+    swap = Finding(name="swap", ok=False, needed=False, detail="none")
+    qemu = Finding(name="qemu", ok=False, needed=True, detail="none", fix="apt-get install qemu-system-x86")
+    assert Diagnosis([swap], {}).ok
+    assert not Diagnosis([swap, qemu], {}).ok
+
+
+def test_libvirts_version_number_is_written_as_its_makers_write_it() -> None:
+    assert version_text(9_000_000) == "9.0.0"
+    assert version_text(10_003_007) == "10.3.7"

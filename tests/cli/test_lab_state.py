@@ -1,0 +1,144 @@
+"""The lab's file, its lock, its slices and its way down after a crash."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from deflation.messages import Vector
+from ebb.lab import cluster, domains, processes, services
+from ebb.lab.cluster import HostSlice, Lab
+from ebb.lab.errors import LabError
+from ebb.lab.state import Daemon, LabState, Process, StateFile, write_private
+
+
+def test_what_is_saved_is_loaded_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    state = LabState(phase="up", manager_url="http://127.0.0.1:1", services=[Process(name="dbus", pid=1, created=2.5)])
+    file.save(state)
+    assert file.load() == state
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["lab.json"]
+
+
+def test_a_file_that_is_no_state_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lab.json").write_text("{}garbage")
+    with pytest.raises(LabError, match=r"lab\.json is not the state of a lab"):
+        StateFile(tmp_path).load()
+
+
+def test_a_second_up_or_down_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
+    with (
+        StateFile(tmp_path).lock(),
+        pytest.raises(LabError, match="another `ebb lab` is at work"),
+        StateFile(tmp_path).lock(),
+    ):
+        pass
+
+
+def test_a_token_is_never_readable_by_others_not_even_when_it_replaces_a_readable_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, "new")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o600)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Host=cpu_cores=1,memory_mib=1", "host 'Host'"),
+        ("a", "host a: '' is not COMPONENT=NUMBER"),
+        ("a=cpu_cores=x,memory_mib=1", "'cpu_cores=x'"),
+        ("a=cores=1,memory_mib=1", "cores is no component"),
+        ("a=cpu_cores=-1,memory_mib=1", "cpu_cores must not be negative"),
+        ("a=cpu_cores=nan,memory_mib=1", "cpu_cores must be finite"),
+        ("a=cpu_cores=2", "must be positive"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_refused_with_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        HostSlice.parse(text)
+
+
+def test_a_slice_is_read_from_its_words() -> None:
+    parsed = HostSlice.parse("host-a=cpu_cores=6,memory_mib=3600")
+    assert parsed == cluster.DEFAULT_HOSTS[0]
+
+
+def test_free_ports_are_all_different() -> None:
+    assert len(set(cluster.free_ports(20))) == 20
+
+
+def test_a_stale_socket_file_does_not_count_as_a_running_service(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    service = services.Service("thing", (path,), ("thing",), "thing")
+    assert not service.answers()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    assert service.answers()
+    listener.close()
+    assert path.exists()
+    assert not service.answers()
+
+
+def test_down_after_a_crash_stops_what_still_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "lab"
+    lab = Lab(home)
+    for name in ("", "logs", "tokens", "manager"):
+        (home / name).mkdir(exist_ok=True)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    alive = processes.start("manager", sleeper, home / "logs" / "manager.log")
+    gone = Process(name="host-a", pid=alive.pid, created=alive.created - 50)
+    log = home / "logs" / "x.log"
+    daemons = [
+        Daemon(name="manager", argv=sleeper, log=log, process=alive),
+        Daemon(name="host-a", argv=sleeper, log=log, process=gone),
+    ]
+    lab.file.save(LabState(phase="up", daemons=daemons))
+    assert lab.down()
+    assert processes.running(alive) is None
+    assert not home.exists()
+    assert not lab.down()
+
+
+def test_down_leaves_files_that_the_lab_did_not_make(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    (tmp_path / "mine.txt").write_text("keep")
+    lab.file.save(LabState(phase="up"))
+    assert lab.down()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_up_of_a_lab_that_is_up_says_so_and_starts_nothing(tmp_path: Path) -> None:
+    sentences: list[str] = []
+    lab = Lab(tmp_path, report=sentences.append)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    alive = processes.start("manager", sleeper, tmp_path / "log")
+    lab.file.save(
+        LabState(phase="up", daemons=[Daemon(name="manager", argv=sleeper, log=tmp_path / "log", process=alive)])
+    )
+    assert lab.up().daemons[0].process == alive
+    assert sentences == [f"the lab is already up in {tmp_path}"]
+    with pytest.raises(LabError, match="a lab with other hosts is up"):
+        lab.up([HostSlice("host-z", Vector(cpu_cores=1, memory_mib=512).vector())])
+    processes.stop([alive])
+
+
+def test_only_logs_of_our_own_domains_are_removed(tmp_path: Path) -> None:
+    for name in ("ebb-host-a-low-1.log", "ebb-host-a-low-1.log.0", "ebb-host-b-x.log", "other.log", "ebb-host-a-x.txt"):
+        (tmp_path / name).touch()
+    domains.remove_logs(["host-a"], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ebb-host-a-x.txt", "ebb-host-b-x.log", "other.log"]
+
+
+def test_a_pid_file_of_our_domains_means_that_some_may_be_left(tmp_path: Path) -> None:
+    (tmp_path / "other.pid").touch()
+    assert not domains.domains_left(["host-a"], tmp_path)
+    (tmp_path / "ebb-host-a-low-1.pid").touch()
+    assert domains.domains_left(["host-a"], tmp_path)

@@ -1,0 +1,123 @@
+"""Which CPUs can go, and switching them, on a guest made of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import GuestTree
+
+from guestagent.cpus import Cpus, parse_cpu_list
+from guestagent.errors import BadParams, GuestFailure
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> GuestTree:
+    return GuestTree(tmp_path)
+
+
+@pytest.fixture
+def cpus(tree: GuestTree) -> Cpus:
+    return Cpus(str(tree.sysfs), str(tree.procfs))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0-3,7\n", [0, 1, 2, 3, 7]), ("0", [0]), ("", []), ("2,4-5", [2, 4, 5])]
+)
+def test_kernel_lists_are_read(text: str, expected: list[int]) -> None:
+    assert parse_cpu_list(text) == expected
+
+
+def test_idle_cpus_go_by_number_and_the_boot_cpu_never(cpus: Cpus) -> None:
+    status = cpus.status()
+    assert (status.present, status.online, status.unpluggable) == ([0, 1, 2, 3], [0, 1, 2, 3], [3, 2, 1])
+
+
+def test_a_cpu_without_a_switch_is_not_offered(tree: GuestTree, cpus: Cpus) -> None:
+    (tree.cpu_root / "cpu2/online").unlink()
+    assert 2 not in cpus.status().unpluggable
+
+
+def test_the_most_idle_cpu_since_the_last_look_goes_first(tree: GuestTree, cpus: Cpus) -> None:
+    cpus.status()
+    tree.ticks({0: (0, 200), 1: (0, 200), 2: (90, 110), 3: (50, 150)})
+    assert cpus.status().unpluggable == [1, 3, 2]
+    tree.ticks({0: (0, 300), 1: (100, 200), 2: (90, 210), 3: (50, 250)})
+    assert cpus.status().unpluggable == [3, 2, 1]
+
+
+def test_a_cpu_with_a_pinned_task_is_not_offered(tree: GuestTree, cpus: Cpus) -> None:
+    tree.task(100, "worker", "3")
+    assert cpus.status().unpluggable == [2, 1]
+
+
+def test_a_pinned_thread_of_an_unpinned_process_counts(tree: GuestTree, cpus: Cpus) -> None:
+    tree.task(100, "server", "0-3", threads={101: "2"})
+    assert cpus.status().unpluggable == [3, 1]
+
+
+def test_of_two_cpus_that_a_task_may_use_only_one_is_offered(tree: GuestTree, cpus: Cpus) -> None:
+    tree.task(100, "pair", "2-3")
+    assert cpus.status().unpluggable == [3, 1]
+
+
+def test_a_task_bound_to_a_cpu_that_is_off_line_pins_the_one_it_is_left_with(tree: GuestTree, cpus: Cpus) -> None:
+    tree.write(tree.cpu_root / "cpu3/online", "0\n")
+    tree.task(100, "pair", "2-3")
+    assert cpus.status().unpluggable == [1]
+
+
+def test_kernel_threads_and_zombies_pin_nothing(tree: GuestTree, cpus: Cpus) -> None:
+    tree.task(20, "ksoftirqd/3", "3", ppid=2)
+    tree.task(30, "gone", "2")
+    path = tree.procfs / "30/status"
+    path.write_text(path.read_text().replace("S (sleeping)", "Z (zombie)"))
+    assert cpus.status().unpluggable == [3, 2, 1]
+
+
+def test_a_map_is_applied_and_read_back(tree: GuestTree, cpus: Cpus) -> None:
+    result = cpus.set_online([0, 2])
+    assert (result.online, result.failed, tree.online()) == ([0, 2], [], [0, 2])
+    result = cpus.set_online([3, 0])
+    assert (result.online, result.failed, tree.online()) == ([0, 3], [], [0, 3])
+
+
+def test_the_same_map_again_writes_nothing(tree: GuestTree, cpus: Cpus) -> None:
+    cpus.set_online([0, 1])
+    before = [path.stat().st_mtime_ns for path in tree.cpu_root.glob("cpu*/online")]
+    assert cpus.set_online([1, 0]).failed == []
+    assert [path.stat().st_mtime_ns for path in tree.cpu_root.glob("cpu*/online")] == before
+
+
+@pytest.mark.parametrize(("online", "problem"), [([1, 2], "CPU 0"), ([], "CPU 0"), ([0, 9], "CPU 9 is not present")])
+def test_an_impossible_map_names_the_field_and_changes_nothing(
+    tree: GuestTree, cpus: Cpus, online: list[int], problem: str
+) -> None:
+    with pytest.raises(BadParams, match=f"online: {problem}"):
+        cpus.set_online(online)
+    assert tree.online() == [0, 1, 2, 3]
+
+
+def test_a_cpu_that_a_task_is_pinned_to_stays(tree: GuestTree, cpus: Cpus) -> None:
+    tree.task(100, "worker", "2")
+    result = cpus.set_online([0])
+    assert (result.online, tree.online()) == ([0, 2], [0, 2])
+    assert [(failure.cpu, failure.reason) for failure in result.failed] == [(2, "task 100 (worker) is pinned to it")]
+
+
+def test_the_last_cpu_of_a_bound_task_stays(tree: GuestTree, cpus: Cpus) -> None:
+    tree.task(100, "pair", "2-3")
+    assert cpus.set_online([0]).online == [0, 2]
+
+
+def test_a_switch_that_fails_is_told_and_the_others_go_on(tree: GuestTree, cpus: Cpus) -> None:
+    (tree.cpu_root / "cpu2/online").unlink()
+    (tree.cpu_root / "cpu2/online").mkdir()
+    result = cpus.set_online([0, 2])
+    assert [failure.cpu for failure in result.failed] == [2]
+    assert result.online == [0]
+
+
+def test_unknown_is_an_error_and_not_zero(tmp_path: Path) -> None:
+    with pytest.raises(GuestFailure, match="cannot read the CPUs"):
+        Cpus(str(tmp_path), str(tmp_path)).status()

@@ -1,0 +1,122 @@
+"""Drop-in files, which may come from anybody in the guest, and calls that do not come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from guestagent.errors import DropInError, HookError, HookTimeout
+from guestagent.hooks import DropIn, in_parallel, read_drop_in, read_drop_ins
+
+UID = os.getuid()
+
+
+def drop_in(path: Path, body: object, mode: int = 0o644) -> str:
+    path.write_text(body if isinstance(body, str) else json.dumps(body))
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_drop_in_names_an_adapter(tmp_path: Path) -> None:
+    path = drop_in(tmp_path / "a.json", {"name": "memcached", "url": "http://127.0.0.1:7070"})
+    assert read_drop_in(path, UID) == DropIn("memcached", "127.0.0.1", 7070)
+    path = drop_in(tmp_path / "b.json", {"name": "six", "url": "http://[::1]:7070/"})
+    assert read_drop_in(path, UID) == DropIn("six", "::1", 7070)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0.1:80",
+        "https://127.0.0.1:80",
+        "http://127.0.0.1",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1:70000",
+        "http://127.0.0.1:80/path",
+        "http://127.0.0.1:80@10.0.0.1:80",
+        "http://127.0.0.1.example.org:80",
+        "file:///etc/passwd",
+        7070,
+        None,
+    ],
+)
+def test_only_loopback_urls_are_taken(tmp_path: Path, url: object) -> None:
+    with pytest.raises(DropInError, match="url"):
+        read_drop_in(drop_in(tmp_path / "a.json", {"name": "a", "url": url}), UID)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "A", "a b", "x" * 64, 1, None])
+def test_only_plain_names_are_taken(tmp_path: Path, name: object) -> None:
+    with pytest.raises(DropInError, match="name"):
+        read_drop_in(drop_in(tmp_path / "a.json", {"name": name, "url": "http://127.0.0.1:1"}), UID)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_may_write_is_left_out(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(DropInError, match="writable by nobody else"):
+        read_drop_in(drop_in(tmp_path / "a.json", {"name": "a", "url": "http://127.0.0.1:1"}, mode), UID)
+
+
+def test_a_file_of_another_user_is_left_out(tmp_path: Path) -> None:
+    path = drop_in(tmp_path / "a.json", {"name": "a", "url": "http://127.0.0.1:1"})
+    with pytest.raises(DropInError, match="belong to root"):
+        read_drop_in(path, UID + 1)
+
+
+def test_links_and_what_is_no_file_are_left_out(tmp_path: Path) -> None:
+    target = drop_in(tmp_path / "a.json", {"name": "a", "url": "http://127.0.0.1:1"})
+    os.symlink(target, tmp_path / "link.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("link.json", "pipe.json", "absent.json"):
+        with pytest.raises(DropInError, match=name):
+            read_drop_in(str(tmp_path / name), UID)
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", "[" * 50000, '{"name": NaN}'])
+def test_a_file_that_is_no_object_is_left_out(tmp_path: Path, body: str) -> None:
+    with pytest.raises(DropInError):
+        read_drop_in(drop_in(tmp_path / "a.json", body), UID)
+
+
+def test_a_bad_file_does_not_hide_the_good_ones_and_a_name_counts_once(tmp_path: Path) -> None:
+    drop_in(tmp_path / "a.json", {"name": "good", "url": "http://127.0.0.1:1"})
+    drop_in(tmp_path / "b.json", "broken")
+    drop_in(tmp_path / "c.json", {"name": "good", "url": "http://127.0.0.1:2"})
+    drop_in(tmp_path / "readme.txt", "not looked at")
+    found, problems = read_drop_ins(str(tmp_path), UID)
+    assert found == [DropIn("good", "127.0.0.1", 1)]
+    assert [Path(problem.split(":")[0]).name for problem in problems] == ["b.json", "c.json"]
+
+
+def test_a_directory_that_others_may_write_is_left_out_as_a_whole(tmp_path: Path) -> None:
+    drop_in(tmp_path / "a.json", {"name": "a", "url": "http://127.0.0.1:1"})
+    tmp_path.chmod(0o777)
+    found, problems = read_drop_ins(str(tmp_path), UID)
+    assert found == []
+    assert "writable by nobody else" in problems[0]
+    assert read_drop_ins(str(tmp_path / "absent"), UID) == ([], [])
+
+
+def test_a_call_that_hangs_does_not_hold_up_the_others() -> None:
+    release = threading.Event()
+
+    def hang() -> str:
+        release.wait(20)
+        return "late"
+
+    def fail() -> str:
+        raise HookError("no")
+
+    def stumble() -> str:
+        raise KeyError("odd")
+
+    results = in_parallel({"hung": hang, "good": lambda: "now", "bad": fail, "odd": stumble}, 0.2)
+    release.set()
+    assert results["good"] == "now"
+    assert isinstance(results["hung"], HookTimeout)
+    assert isinstance(results["bad"], HookError)
+    assert "KeyError" in str(results["odd"])

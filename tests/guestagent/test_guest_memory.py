@@ -1,0 +1,95 @@
+"""What the guest says of its memory, and how a size of the VM becomes sizes of applications."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import GuestTree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guestagent.budgets import Share, application_budget_mib, split
+from guestagent.errors import GuestFailure
+from guestagent.memory import Memory
+from guestagent.messages import MemoryStatus, Pressure
+
+
+def test_the_floor_is_what_is_used_and_the_reserve(tmp_path: Path) -> None:
+    tree = GuestTree(tmp_path)
+    status = Memory(str(tree.procfs)).status()
+    assert status == MemoryStatus(1024.0, 600.0, 51.2, 475.2, 548.8)
+    assert Memory(str(tree.procfs), reserve_mib=100).status().unpluggable_mib == 500
+
+
+def test_a_small_guest_keeps_48_mib_and_a_full_one_offers_nothing(tmp_path: Path) -> None:
+    tree = GuestTree(tmp_path)
+    tree.meminfo(512, 40)
+    status = Memory(str(tree.procfs)).status()
+    assert (status.reserve_mib, status.unpluggable_mib) == (48.0, 0.0)
+
+
+def test_pressure_is_read_and_null_where_the_kernel_has_none(tmp_path: Path) -> None:
+    tree = GuestTree(tmp_path)
+    memory = Memory(str(tree.procfs))
+    assert memory.pressure() == Pressure(1.5, 0.25, 1.5)
+    (tree.procfs / "pressure/memory").unlink()
+    assert memory.pressure() is None
+    assert memory.major_faults() == 17
+
+
+def test_without_figures_there_is_an_error_and_no_zero(tmp_path: Path) -> None:
+    tree = GuestTree(tmp_path)
+    memory = Memory(str(tree.procfs))
+    tree.write(tree.procfs / "meminfo", "MemTotal: 1024 kB\n")
+    tree.write(tree.procfs / "vmstat", "pgfault 1\n")
+    with pytest.raises(GuestFailure, match="MemAvailable"):
+        memory.status()
+    with pytest.raises(GuestFailure, match="pgmajfault"):
+        memory.major_faults()
+
+
+def test_an_application_at_its_budget_brings_the_floor_to_the_target() -> None:
+    now = MemoryStatus(total_mib=970, available_mib=500, reserve_mib=50, floor_mib=520, unpluggable_mib=450)
+    budget = application_budget_mib(now, resident_mib=400, bound_mib=1024, target_mib=700)
+    # Total falls to 646; others hold 70, the reserve is 50.
+    assert budget == pytest.approx(646 - 70 - 50)
+    available = now.available_mib + (400 - budget)
+    assert now.total_mib - available + now.reserve_mib == pytest.approx(646)
+
+
+def test_a_target_below_what_others_hold_leaves_nothing_but_not_less() -> None:
+    now = MemoryStatus(970, 500, 50, 520, 450)
+    assert application_budget_mib(now, 400, 1024, 64) == 0.0
+
+
+def test_a_split_is_in_proportion_to_the_resident_sizes() -> None:
+    assert split(300, [Share(400, 0, 500), Share(200, 0, 500)]) == pytest.approx([200, 100])
+
+
+def test_what_a_minimum_keeps_the_others_give() -> None:
+    assert split(300, [Share(400, 250, 500), Share(200, 0, 500)]) == pytest.approx([250, 50])
+
+
+def test_what_a_maximum_leaves_the_others_get() -> None:
+    assert split(900, [Share(400, 0, 450), Share(200, 0, 500)]) == pytest.approx([450, 450])
+
+
+sizes = st.floats(0, 1e5)
+shares = st.lists(st.tuples(sizes, sizes, sizes).map(lambda t: Share(t[0], min(t[1:]), max(t[1:]))), max_size=6)
+
+
+@given(sizes, shares)
+def test_a_split_keeps_every_bound_and_the_sum_where_the_bounds_allow_it(total: float, parts: list[Share]) -> None:
+    result = split(total, parts)
+    assert len(result) == len(parts)
+    for size, part in zip(result, parts, strict=True):
+        assert part.minimum_mib - 1e-6 <= size <= part.maximum_mib + 1e-6
+    lowest, highest = sum(part.minimum_mib for part in parts), sum(part.maximum_mib for part in parts)
+    assert sum(result) == pytest.approx(min(max(total, lowest), highest), rel=1e-6, abs=1e-3)
+
+
+@given(sizes, sizes, shares)
+def test_a_larger_total_never_makes_a_part_smaller(total: float, more: float, parts: list[Share]) -> None:
+    for small, large in zip(split(total, parts), split(total + more, parts), strict=True):
+        assert small <= large + max(1e-6, 1e-9 * large)

@@ -1,0 +1,32 @@
+"""A host agent over a make-believe host, as a process of its own: it can be killed like the real one.
+
+Usage: python -m tests.hostagent.agent_process WORLD_SOCKET STATE_DIR PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from deflation.resources import ResourceVector
+from hostagent.host import Host, Slice
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import usable_boot_mib
+from hostagent.service import configure_logs, serve
+from tests.hostagent.fake_hypervisor import FakeHypervisor
+
+CAPACITY = ResourceVector(cpu_cores=6, memory_mib=3600)
+OVERHEAD_MIB = 320.0
+
+
+async def run(world: Path, state_dir: Path, port: int) -> None:
+    part = Slice("host-a", f"http://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
+    host = Host(part, FakeHypervisor(world), Journal(state_dir), usable_boot_mib, lambda: 1e6)
+    token_file = state_dir / "token"
+    await serve(host, "127.0.0.1", port, token_file, None, None, asyncio.Event())
+
+
+if __name__ == "__main__":
+    configure_logs(as_json=False, verbose=False)
+    asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,79 @@
+"""An agent's host over a make-believe hypervisor, inside the test's own loop."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from deflation.messages import Operation
+from hostagent.api import make_app
+from hostagent.host import Host, Slice
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import usable_boot_mib
+from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
+from tests.hostagent.fake_hypervisor import FakeHypervisor
+from tests.hostagent.world import World
+
+TOKEN = "token-of-the-test"
+Client = TestClient[Any, Any]
+Command = Callable[..., Awaitable[Operation]]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    # A short path: the name of a unix socket has room for 107 bytes only.
+    with tempfile.TemporaryDirectory(prefix="ebb") as directory:
+        made = World(Path(directory))
+        await made.start()
+        yield made
+        await made.stop()
+
+
+@pytest.fixture
+async def host(world: World, tmp_path: Path) -> AsyncIterator[Host]:
+    made = make_host(world, tmp_path)
+    await made.start()
+    yield made
+    await made.close()
+
+
+def make_host(world: World, state_dir: Path) -> Host:
+    part = Slice("host-a", "http://127.0.0.1:0", CAPACITY, "qemu", OVERHEAD_MIB)
+    return Host(part, FakeHypervisor(world.socket), Journal(state_dir), usable_boot_mib, lambda: 1e6)
+
+
+@pytest.fixture
+async def client(host: Host) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(make_app(host, TOKEN)), headers={"Authorization": f"Bearer {TOKEN}"}) as made:
+        yield made
+
+
+@pytest.fixture
+def command(client: Client) -> Command:
+    """Send a command and wait until its operation has ended."""
+
+    async def send(method: str, path: str, body: dict[str, Any] | None = None) -> Operation:
+        response = await client.request(method, path, json=body)
+        text = await response.text()
+        assert response.status == 202, text
+        operation = Operation.model_validate_json(text)
+        response = await client.get(f"/v1/operations/{operation.request_id}", params={"wait_s": "20"})
+        return Operation.model_validate_json(await response.text())
+
+    return send
+
+
+def low_vm(name: str, **fields: Any) -> dict[str, Any]:
+    """A deflatable VM of 3 cores and 1024 MiB, half of it boot memory."""
+    return {
+        "name": name,
+        "priority": "deflatable",
+        "nominal": {"cpu_cores": 3.0, "memory_mib": 1024.0},
+        "minimum": {"cpu_cores": 0.5, "memory_mib": 320.0},
+        **fields,
+    }

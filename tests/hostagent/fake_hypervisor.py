@@ -1,0 +1,87 @@
+"""The agent's side of the make-believe host: the hypervisor port, spoken to a :class:`tests.hostagent.world.World`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hostagent.errors import DomainGone, HypervisorError
+from hostagent.hypervisor import DomainState, HostSideReading
+from hostagent.intents import Intent
+
+
+class FakeHypervisor:
+    """See :class:`hostagent.hypervisor.Hypervisor`. Each call has a connection of its own, like a thread of a pool."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._numbers = itertools.count()
+
+    async def _call(self, method: str, **params: Any) -> Any:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        try:
+            message = {"id": next(self._numbers), "method": method, "params": params}
+            writer.write(json.dumps(message).encode() + b"\n")
+            reply = json.loads(await reader.readline())
+        finally:
+            writer.close()
+        if "error" in reply:
+            raise (DomainGone if reply.get("gone") else HypervisorError)(reply["error"])
+        return reply["result"]
+
+    async def domains(self) -> list[DomainState]:
+        found = await self._call("domains")
+        return [DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found]
+
+    async def sweep(self) -> None:
+        pass
+
+    async def create(self, domain: str, intent: Intent) -> None:
+        nominal = intent.spec.nominal
+        await self._call(
+            "create",
+            domain=domain,
+            intent=intent.model_dump_json(),
+            vcpus=math.ceil(nominal.cpu_cores),
+            boot_mib=intent.boot_mib,
+            plugged_mib=nominal.memory_mib - intent.boot_mib,
+        )
+
+    async def resume(self, domain: str) -> None:
+        await self._call("resume", domain=domain)
+
+    async def destroy(self, domain: str) -> None:
+        try:
+            await self._call("destroy", domain=domain)
+        except DomainGone:
+            return
+
+    async def write_intent(self, domain: str, intent: Intent) -> None:
+        await self._call("write_intent", domain=domain, intent=intent.model_dump_json())
+
+    async def read(self, domain: str) -> HostSideReading:
+        r = await self._call("read", domain=domain)
+        return HostSideReading(r["vcpus"], r["quota"], r["balloon_mib"], r["plugged_mib"], (0.0,) * r["vcpus"])
+
+    async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
+        await self._call("set_quota", domain=domain, cores=cores_per_cpu)
+
+    async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
+        return str(await self._call("set_balloon", domain=domain, mib=balloon_mib))
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        return str(await self._call("set_plugged", domain=domain, mib=plugged_mib))
+
+    async def guest_channel(self, domain: str) -> Path | None:
+        return self._socket.parent / f"{domain}.sock"
+
+    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass

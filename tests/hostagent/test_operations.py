@@ -1,0 +1,219 @@
+"""What the host agent does with its VMs, against a make-believe hypervisor and guests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deflation.messages import Operation, VMOutcome
+from deflation.resources import COMPONENTS
+from hostagent.host import Host
+from hostagent.intents import Intent, Phase
+from tests.hostagent.conftest import Client, Command, low_vm, make_host
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+
+@pytest.fixture
+async def two_vms(command: Command, host: Host, world: World) -> list[Domain]:
+    """low-1 and low-2, both with 500 MiB of cache, their guests connected."""
+    for name in ("low-1", "low-2"):
+        operation = await command("POST", "/v1/vms", {"request_id": f"c-{name}", "vm": low_vm(name)})
+        assert operation.state == "done", operation.sentence
+    await until(lambda: all(vm.link.connected for vm in host.vms.values()))
+    for domain in world.domains.values():
+        domain.cache_mib = 500.0
+    return list(world.domains.values())
+
+
+async def reclaim(command: Command, **need: float) -> Operation:
+    return await command("POST", "/v1/reclaims", {"request_id": "reclaim", "need": need, "deadline_s": 30.0})
+
+
+def verified(outcome: VMOutcome, layer: str, resource: str) -> float:
+    (row,) = [row for row in outcome.ledger if (row.layer.value, row.resource) == (layer, resource)]
+    return row.verified
+
+
+async def test_a_new_vm_is_admitted_at_its_size_before_its_cpus_run(command: Command, world: World) -> None:
+    vm = low_vm("low-1", nominal={"cpu_cores": 2.5, "memory_mib": 1024.0})
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": vm})
+    (domain,) = world.domains.values()
+    assert domain.resumed_with_quota == pytest.approx(2.5 / 3)
+
+
+async def test_a_need_is_split_in_proportion_and_all_layers_give(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    operation = await reclaim(command, cpu_cores=3.0, memory_mib=1100.0)
+    assert operation.state == "done", operation.sentence
+    for outcome in operation.vms:
+        assert outcome.after.memory_mib == outcome.target.memory_mib == 1024 - 550
+        assert outcome.after.cpu_cores == outcome.target.cpu_cores == 1.5
+        assert verified(outcome, "application", "memory_mib") > 55
+        assert verified(outcome, "guest", "memory_mib") == 512
+        assert verified(outcome, "hypervisor", "memory_mib") == 38
+        assert verified(outcome, "guest", "cpu_cores") == 1.0
+        assert verified(outcome, "hypervisor", "cpu_cores") == 0.5
+    for domain in two_vms:
+        assert (domain.plugged_mib, domain.balloon_mib, len(domain.online)) == (0, 474, 2)
+        assert domain.quota == pytest.approx(0.75)
+        assert domain.available_mib >= 0
+    assert host.free().cpu_cores == pytest.approx(3.0)
+
+
+async def test_what_the_layers_gave_adds_up_to_the_fall_of_the_bound(command: Command, two_vms: list[Domain]) -> None:
+    operation = await reclaim(command, cpu_cores=2.3, memory_mib=777.0)
+    for outcome in operation.vms:
+        for resource in COMPONENTS[:2]:
+            fall = getattr(outcome.before, resource) - getattr(outcome.after, resource)
+            given = verified(outcome, "guest", resource) + verified(outcome, "hypervisor", resource)
+            assert given == pytest.approx(fall)
+
+
+async def test_a_refusal_of_the_application_falls_through_and_its_reason_is_kept(
+    command: Command, two_vms: list[Domain]
+) -> None:
+    for domain in two_vms:
+        domain.application = "refuse"
+    operation = await reclaim(command, memory_mib=300.0)
+    assert operation.state == "done", operation.sentence
+    row = operation.vms[0].ledger[0]
+    assert (row.promised, row.verified) == (0, 0)
+    assert row.reason == "refused: in the middle of a checkpoint"
+
+
+async def test_memory_that_the_guest_needs_is_not_taken_and_the_rest_is_reported_missing(
+    command: Command, two_vms: list[Domain], world: World
+) -> None:
+    for domain in two_vms:
+        domain.application = "refuse"
+    operation = await reclaim(command, memory_mib=1200.0)
+    assert operation.state == "partial"
+    assert operation.shortfall.memory_mib > 200
+    assert "the guest has no more memory to spare above its floor" in operation.sentence
+    assert world.least_available_mib >= 48
+
+
+async def test_without_a_word_of_the_guest_only_cpu_is_taken(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    world.guests_answer = False
+    operation = await reclaim(command, cpu_cores=2.0, memory_mib=200.0)
+    assert operation.state == "partial"
+    assert operation.shortfall.memory_mib == 200
+    assert operation.shortfall.cpu_cores == 0
+    for domain in two_vms:
+        assert (domain.plugged_mib, domain.balloon_mib) == (512, 512)
+        # Nobody knows how many CPUs are on line, so the quota counts all that are plugged.
+        assert domain.quota == pytest.approx(2.0 / 3)
+
+
+async def test_a_deletion_gives_the_room_back_and_everything_returns_to_nominal(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=3.0, memory_mib=1100.0)
+    operation = await command("POST", "/v1/reinflations", {"request_id": "back", "deadline_s": 30.0})
+    assert operation.state == "done", operation.sentence
+    for domain in two_vms:
+        assert (domain.plugged_mib, domain.balloon_mib, domain.online, domain.quota) == (512, 512, {0, 1, 2}, None)
+    assert all(vm.status().current.cpu_cores == 3 for vm in host.vms.values())
+
+
+async def test_layers_come_back_in_reverse_order(command: Command, two_vms: list[Domain], world: World) -> None:
+    await reclaim(command, cpu_cores=3.0, memory_mib=1100.0)
+    world.calls.clear()
+    operation = await command("POST", "/v1/reinflations", {"request_id": "back"})
+    calls = [method for method, domain in world.calls if domain == "ebb-host-a-low-1" and method.startswith("set_")]
+    assert calls.index("set_quota") < calls.index("set_balloon") < calls.index("set_plugged")
+    assert [row.layer.value for row in operation.vms[0].ledger if row.resource == "memory_mib"] == [
+        "hypervisor",
+        "guest",
+        "application",
+    ]
+
+
+async def test_each_committed_change_of_cores_is_told_once(command: Command, two_vms: list[Domain], host: Host) -> None:
+    await reclaim(command, cpu_cores=3.0)
+    changes = [(c.machine, c.cores_before, c.cores_after, c.cause) for c in host.journal.changes]
+    assert sorted(changes) == [
+        ("low-1", 0.0, 3.0, "c-low-1"),
+        ("low-1", 3.0, 1.5, "reclaim"),
+        ("low-2", 0.0, 3.0, "c-low-2"),
+        ("low-2", 3.0, 1.5, "reclaim"),
+    ]
+
+
+async def test_a_vm_is_brought_down_in_one_resource_and_up_in_another(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    body: dict[str, Any] = {"request_id": "t1", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 1024.0}}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    body = {"request_id": "t2", "generation": 3, "target": {"cpu_cores": 2.0, "memory_mib": 700.0}}
+    operation = await command("PUT", "/v1/vms/low-1/target", body)
+    assert operation.state == "done", operation.sentence
+    status = host.vm("low-1").status()
+    assert (status.current.cpu_cores, status.current.memory_mib, status.generation) == (2.0, 700.0, 3)
+
+
+async def test_an_equal_generation_with_the_same_body_is_the_same_answer(
+    command: Command, client: Client, two_vms: list[Domain]
+) -> None:
+    body: dict[str, Any] = {"generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 1024.0}}
+    await command("PUT", "/v1/vms/low-1/target", {"request_id": "t1"} | body)
+    again = await command("PUT", "/v1/vms/low-1/target", {"request_id": "t2"} | body)
+    assert (again.state, again.vms[0].after.cpu_cores) == ("done", 1.0)
+    other = {"request_id": "t3", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 1024.0}}
+    assert (await client.put("/v1/vms/low-1/target", json=other)).status == 409
+
+
+async def test_a_failing_hypervisor_is_a_shortfall_and_the_resize_is_tried_again(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    world.failures["read"] = "the monitor does not answer"
+    operation = await reclaim(command, cpu_cores=3.0)
+    assert operation.state == "partial"
+    assert "the monitor does not answer" in operation.sentence
+    await until(lambda: all(vm.intent.phase is Phase.SETTLED for vm in host.vms.values()))
+    assert all(len(domain.online) == 2 for domain in two_vms)
+
+
+async def test_a_vm_that_cannot_be_started_leaves_nothing_behind(command: Command, host: Host, world: World) -> None:
+    world.failures["resume"] = "no more processes"
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "failed"
+    assert operation.sentence == "no more processes"
+    assert not world.domains
+    assert not host.vms
+    assert host.free() == host.slice.capacity
+
+
+async def test_a_new_agent_finds_the_vms_of_the_old_one(
+    command: Command, two_vms: list[Domain], host: Host, world: World, tmp_path: Path
+) -> None:
+    await reclaim(command, cpu_cores=3.0)
+    await host.close()
+    successor = make_host(world, tmp_path)
+    await successor.start()
+    try:
+        await until(lambda: all(vm.link.connected for vm in successor.vms.values()))
+        assert {vm.name: vm.status().current.cpu_cores for vm in successor.vms.values()} == {"low-1": 1.5, "low-2": 1.5}
+        again = await successor.operations.get("reclaim", 10)
+        assert again is not None
+        assert (again.state, again.kind) == ("done", "reclaim")
+    finally:
+        await successor.close()
+
+
+async def test_a_domain_that_is_not_ours_is_left_alone(host: Host, world: World, command: Command) -> None:
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "done"
+    (domain,) = world.domains.values()
+    stored = Intent.model_validate_json(domain.intent)
+    assert stored.owner == "host-a"
+    domain.intent = stored.changed(owner="host-b").model_dump_json()
+    calls = len(world.calls)
+    await until(lambda: len([m for m, _ in world.calls[calls:] if m == "domains"]) >= 1)
+    assert not [method for method, _ in world.calls[calls:] if method.startswith("set_")]

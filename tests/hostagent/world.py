@@ -1,0 +1,232 @@
+"""A make-believe host outside the agent's process: domains with guests in them, which outlive a killed agent.
+
+It stands in for libvirt and the guests only where a test needs hundreds of kills or an order of events that no real
+guest would give; the real ones are tested in tests/guests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Reply = dict[str, Any]
+
+
+@dataclass
+class Domain:
+    """One domain and the guest in it. Memory in MiB."""
+
+    intent: str
+    vcpus: int
+    boot_mib: float
+    plugged_mib: float
+    state: str = "paused"
+    quota: float | None = None
+    online: set[int] = field(default_factory=set)
+    pinned: set[int] = field(default_factory=set)
+    balloon_mib: float = 0.0
+    #: What the guest needs besides its application's cache, and what the cache holds.
+    used_mib: float = 80.0
+    cache_mib: float = 0.0
+    resumed_with_quota: float | None = None
+    #: How the application answers: "promise", "refuse" or "hang".
+    application: str = "promise"
+    releases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def bound_mib(self) -> float:
+        return self.balloon_mib + self.plugged_mib
+
+    @property
+    def available_mib(self) -> float:
+        return self.bound_mib - self.used_mib - self.cache_mib
+
+
+@dataclass
+class World:
+    """All domains. ``calls`` lists what was asked for, in order; ``delay`` gives the seconds each call takes."""
+
+    directory: Path
+    domains: dict[str, Domain] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    delay: Callable[[], float] = lambda: 0.0
+    #: Raised by the next call of this method: a hypervisor's error.
+    failures: dict[str, str] = field(default_factory=dict)
+    #: The smallest sum of available memory ever seen in any guest: below 0 its kernel would have killed something.
+    least_available_mib: float = 1e9
+    guests_answer: bool = True
+    _servers: list[asyncio.Server] = field(default_factory=list)
+    _guests: dict[str, asyncio.Server] = field(default_factory=dict)
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "world.sock"
+
+    async def start(self) -> None:
+        self._servers.append(await asyncio.start_unix_server(self._serve(self._hypervisor_call), str(self.socket)))
+
+    async def stop(self) -> None:
+        for server in [*self._servers, *self._guests.values()]:
+            server.close()
+        for writer in list(self._writers):
+            writer.close()
+        await asyncio.sleep(0)
+
+    def guest_socket(self, name: str) -> Path:
+        return self.directory / f"{name}.sock"
+
+    def _serve(self, answer: Callable[[str, Reply], Awaitable[Reply]]) -> Callable[..., Awaitable[None]]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.add(writer)
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                while line := await reader.readline():
+                    if not line.strip():
+                        continue
+                    message = json.loads(line)
+                    await asyncio.sleep(self.delay())
+                    reply = await answer(message["method"], message.get("params", {}))
+                    if reply is not None:
+                        writer.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}).encode() + b"\n")
+                        await writer.drain()
+            self._writers.discard(writer)
+            writer.close()
+
+        return serve
+
+    # --- the hypervisor ------------------------------------------------------------------------------------------
+
+    async def _hypervisor_call(self, method: str, params: Reply) -> Reply:
+        self.calls.append((method, str(params.get("domain", ""))))
+        if method in self.failures:
+            return {"error": self.failures.pop(method)}
+        try:
+            return {"result": await getattr(self, f"_do_{method}")(**params)}
+        except KeyError as error:
+            return {"error": f"no domain {error}", "gone": True}
+
+    async def _do_domains(self) -> list[Reply]:
+        return [{"name": n, "state": d.state, "intent": d.intent} for n, d in self.domains.items()]
+
+    async def _do_create(self, domain: str, intent: str, vcpus: int, boot_mib: float, plugged_mib: float) -> None:
+        made = Domain(intent, vcpus, boot_mib, plugged_mib, balloon_mib=boot_mib, online=set(range(vcpus)))
+        self.domains[domain] = made
+        guest = self._serve(lambda method, params: self._guest_call(made, method, params))
+        self._guests[domain] = await asyncio.start_unix_server(guest, str(self.guest_socket(domain)))
+
+    async def _do_resume(self, domain: str) -> None:
+        found = self.domains[domain]
+        found.state, found.resumed_with_quota = "running", found.quota
+
+    async def _do_destroy(self, domain: str) -> None:
+        del self.domains[domain]
+        self._guests.pop(domain).close()
+
+    async def _do_write_intent(self, domain: str, intent: str) -> None:
+        self.domains[domain].intent = intent
+
+    async def _do_read(self, domain: str) -> Reply:
+        d = self.domains[domain]
+        return {"vcpus": d.vcpus, "quota": d.quota, "balloon_mib": d.balloon_mib, "plugged_mib": d.plugged_mib}
+
+    async def _do_set_quota(self, domain: str, cores: float | None) -> None:
+        self.domains[domain].quota = None if cores is None or cores >= 1 else cores
+
+    async def _do_set_balloon(self, domain: str, mib: float) -> str:
+        d = self.domains[domain]
+        d.balloon_mib = min(mib, d.boot_mib)
+        self._look(d)
+        return ""
+
+    async def _do_set_plugged(self, domain: str, mib: float) -> str:
+        d = self.domains[domain]
+        # In two steps, so that a kill can come in between.
+        d.plugged_mib = (d.plugged_mib + mib) / 2
+        await asyncio.sleep(self.delay())
+        d.plugged_mib = mib
+        self._look(d)
+        return ""
+
+    def _look(self, d: Domain) -> None:
+        self.least_available_mib = min(self.least_available_mib, d.available_mib)
+
+    # --- the guest -----------------------------------------------------------------------------------------------
+
+    async def _guest_call(self, d: Domain, method: str, params: Reply) -> Reply:
+        if not self.guests_answer or d.state != "running":
+            await asyncio.sleep(3600)
+        handler = {
+            "hello": self._hello,
+            "status": self._status,
+            "cpus.set": self._cpus_set,
+            "application.deflate": self._deflate,
+            "application.status": self._application_status,
+            "application.reinflate": self._reinflate,
+        }[method]
+        return {"result": handler(d, params)}
+
+    def _hello(self, d: Domain, params: Reply) -> Reply:
+        return {"protocol": 1, "nonce": params["nonce"], "agent": "fake", "boot_id": "b", "capabilities": ["cpu"]}
+
+    def _status(self, d: Domain, params: Reply) -> Reply:
+        reserve = 48.0
+        free = sorted(d.online - d.pinned - {0}, reverse=True)
+        return {
+            "boot_id": "b",
+            "uptime_s": 100.0,
+            "cpus": {"present": list(range(d.vcpus)), "online": sorted(d.online), "unpluggable": free},
+            "memory": {
+                "total_mib": d.bound_mib,
+                "available_mib": max(d.available_mib, 0.0),
+                "reserve_mib": reserve,
+                "floor_mib": d.bound_mib - d.available_mib + reserve,
+                "unpluggable_mib": max(d.available_mib - reserve, 0.0),
+            },
+        }
+
+    def _cpus_set(self, d: Domain, params: Reply) -> Reply:
+        d.online = set(params["online"])
+        return {"online": sorted(d.online), "failed": []}
+
+    def _deflate(self, d: Domain, params: Reply) -> Reply:
+        request_id = params["request_id"]
+        base = {"request_id": request_id, "expected_s": 0.1}
+        if d.application == "refuse":
+            return base | {"state": "refused", "reason": "in the middle of a checkpoint", "retry_after_s": 60.0}
+        goal = max(params["target"]["memory_mib"] - d.used_mib - 96.0, 32.0)
+        promised = max(d.cache_mib - goal, 0.0)
+        if promised == 0:
+            return base | {"state": "refused", "reason": "nothing to give"}
+        if request_id not in d.releases:
+            d.releases[request_id] = promised
+            if d.application == "promise":
+                d.cache_mib -= promised
+        return base | {"state": "promised", "promised": {"memory_mib": d.releases[request_id]}}
+
+    def _application_status(self, d: Domain, params: Reply) -> Reply:
+        released = d.releases.get(params["request_id"])
+        if released is None:
+            return {"request_id": params["request_id"], "state": "unknown"}
+        if d.application == "hang":
+            return {"request_id": params["request_id"], "state": "running"}
+        return {
+            "request_id": params["request_id"],
+            "state": "released",
+            "released": {"memory_mib": released},
+            "measured_by": "resident size",
+        }
+
+    def _reinflate(self, d: Domain, params: Reply) -> Reply:
+        return {"request_id": params["request_id"], "state": "promised"}
+
+
+def random_delays(seed: int, longest_s: float) -> Callable[[], float]:
+    """Delays for a world that is to be interrupted anywhere."""
+    generator = random.Random(seed)
+    return lambda: generator.uniform(0.0, longest_s)

@@ -1,0 +1,248 @@
+"""A VM on its host as a pure model: guest, application and hypervisor, with every way to fail that matters here.
+
+It does what the host agent's executor does: each instruction is answered by one event, and when it is answered nothing
+that takes is under way any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from deflation.bounds import Bound
+from deflation.cascade import Cascade
+from deflation.instructions import (
+    ApplicationAnswered,
+    ApplicationReported,
+    AskApplication,
+    Event,
+    Finish,
+    GuestReading,
+    Instruction,
+    Measured,
+    Outcome,
+    PollApplication,
+    ReadGuest,
+    Throttle,
+    Unplug,
+)
+from deflation.reinflation import Reinflation, TellApplication, Told
+from deflation.resources import ResourceVector
+
+
+class Behaviour(StrEnum):
+    """What the application does when it is asked."""
+
+    NONE = "none"
+    PROMISES = "promises"
+    REFUSES = "refuses"
+    #: Promises and reports a release, but keeps its memory.
+    LIES = "lies"
+    #: Promises and never releases.
+    HANGS = "hangs"
+    #: Does not answer within the time limit.
+    SILENT = "silent"
+
+
+@dataclass
+class ModelVM:
+    """Sizes in MiB and cores. ``used_mib`` is what the guest cannot do without, the application's memory apart."""
+
+    boot_mib: float = 512.0
+    device_mib: float = 512.0
+    cpus: int = 4
+    block_mib: float = 2.0
+    used_mib: float = 120.0
+    application_mib: float = 300.0
+    application_minimum_mib: float = 64.0
+    reserve_mib: float = 48.0
+    behaviour: Behaviour = Behaviour.PROMISES
+    #: CPUs with pinned tasks, and CPUs that fail to go off or on line although nobody said so.
+    pinned: frozenset[int] = frozenset()
+    stubborn: frozenset[int] = frozenset()
+    #: The most that one unplug gets, and the plugged memory below which nothing more can be had.
+    unplug_at_most_mib: float = 1e9
+    unmovable_mib: float = 0.0
+    #: The most that the balloon moves while one instruction waits; the rest comes later where it is given.
+    balloon_at_most_mib: float = 1e9
+    #: From this instruction on the guest agent says nothing; the bound cannot be read in these.
+    vanishes_at: int = 1_000_000
+    blind_at: frozenset[int] = frozenset()
+    #: The guest claims this much more to spare than it has.
+    boast_mib: float = 0.0
+    latency_s: float = 0.2
+    online: set[int] = field(default_factory=set)
+    quota_per_cpu: float | None = None
+    balloon_mib: float = -1.0
+    plugged_mib: float = -1.0
+    balloon_target_mib: float = -1.0
+    instructions: int = 0
+    told: ResourceVector | None = None
+
+    def __post_init__(self) -> None:
+        self.online = self.online or set(range(self.cpus))
+        self.balloon_mib = self.boot_mib if self.balloon_mib < 0 else self.balloon_mib
+        self.plugged_mib = self.device_mib if self.plugged_mib < 0 else self.plugged_mib
+        self.balloon_target_mib = self.balloon_mib
+
+    # --- readings --------------------------------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> Bound:
+        """The bound as it truly is."""
+        return Bound(len(self.online), self.quota_per_cpu, self.balloon_mib, self.plugged_mib)
+
+    @property
+    def seen(self) -> Bound:
+        """The bound as the host sees it: of a guest that says nothing, all CPUs count as on line."""
+        online = len(self.online) if self.answers else self.cpus
+        return Bound(online, self.quota_per_cpu, self.balloon_mib, self.plugged_mib)
+
+    @property
+    def answers(self) -> bool:
+        return self.instructions < self.vanishes_at
+
+    @property
+    def spare_mib(self) -> float:
+        """What the guest can truly spare; negative when it has been pressed below its reserve."""
+        return self.balloon_mib + self.plugged_mib - self.used_mib - self.application_mib - self.reserve_mib
+
+    def reading(self) -> GuestReading | None:
+        if not self.answers:
+            return None
+        # The pinned are left out, and most idle first means highest number first.
+        unpluggable = tuple(sorted(self.online - self.pinned - {0}, reverse=True))
+        return GuestReading(tuple(sorted(self.online)), unpluggable, max(self.spare_mib, 0.0) + self.boast_mib)
+
+    # --- instructions ----------------------------------------------------------------------------------------------
+
+    def carry_out(self, instruction: Instruction, now: float) -> Event:
+        """Do it, and answer with a later time."""
+        self.instructions += 1
+        then = now + min(self.latency_s, instruction.limit_s)
+        step = instruction.step
+        match instruction:
+            case AskApplication():
+                return self._ask(instruction, now, then)
+            case PollApplication():
+                then = now + min(max(self.latency_s, instruction.delay_s), instruction.limit_s)
+                return self._report(then, step)
+            case ReadGuest():
+                return self._measured(then, step, "")
+            case Unplug():
+                return self._measured(then, step, self._unplug(instruction))
+            case Throttle():
+                return self._measured(then, step, self._throttle(instruction))
+            case TellApplication():
+                self.told = instruction.target if self.answers else None
+                return Told(then, step, "" if self.answers else "the guest does not answer")
+        raise AssertionError(f"{instruction} is unknown")
+
+    def _measured(self, then: float, step: int, reason: str) -> Measured:
+        return Measured(then, step, None if self.instructions in self.blind_at else self.seen, self.reading(), reason)
+
+    def _ask(self, instruction: AskApplication, now: float, then: float) -> Event:
+        step = instruction.step
+        if not self.answers or self.behaviour is Behaviour.SILENT:
+            return ApplicationAnswered(now + instruction.limit_s, step, reason="no answer in time")
+        if self.behaviour is Behaviour.NONE:
+            return ApplicationAnswered(then, step, reason="no application is registered in the guest")
+        if self.behaviour is Behaviour.REFUSES:
+            return ApplicationAnswered(then, step, reason="refused: busy")
+        fall = instruction.bound_mib - instruction.target.memory_mib
+        self._release = max(min(fall, self.application_mib - self.application_minimum_mib), 0.0)
+        return ApplicationAnswered(then, step, ResourceVector(memory_mib=self._release), expected_s=1.0)
+
+    def _report(self, then: float, step: int) -> Event:
+        if not self.answers:
+            return ApplicationReported(then, step, done=True, reason="the guest does not answer")
+        released = ResourceVector(memory_mib=self._release)
+        match self.behaviour:
+            case Behaviour.HANGS:
+                return ApplicationReported(then, step)
+            case Behaviour.LIES:
+                return ApplicationReported(then, step, released, done=True)
+            case _:
+                self.application_mib -= self._release
+                return ApplicationReported(then, step, released, done=True)
+
+    def _unplug(self, instruction: Unplug) -> str:
+        if not self.answers and instruction.online is not None:
+            return "the guest does not answer"
+        reasons = []
+        if instruction.online is not None:
+            assert 0 in instruction.online
+            wanted = set(instruction.online)
+            failed = (wanted ^ self.online) & self.stubborn
+            self.online = (wanted - failed) | (self.online & failed)
+            reasons += [f"CPU {cpu}: busy" for cpu in sorted(failed)]
+        if instruction.plugged_mib is not None:
+            assert instruction.plugged_mib >= 0
+            if instruction.plugged_mib > self.device_mib:
+                return "; ".join([*reasons, "the device has no room for that"])
+            blocks = (instruction.plugged_mib - self.device_mib) / self.block_mib
+            assert abs(blocks - round(blocks)) < 1e-6, "only whole blocks can be asked for"
+            lowest = max(self.plugged_mib - self.unplug_at_most_mib, min(self.unmovable_mib, self.plugged_mib))
+            reached = max(instruction.plugged_mib, lowest)
+            reached = self.device_mib - (self.device_mib - reached) // self.block_mib * self.block_mib
+            self.plugged_mib = min(reached, max(self.plugged_mib, instruction.plugged_mib))
+            if reached > instruction.plugged_mib:
+                reasons.append("memory is in use")
+        return "; ".join(reasons)
+
+    def _throttle(self, instruction: Throttle) -> str:
+        if instruction.cpu_cores is not None:
+            seen = len(self.online) if self.answers else self.cpus
+            self.quota_per_cpu = instruction.cpu_cores / (instruction.cpus_online or seen)
+        if instruction.balloon_mib is not None:
+            assert 0 < instruction.balloon_mib <= self.boot_mib
+            self.balloon_target_mib = instruction.balloon_mib
+            self.let_the_balloon_move()
+            if self.balloon_mib > self.balloon_target_mib:
+                self.balloon_target_mib = self.balloon_mib
+                return "the balloon stopped half way"
+        return ""
+
+    def let_the_balloon_move(self) -> None:
+        """As far as it goes in one instruction's time."""
+        move = self.balloon_target_mib - self.balloon_mib
+        self.balloon_mib += max(-self.balloon_at_most_mib, min(move, self.balloon_at_most_mib))
+
+    _release: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One instruction, its answer, and the VM around it."""
+
+    now: float
+    instruction: Instruction
+    answer: Event
+    before: Bound
+    after: Bound
+    #: What the guest truly could spare before.
+    spare_mib: float
+
+
+def run(
+    machine: Cascade | Reinflation, vm: ModelVM, now: float = 0.0, at_most: int = 5000
+) -> tuple[Outcome, list[Exchange]]:
+    """Let the machine drive the VM to its end."""
+    exchanges: list[Exchange] = []
+    pending = machine.start(now)
+    for _ in range(at_most):
+        (instruction,) = pending
+        if isinstance(instruction, Finish):
+            assert machine.outcome is instruction.outcome
+            return instruction.outcome, exchanges
+        before, spare = vm.bound, vm.spare_mib
+        answer = vm.carry_out(instruction, now)
+        exchanges.append(Exchange(now, instruction, answer, before, vm.bound, spare))
+        now = answer.now
+        pending = machine.handle(answer)
+    raise AssertionError(f"no end after {at_most} instructions")
+
+
+def application_share(outcome: Outcome) -> float:
+    """Memory that the ledger says the application has made possible."""
+    return sum(e.verified for e in outcome.ledger if e.layer.value == "application" and e.resource == "memory_mib")
