@@ -28,6 +28,9 @@ PAGE_BYTES = MIB
 STALL_S = 5.0
 FETCHED_BONUS_S = 3600
 TOLERANCE_MIB = 10.0
+MARGIN_MIB = (
+    8.0  # in the maximum: what lies beside the items moves, and must not cost the limit a part of its full size
+)
 SETTLE_S = 1.0
 MALLOC_SETTING = b"MALLOC_MMAP_THRESHOLD_"
 
@@ -49,7 +52,7 @@ class MemcachedAdapter(Adapter):
             stats = client.stats()
             rss_mib = self._rss_mib(stats)
             overhead_mib = _overhead_mib(rss_mib, client.slabs())
-            maximum_mib = self._largest_limit_mib(stats) + overhead_mib
+            maximum_mib = self._largest_limit_mib(stats) + overhead_mib + MARGIN_MIB
         finally:
             client.close()
         minimum_mib = min(self._minimum_mib, rss_mib)

@@ -144,14 +144,14 @@ class Performer:
         try:
             operation = await self._agents.operation(host, request_id) if resumed else None
             if resumed and operation is None and not harmless:
-                return Forgotten(elapsed_s())
+                return Forgotten(elapsed_s(), lapse=False)
             for _ in range(REPEATS):
                 operation = await self._agents.follow(host, operation or await send(), limit_s)
                 if operation is not None:
                     await self._refresh(host)
                     return OperationEnded(elapsed_s(), operation)
                 if not harmless:
-                    return Forgotten(elapsed_s())
+                    return Forgotten(elapsed_s(), lapse=True)
         except AgentRefused as error:
             if isinstance(instruction, Remove) and error.status == 404:
                 return OperationEnded(elapsed_s(), _gone(request_id, instruction))

@@ -11,8 +11,8 @@ from typing import Any
 from cluster_manager.demand import demand_of, missing_on, reclaim_need
 from cluster_manager.plans import (
     MOST_HOSTS,
+    MOST_LAPSES,
     MOST_RECLAIMS,
-    MOST_STARTS,
     ChooseHosts,
     Create,
     Event,
@@ -135,9 +135,11 @@ def _arrival(host: str) -> dict[str, Any]:
     return {
         "host": host,
         "reclaims": 0,
+        "rounds": 0,
         "reclaimed": None,
         "failed_layer": None,
         "starts": 0,
+        "lapses": 0,
         "reason": None,
         "targets": {},
         "conclusion": None,
@@ -166,7 +168,8 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
     if state.purpose == "preempt" and state.reclaims == 0:
         state = _with_reason(state, report, missing)
     need = reclaim_need(missing, report)
-    complete = state.reclaimed in (None, OperationState.DONE) and state.reclaims < MOST_RECLAIMS
+    complete = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
+    complete = complete and state.lapses < MOST_LAPSES
     if complete and not need.is_zero() and (enough or state.purpose == "preempt"):
         left = _time_left(state, event.elapsed_s)
         if left > 0:
@@ -191,7 +194,7 @@ def _on_present(state: PlanState, present: VMStatus, elapsed_s: float) -> Step:
 
 
 def _start(state: PlanState, host: str) -> Step:
-    if state.starts >= MOST_STARTS:
+    if state.starts and state.lapses >= MOST_LAPSES:
         return _clean_up(state, "the agent forgets that it was told to start the VM")
     tried = state.tried + (1 if state.reclaims == 0 and state.starts == 0 else 0)
     instruction = Create(host=host, step=state.step)
@@ -206,6 +209,7 @@ def _on_reclaimed(state: PlanState, operation: Operation) -> Step:
         said,
         outcomes=operation.vms,
         shortfall=operation.shortfall,
+        rounds=state.rounds + 1,
         reclaimed=operation.state,
         failed_layer=layer or state.failed_layer,
     ).also(Note("deflated", state.vm, state.host, operation.sentence))
@@ -363,8 +367,8 @@ def _after_undo(state: PlanState, said: str, elapsed_s: float) -> Step:
 
 
 def allocations_of(report: HostReport) -> list[Allocation]:
-    """The rows that policies read, of the VMs that hold room."""
-    return [vm.allocation() for vm in report.vms if vm.state is not VMState.STOPPED]
+    """The rows that policies read; a stopped VM holds its room too."""
+    return [vm.allocation() for vm in report.vms]
 
 
 def failed_layer(operation: Operation) -> str | None:

@@ -22,8 +22,8 @@ MOST_HOSTS: Final = 3
 #: Reclaims on one host: the first, and two for what rounding left.
 MOST_RECLAIMS: Final = 3
 
-#: How often the start of one VM is commanded on one host: again only to an agent that forgot the first time.
-MOST_STARTS: Final = 2
+#: How often an agent may forget a command of one plan that it had taken on.
+MOST_LAPSES: Final = 2
 
 PlanKind = Literal["create", "delete", "target", "reinflate"]
 Purpose = Literal["place", "preempt"]
@@ -162,7 +162,12 @@ class HostFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Forgotten(Event):
-    """The agent knows nothing of a command that may once have been sent to it."""
+    """The agent knows nothing of a command that may once have been sent to it.
+
+    ``lapse``: it had taken the command on in this run of the manager, so it is the agent that forgot.
+    """
+
+    lapse: bool
 
 
 # --- effects: what is stored together with the next state ------------------------------------------------------------
@@ -234,8 +239,8 @@ class PlanState(Record):
     #: The client's request id.
     request_id: str
     instruction: Instruction
-    #: Instructions given so far; numbers the commands.
-    step: int = 0
+    #: Instructions given so far, with the present one; numbers the commands.
+    step: int = 1
     vm: str | None = None
     #: What has been done so far, a sentence a step.
     progress: tuple[str, ...] = ()
@@ -258,11 +263,14 @@ class PlanState(Record):
     failures: tuple[str, ...] = ()
     #: Since when the deadline runs, as ``elapsed_s``.
     clock_from_s: float = 0.0
-    #: On the present host: reclaims so far, how the last one ended and which layer failed, starts of the VM.
+    #: On the present host: reclaims that were commanded and that ended, how the last one ended and which layer failed,
+    #: how often the VM's start was commanded, and how often the agent forgot.
     reclaims: int = 0
+    rounds: int = 0
     reclaimed: OperationState | None = None
     failed_layer: str | None = None
     starts: int = 0
+    lapses: int = 0
     #: On the present host, when preempting: why, and the size that each VM should have reached.
     reason: Reason | None = None
     targets: dict[str, Vector] = {}

@@ -144,7 +144,8 @@ class Cascade:
         if self.phase is not Phase.NEW:
             raise ProtocolViolation(f"the phase is {self.phase.value}: a cascade starts once")
         self._started = now
-        if self.need.is_zero():
+        # A fraction of a page or of a quota's microsecond is no reason to have an application drop its cache.
+        if _beyond_rounding(self.need).is_zero():
             return self._finish(now)
         return self._enter_application(now)
 
@@ -429,7 +430,7 @@ class Cascade:
 
     def _sentence(self, now: float) -> str:
         asked = self.before.size.less(self.target)
-        if asked.is_zero():
+        if _beyond_rounding(asked).is_zero():
             return "nothing to take: the VM is at or below the target already"
         given = reclaimed(self.before, self.bound)
         parts = f"took {given.total} of {asked} in {now - self._started:.1f} s"

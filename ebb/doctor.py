@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hostagent.accelerator import probe_accelerator
 from pydantic import BaseModel, ConfigDict
 
 from ebb import paths
 from ebb.lab import services
 from ebb.lab.errors import LabError
+from hostagent.accelerator import probe_accelerator
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Programs that a lab needs, and the Debian packages that hold them.
@@ -199,7 +199,7 @@ def _images(cache: Path) -> list[Path]:
 
 def _accelerator(facts: dict[str, Any]) -> Finding:
     images = _images(paths.image_cache())
-    kernel = images[0] / "vmlinuz" if images else Path("/boot") / f"vmlinuz-{platform.release()}"
+    kernel = images[0] / "vmlinuz" if images else None
     try:
         found = probe_accelerator(kernel, None, paths.accelerator_cache())
     except OSError as error:

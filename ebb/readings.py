@@ -17,12 +17,11 @@ from pydantic import BaseModel, ConfigDict
 
 from ebb.errors import ReadingError
 from ebb.lab.errors import LabError
-from ebb.lab.guestlink import LabLink
+from ebb.lab.guestlink import LabLink, channel_path
 from ebb.lab.services import open_libvirt
 
 PROC = Path("/proc")
 PID_FILES = Path("/run/libvirt/qemu")
-LAB_PORT = "io.ebbtide.lab.0"
 KIB_PER = {"b": 1 / 1024, "bytes": 1 / 1024, "KiB": 1, "k": 1, "MiB": 1024, "M": 1024, "GiB": 1024**2, "G": 1024**2}
 _VCPU_THREAD = re.compile(r"CPU (\d+)/")
 
@@ -78,18 +77,15 @@ class DomainView:
         device = root.find("./devices/memory[@model='virtio-mem']")
         if not cells:
             raise ReadingError("the domain has no NUMA cell for its boot memory")
-        socket = None
-        for channel in root.findall("./devices/channel"):
-            target, source = channel.find("target"), channel.find("source")
-            if target is not None and source is not None and target.get("name") == LAB_PORT:
-                socket = source.get("path")
-        if socket is None:
-            raise ReadingError(f"the domain has no channel {LAB_PORT} with a socket, or does not run")
+        try:
+            socket = channel_path(xml)
+        except LabError as error:
+            raise ReadingError(str(error)) from error
         return cls(
             boot_kib=sum(_kib(cell.get("memory", "0"), cell.get("unit", "KiB")) for cell in cells),
             device_kib=_element_kib(device, "target/size"),
             current_kib=_element_kib(device, "target/current"),
-            lab_socket=Path(socket),
+            lab_socket=socket,
             vcpus=int(root.findtext("vcpu", "0")),
         )
 

@@ -83,7 +83,7 @@ def probe_accelerator(
 
 
 def boots(qemu: str, kernel: Path, initrd: Path | None, accelerator: str, time_limit_s: float) -> tuple[bool, str]:
-    """Boot a kernel without disk and network; (was MARKER printed in time, what was printed). QEMU is gone afterwards."""
+    """Boot a kernel without disk and network; (MARKER came in time, what was printed). QEMU is gone afterwards."""
     argv = [qemu, "-machine", "q35", "-accel", accelerator, "-cpu", "host" if accelerator == "kvm" else "max"]
     argv += ["-m", "256", "-smp", "1", "-nodefaults", "-no-user-config", "-no-reboot", "-nic", "none"]
     argv += ["-display", "none", "-serial", "stdio", "-append", "console=ttyS0 quiet panic=-1"]

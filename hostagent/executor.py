@@ -64,13 +64,13 @@ class Executor:
                 return await self._tell(instruction)
         raise TypeError(f"{type(instruction).__name__} is no instruction for an executor")
 
-    async def measure(self) -> tuple[Bound | None, GuestReading | None]:
-        """Read bound and guest now. The guest's CPUs count as on line as long as it does not say otherwise."""
+    async def measure(self) -> tuple[Bound, GuestReading | None]:
+        """Read bound and guest now. All plugged CPUs count as on line as long as the guest does not say otherwise.
+
+        :raises HypervisorError: the host's side cannot be read.
+        """
         status = await guest_status(self._link)
-        try:
-            reading = await self._hypervisor.read(self._domain)
-        except HypervisorError:
-            return None, None
+        reading = await self._hypervisor.read(self._domain)
         guest = None
         if status is not None:
             cpus = status.cpus
@@ -159,7 +159,10 @@ class Executor:
         await self._hypervisor.set_quota(self._domain, cpu_cores / max(cpus_online, 1))
 
     async def _measured(self, instruction: Instruction, reason: str) -> Measured:
-        bound, guest = await self.measure()
+        try:
+            bound, guest = await self.measure()
+        except HypervisorError as error:
+            return Measured(_now(), instruction.step, None, None, "; ".join(filter(None, (reason, str(error)))))
         return Measured(_now(), instruction.step, bound, guest, reason)
 
     async def _attempt(self, work: Any) -> str:

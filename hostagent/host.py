@@ -34,7 +34,8 @@ from deflation.messages import (
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import HypervisorError, RequestRefused
-from hostagent.hypervisor import Hypervisor
+from hostagent.eternal import guarded
+from hostagent.hypervisor import DomainState, Hypervisor, domain_name
 from hostagent.intents import Cause, Intent, Phase
 from hostagent.journal import Journal
 from hostagent.operations import Kind, Operations
@@ -118,7 +119,7 @@ class Host:
                 vm=members[0].name if kind in ("create", "delete", "target") else None,
                 started_at=cause.started_at,
             )
-        self._watching = asyncio.create_task(self._watch(), name="watch")
+        self._watching = asyncio.create_task(guarded(self._watch()), name="watch")
 
     async def close(self) -> None:
         """Stop working; VMs stay as they are, their intents say what is to go on."""
@@ -191,7 +192,7 @@ class Host:
             cause=self._cause(command, "create", body, ZERO),
         )
         # Charged from this moment on, so that nobody else counts on the room.
-        vm = self._adopt(f"ebb-{self.slice.host_id}-{spec.name}", intent, running=False)
+        vm = self._adopt(domain_name(self.slice.host_id, spec.name), intent, running=False)
         return self.operations.begin(
             command.request_id, "create", body, lambda operation: self._create(operation, vm, fresh=True), vm=spec.name
         )
@@ -282,7 +283,7 @@ class Host:
             await self.hypervisor.resume(vm.domain)
             await vm.store(phase=Phase.SETTLED)
         except HypervisorError:
-            await self._forget(vm)
+            await self._clear_away(vm)
             raise
         vm.running = True
         vm.start()
@@ -335,7 +336,7 @@ class Host:
                 return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs"})
             if await self._paused(vm):
                 return await self._create(operation, vm, fresh=False)
-            await self._forget(vm)
+            await self._clear_away(vm)
             raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
         if Phase.DELETING in phases:
             (vm,) = members
@@ -400,6 +401,14 @@ class Host:
         self.vms.pop(vm.name, None)
         self.changed.set()
 
+    async def _clear_away(self, vm: ManagedVM) -> None:
+        """Remove a VM that could not be started; where even that fails, it stays charged and is tried again."""
+        vm.intent = vm.intent.changed(phase=Phase.DELETING)
+        try:
+            await self._forget(vm)
+        except HypervisorError as error:
+            log.warning("what was left of the VM could not be removed yet", vm=vm.name, why=str(error))
+
     def _settled(self) -> list[ManagedVM]:
         """VMs whose size may be changed now."""
         return [vm for vm in self.vms.values() if vm.intent.phase is Phase.SETTLED and vm.running]
@@ -448,22 +457,32 @@ class Host:
         if self._sizes.locked():
             return
         async with self._sizes:
-            states = {found.name: found.state for found in await self.hypervisor.domains()}
+            found = {domain.name: domain for domain in await self.hypervisor.domains()}
             for vm in list(self.vms.values()):
-                if vm.intent.phase is Phase.CREATING:
-                    continue
-                running = states.get(vm.domain) == "running"
-                if running != vm.running:
-                    log.info("the VM started" if running else "the VM stopped", vm=vm.name)
-                    vm.running = running
-                    self.changed.set()
-                if vm.domain not in states:
-                    log.warning("the VM's domain was removed by somebody else", vm=vm.name)
-                    await self._record_change(vm.name, vm.allocation().current, ZERO, "removed by somebody else")
-                    await self._forget(vm)
+                await self._look_at(vm, found.pop(vm.domain, None))
+            for domain in found.values():
+                # A creation that was given up, but libvirt carried it out in the end.
+                log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
+                await self.hypervisor.destroy(domain.name)
             stuck = [vm for vm in self.vms.values() if vm.running and vm.intent.phase in _RESIZING]
             await self._resize({vm.name: vm.intent.target.vector() for vm in stuck}, 60.0)
         await asyncio.gather(*(vm.watch() for vm in list(self.vms.values())))
+
+    async def _look_at(self, vm: ManagedVM, domain: DomainState | None) -> None:
+        if vm.intent.phase is Phase.CREATING:
+            return
+        if vm.intent.phase is Phase.DELETING:
+            await self._forget(vm)
+            return
+        running = domain is not None and domain.state == "running"
+        if running != vm.running:
+            log.info("the VM started" if running else "the VM stopped", vm=vm.name)
+            vm.running = running
+            self.changed.set()
+        if domain is None:
+            log.warning("the VM's domain was removed by somebody else", vm=vm.name)
+            await self._record_change(vm.name, vm.allocation().current, ZERO, "removed by somebody else")
+            await self._forget(vm)
 
 
 def _body(command: Command) -> dict[str, Any]:

@@ -11,6 +11,11 @@ from deflation.bounds import Bound
 from hostagent.intents import Intent
 
 
+def domain_name(host_id: str, vm: str) -> str:
+    """The libvirt name of a VM: agents that share a machine keep apart by it."""
+    return f"ebb-{host_id}-{vm}"
+
+
 @dataclass(frozen=True, slots=True)
 class HostSideReading:
     """What can be seen of a domain from outside, in one pass."""

@@ -32,10 +32,10 @@ def link(path: str, target: str) -> Entry:
 
 
 def archive(entries: Iterable[Entry]) -> bytes:
-    """An uncompressed cpio archive in the `newc` form (Linux: Documentation/driver-api/early-userspace/buffer-format.rst).
+    """An uncompressed cpio archive in the `newc` form.
 
-    All entries belong to root and carry time 0, so equal entries give equal bytes. Directories must come before what
-    they hold.
+    Source: Linux, Documentation/driver-api/early-userspace/buffer-format.rst. All entries belong to root
+    and carry time 0, so equal entries give equal bytes. Directories must come before what they hold.
     """
     parts = [_record(number, entry) for number, entry in enumerate(entries, start=1)]
     parts.append(_record(0, Entry("TRAILER!!!", 0)))

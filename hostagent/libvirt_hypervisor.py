@@ -20,7 +20,7 @@ import structlog
 
 from hostagent import disks, intents
 from hostagent.errors import DomainGone, HypervisorError
-from hostagent.hypervisor import DomainState, HostSideReading
+from hostagent.hypervisor import DomainState, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
 from hostagent.templates import (
@@ -50,7 +50,7 @@ class LibvirtSettings:
     host_id: str
     uri: str
     accelerator: Literal["kvm", "qemu"]
-    #: Holds base.qcow2, vmlinuz and initrd.img.
+    #: Holds base.qcow2, vmlinuz and initrd.
     image_dir: Path
     #: Below it, each VM has a directory of its own.
     disk_dir: Path
@@ -71,9 +71,14 @@ class LibvirtHypervisor:
     # --- domains -------------------------------------------------------------------------------------------------
 
     async def domains(self) -> list[DomainState]:
+        prefix = domain_name(self._settings.host_id, "")
+
         def find(connection: Any) -> list[DomainState]:
             found = []
             for domain in connection.listAllDomains():
+                # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
+                if not domain.name().startswith(prefix):
+                    continue
                 try:
                     text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
                     intent = intents.from_element(text)
@@ -93,7 +98,7 @@ class LibvirtHypervisor:
         known = {found.name for found in await self.domains()}
 
         def remove() -> None:
-            for directory in self._settings.disk_dir.glob(f"ebb-{self._settings.host_id}-*"):
+            for directory in self._settings.disk_dir.glob(domain_name(self._settings.host_id, "*")):
                 if directory.name not in known:
                     disks.remove(directory)
 
@@ -113,7 +118,7 @@ class LibvirtHypervisor:
                     memory_mib=int(spec.nominal.memory_mib),
                     accelerator=self._settings.accelerator,
                     kernel=self._settings.image_dir / "vmlinuz",
-                    initrd=self._settings.image_dir / "initrd.img",
+                    initrd=self._settings.image_dir / "initrd",
                     disk=disk,
                     console=directory / "console.log",
                     ceiling_cpu_cores=spec.ceiling.cpu_cores if spec.ceiling else None,

@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--manager", help="base URL of the manager; without it the agent serves its API only")
     add("--manager-token-file", type=Path, help="token for the manager; default: the same as --token-file")
     add("--state-dir", type=Path, default=state / "agent", help=f"default {state}/agent")
-    add("--image-dir", type=Path, default=state / "image", help="holds base.qcow2, vmlinuz, initrd.img")
+    add("--image-dir", type=Path, default=state / "image", help="holds base.qcow2, vmlinuz, initrd")
     add("--disk-dir", type=Path, default=state / "disks", help=f"default {state}/disks")
     add("--templates", type=Path, action="append", default=[], help="directory with domain templates NAME.xml")
     add("--uri", default="qemu:///system", help="libvirt connection, default qemu:///system")

@@ -12,6 +12,7 @@ import structlog
 from aiohttp import web
 
 from hostagent.api import make_app
+from hostagent.eternal import guarded
 from hostagent.host import Host
 from hostagent.reporter import Reporter
 
@@ -36,7 +37,7 @@ async def serve(
         await web.TCPSite(runner, address, port).start()
         if manager is not None:
             reporter = Reporter(host, manager, read_token(manager_token_file or token_file))
-            reporting = asyncio.create_task(reporter.run(), name="reporter")
+            reporting = asyncio.create_task(guarded(reporter.run()), name="reporter")
         log.info("ready", host=host.slice.host_id, listen=f"{address}:{port}", vms=len(host.vms))
         await stop.wait()
     finally:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Literal
 from xml.sax.saxutils import escape
 
+from hostagent.errors import HostAgentError
+
 PACKAGED = Path(__file__).parent / "templates"
 # libvirt lets aliases of users begin with `ua-` only.
 MEMORY_ALIAS = "ua-ebbtide-memory"
@@ -28,15 +30,17 @@ _TEMPLATE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _DOMAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # The cache of translated code would grow to a gigabyte and hide what a guest gives back.
 _TCG_FEATURES = "<tcg><tb-cache unit='MiB'>64</tb-cache></tcg>"
+# A CPU that is off line waits in MWAIT, which emulation turns into a busy loop on the host; without it, it halts.
+_TCG_CPU_FEATURES = "<feature policy='disable' name='monitor'/>"
 
 
-class TemplateError(ValueError):
+class TemplateError(HostAgentError):
     """A template or a parameter of a VM cannot be used; the text names it."""
 
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """How a VM's memory is split, in MiB: memory it boots with, and a virtio-mem device of which a part is asked for."""
+    """How a VM's memory is split, in MiB: memory to boot with, and a virtio-mem device of which a part is asked for."""
 
     boot_mib: int
     device_mib: int
@@ -48,8 +52,8 @@ class DomainParameters:
     """What a template needs to become a VM.
 
     cpu_cores, memory_mib: the nominal size; ceiling_*: the largest size ever, default nominal. boot_memory_mib: memory
-    that cannot be unplugged, default half. kernel_arguments: added to the template's own. metadata: one XML element with
-    a namespace, the VM's intent.
+    that cannot be unplugged, default half. kernel_arguments: added to the template's own. metadata: one XML element
+    with a namespace, the VM's intent.
     """
 
     name: str
@@ -79,12 +83,12 @@ class DomainParameters:
         for field, value in (("cpu_cores", self.cpu_cores), ("memory_mib", self.memory_mib)):
             if not math.isfinite(value) or value <= 0:
                 raise TemplateError(f"{field} is {value}, but must be positive")
-        for field, value, least in (
+        for field, ceiling, nominal in (
             ("ceiling_cpu_cores", self.ceiling_cpu_cores, self.cpu_cores),
             ("ceiling_memory_mib", self.ceiling_memory_mib, self.memory_mib),
         ):
-            if value is not None and not (math.isfinite(value) and value >= least):
-                raise TemplateError(f"{field} is {value}, but must be at least the nominal {least}")
+            if ceiling is not None and not (math.isfinite(ceiling) and ceiling >= nominal):
+                raise TemplateError(f"{field} is {ceiling}, but must be at least the nominal {nominal}")
         for argument in self.kernel_arguments:
             if not argument or any(letter.isspace() for letter in argument):
                 raise TemplateError(f"kernel_arguments has {argument!r}, but each must be one word")
@@ -165,14 +169,15 @@ def render_domain(template: DomainTemplate, parameters: DomainParameters) -> str
         "metadata": _metadata(parameters.metadata),
         "vcpu_elements": _vcpu_elements(parameters.vcpus, parameters.maximum_vcpus),
         "accelerator_features": _TCG_FEATURES if parameters.accelerator == "qemu" else "",
+        "cpu_features": _TCG_CPU_FEATURES if parameters.accelerator == "qemu" else "",
     }
     try:
         xml = string.Template(template.text).substitute(escaped | fragments)
         ElementTree.fromstring(xml)
-    except (KeyError, ValueError) as error:
-        raise TemplateError(f"template {template.name} has a $-name that is not known: {error}") from error
     except ElementTree.ParseError as error:
         raise TemplateError(f"template {template.name} is not well-formed XML: {error}") from error
+    except (KeyError, ValueError) as error:
+        raise TemplateError(f"template {template.name} has a $-name that is not known: {error}") from error
     return xml
 
 

@@ -20,6 +20,7 @@ from deflation.messages import Vector, VMOutcome, VMState, VMStatus
 from deflation.reinflation import Reinflation
 from deflation.resources import ResourceVector
 from hostagent.errors import HypervisorError
+from hostagent.eternal import guarded
 from hostagent.executor import Executor, guest_status
 from hostagent.guestlink import GuestLink
 from hostagent.hypervisor import Hypervisor
@@ -69,7 +70,7 @@ class ManagedVM:
 
     def start(self) -> None:
         """Begin to talk to the guest."""
-        self._tasks.add(asyncio.create_task(self.link.run(), name=f"guest:{self.name}"))
+        self._tasks.add(asyncio.create_task(guarded(self.link.run()), name=f"guest:{self.name}"))
 
     async def stop(self) -> None:
         """Stop talking to the guest; the domain stays as it is."""
@@ -116,8 +117,6 @@ class ManagedVM:
         :raises HypervisorError: it cannot be read.
         """
         bound, _ = await self._executor("").measure()
-        if bound is None:
-            raise HypervisorError(f"the size of {self.name} cannot be read")
         return bound.size
 
     async def enforce(self) -> None:
@@ -182,8 +181,6 @@ class ManagedVM:
         target = self.intent.target.vector()
         executor = self._executor(cause.request_id if cause else "")
         before, _ = await executor.measure()
-        if before is None:
-            raise HypervisorError(f"the size of {self.name} cannot be read")
         outcome: Outcome | None = None
         if not before.size.fits_in(target):
             outcome = await self._run(executor, Cascade(before, target, deadline_s, self._mechanisms(), mode))

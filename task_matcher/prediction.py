@@ -104,14 +104,14 @@ def history_of(changes: Iterable[Change], now: float, window_s: float = WINDOW_S
     An interval lies between two changes of one machine, and counts if it was completed within ``window_s`` before
     ``now``. None reaches over a machine's end (its name may be used again), and an end by its owner completes none.
 
-    :param changes: in any order; those that leave the whole cores as they were are passed over.
+    :param changes: what is known at ``now``, in any order. Unchanged whole cores are no change.
     """
     intervals: list[float] = []
     pairs: Counter[tuple[Direction, Direction]] = Counter()
     last: dict[str, LastChange] = {}
     for change in sorted(changes, key=lambda change: change.at):
         direction = change.direction
-        if direction is None or change.at > now:
+        if direction is None:
             continue
         before = last.get(change.machine)
         if before and not before.gone and not change.starts and not change.by_owner and change.at > now - window_s:

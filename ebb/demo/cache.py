@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 
 from ebb.errors import DemoFailed
 from ebb.lab.errors import LabError
-from ebb.lab.guestlink import LabLink
+from ebb.lab.guestlink import LabLink, value_digest
 from ebb.readings import Gauge
 
 PREFIX = "demo-"
@@ -54,17 +53,12 @@ class Cache:
 
     def latest(self, count: int) -> dict[str, str]:
         """The keys stored last, with the SHA-256 that their values must have."""
-        return {key: digest_of(key) for key in (f"{PREFIX}{i}" for i in range(self.keys - count, self.keys))}
+        return {
+            key: value_digest(key, VALUE_BYTES) for key in (f"{PREFIX}{i}" for i in range(self.keys - count, self.keys))
+        }
 
     async def _link(self) -> LabLink:
         try:
             return await self._gauge.link()
         except LabError as error:
             raise DemoFailed(f"the guest of {self.name} does not answer: {error}") from error
-
-
-def digest_of(key: str) -> str:
-    """SHA-256 of the value that the lab channel stores under a key: the key's SHA-256 in hex, repeated."""
-    digest = hashlib.sha256(key.encode()).hexdigest().encode()
-    value = (digest * (VALUE_BYTES // len(digest) + 1))[:VALUE_BYTES]
-    return hashlib.sha256(value).hexdigest()

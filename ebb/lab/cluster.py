@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hostagent.accelerator import Accelerator, probe_accelerator
 from pydantic import TypeAdapter, ValidationError
 
 from deflation.errors import DeflationError
@@ -26,6 +25,7 @@ from ebb.lab import domains, processes, services
 from ebb.lab.errors import LabError
 from ebb.lab.image import Image, build_image
 from ebb.lab.state import Daemon, LabHost, LabState, StateFile, make_directory, new_token, write_private
+from hostagent.accelerator import Accelerator, probe_accelerator
 
 Report = Callable[[str], None]
 
@@ -222,7 +222,7 @@ class Lab:
 
     def _probe(self, image: Image) -> Accelerator:
         self.report("probing the accelerator")
-        return probe_accelerator(image.kernel, image.initrd, paths.accelerator_cache())
+        return probe_accelerator(image.kernel, None, paths.accelerator_cache())
 
     def _describe(self, state: LabState, image: Image, hosts: tuple[HostSlice, ...]) -> None:
         """Fill in ports, tokens and command lines."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -71,10 +72,8 @@ class LabLink:
 
     async def close(self) -> None:
         self._writer.close()
-        try:
+        with contextlib.suppress(OSError):  # the guest may be gone already
             await self._writer.wait_closed()
-        except OSError:
-            pass  # the guest is gone, and that is what closing is for
 
     async def __aenter__(self) -> LabLink:
         return self

@@ -56,7 +56,7 @@ def build_image(
 ) -> Image:
     """Build the guest image, or take it from the cache.
 
-    progress: called with (stage, fraction done of the whole). mirror: a Debian mirror; default `rootfs.debian_mirror()`.
+    progress: called with (stage, fraction done of the whole). mirror: default `rootfs.debian_mirror()`.
     Needs root and, for the first build, the network. A second builder waits for the first. Raises ImageError; a failed
     build leaves nothing behind.
     """
@@ -137,9 +137,7 @@ def _image_key(rootfs_key: str, sources: dict[str, Path], busybox: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _rootfs_tree(
-    archive: Path, work: Path, mirror: str | None, report: Callable[[str, float], None]
-) -> Path:
+def _rootfs_tree(archive: Path, work: Path, mirror: str | None, report: Callable[[str, float], None]) -> Path:
     """A fresh tree of the root file system in `work`, out of the cached archive, which is made first if need be."""
     tree = work / "tree"
     tree.mkdir(mode=0o755)

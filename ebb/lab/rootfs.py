@@ -165,7 +165,7 @@ def _control(tree: Path, package: str) -> dict[str, str]:
     """The control fields of the newest version of a package, by the rootfs's apt (the host may be another release)."""
     text = run(["chroot", tree, "apt-cache", "--no-all-versions", "show", package])
     fields = (line.split(": ", 1) for line in text.splitlines() if ": " in line and not line.startswith(" "))
-    return {name: value for name, value in fields}
+    return dict(fields)
 
 
 def _keep_kernel(tree: Path, kernel_tree: Path) -> None:

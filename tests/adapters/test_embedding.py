@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from rest import Rest
+from tests.adapters.rest import Rest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "embed_hook.py"
 
@@ -19,7 +20,10 @@ def test_embedding_takes_ten_lines_at_most() -> None:
 def test_the_example_deflates_and_reinflates(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     service = subprocess.Popen(
-        [sys.executable, str(EXAMPLE), "0", str(tmp_path / "token")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, str(EXAMPLE), "0", str(tmp_path / "token")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1])},
     )
     try:
         assert service.stdout is not None

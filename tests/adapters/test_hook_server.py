@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rest import Rest
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
 from app_adapters.errors import ApplicationError
 from app_adapters.server import HookServer
+from tests.adapters.rest import Rest
 
 TOKEN = "right-token"
 

@@ -6,13 +6,10 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cache import Cache, free_port
-from rest import Rest
 
 from app_adapters.adapter import Refusal
 from app_adapters.errors import ApplicationError
@@ -20,6 +17,8 @@ from app_adapters.memcached import MemcachedAdapter, _pages_to_move, _started_li
 from app_adapters.memcached_client import MIB, MemcachedClient, SlabClass, Slabs
 from app_adapters.process import resident_mib
 from app_adapters.server import HookServer
+from tests.adapters.cache import Cache, free_port
+from tests.adapters.rest import Rest
 
 
 @contextlib.contextmanager
@@ -40,7 +39,7 @@ def hooked(
         cache.stop()
 
 
-@pytest.mark.parametrize("size", [200, 4096, 300000])
+@pytest.mark.parametrize("size", [1000, 4096, 300000])
 def test_a_deflated_memcached_is_small_keeps_what_was_read_and_grows_back(tmp_path: Path, size: int) -> None:
     with hooked(tmp_path) as (cache, rest):
         count = cache.fill(260, size)
@@ -68,7 +67,7 @@ def test_a_deflated_memcached_is_small_keeps_what_was_read_and_grows_back(tmp_pa
         cache.fill(200, size, start=count)
         assert cache.rss_mib() <= 140 + 15  # it does not grow past its limit
 
-        assert rest.target("up", "reinflate", 1000)[0] == 202
+        assert rest.target("up", "reinflate", memory["maximum"])[0] == 202
         done = rest.finished("up")
         assert (done["state"], done["released"]) == ("released", {"memory_mib": 0.0})
         assert cache.limit_mib() == 400
@@ -79,7 +78,7 @@ def test_a_deflated_memcached_is_small_keeps_what_was_read_and_grows_back(tmp_pa
 
 def test_it_shrinks_again_and_again(tmp_path: Path) -> None:
     with hooked(tmp_path) as (cache, rest):
-        for i, size in enumerate((4096, 1000, 9000)):
+        for i, size in enumerate((4096, 2000, 9000)):
             cache.fill(250, size)
             assert rest.target(f"down{i}", "deflate", 120)[0] == 202
             rest.finished(f"down{i}")
@@ -91,7 +90,9 @@ def test_it_shrinks_again_and_again(tmp_path: Path) -> None:
 def test_the_coldest_go_first(tmp_path: Path) -> None:
     with hooked(tmp_path) as (cache, rest):
         count = cache.fill(250)
-        time.sleep(2.1)  # memcached counts in seconds, and it has no clock to fake
+        second = int(cache.stats()["time"])
+        while int(cache.stats()["time"]) < second + 2:  # its times of access are whole seconds of its own clock
+            pass
         younger = cache.fill(60, start=count)
         rest.target("down", "deflate", 150)
         rest.finished("down")
@@ -110,6 +111,18 @@ def test_a_target_above_what_it_holds_lowers_the_limit_and_deletes_nothing(tmp_p
         rest.target("wide", "deflate", 1000)
         rest.finished("wide")
         assert cache.limit_mib() <= 200  # a deflation never raises
+
+
+def test_its_own_maximum_always_restores_the_whole_limit(tmp_path: Path) -> None:
+    with hooked(tmp_path, 200) as (cache, rest):
+        cache.fill(150)
+        for i in range(10):
+            rest.target(f"down{i}", "deflate", 140.0 - i)
+            rest.finished(f"down{i}")
+            maximum_mib = rest.capabilities()["resources"]["memory_mib"]["maximum"]
+            rest.target(f"up{i}", "reinflate", maximum_mib)
+            rest.finished(f"up{i}")
+            assert cache.limit_mib() == 200
 
 
 def test_the_minimum_bounds_the_promise_and_is_the_floor(tmp_path: Path) -> None:
@@ -146,7 +159,7 @@ def test_a_memcached_that_cannot_give_pages_back_refuses_with_the_reason(
     tmp_path: Path, options: tuple[str, ...], reason: str
 ) -> None:
     with hooked(tmp_path, 128, options) as (cache, rest):
-        count = cache.fill(90)
+        count = cache.fill(70)
         status, answer = rest.target("down", "deflate", 70)
         assert (status, answer["state"]) == (409, "refused")
         assert reason in answer["reason"]

@@ -10,9 +10,9 @@ from deflation.allocations import Priority
 from deflation.ledger import Layer
 from deflation.messages import CoreChange, LedgerRow, Vector, VMOutcome
 from ebb.demo import checks
-from ebb.demo.cache import VALUE_BYTES, digest_of
+from ebb.demo.cache import VALUE_BYTES
 from ebb.demo.report import Readings, VMReport
-from ebb.lab.guest.labd import value_of
+from ebb.lab.guestlink import value_digest
 from ebb.readings import Reading
 
 NOMINAL = Reading(
@@ -122,17 +122,11 @@ def test_an_empty_cache_fails_as_not_filled() -> None:
 
 
 def test_a_wrong_value_or_too_few_keys_fail() -> None:
-    wanted = {f"demo-{number}": digest_of(f"demo-{number}") for number in range(10)}
+    wanted = {f"demo-{number}": value_digest(f"demo-{number}", VALUE_BYTES) for number in range(10)}
     assert checks.keys_answer("low-1", "now", wanted, wanted).ok
     assert not checks.keys_answer("low-1", "now", wanted, wanted | {"demo-3": "0" * 64}).ok
     assert not checks.keys_answer("low-1", "now", wanted, dict(list(wanted.items())[:8])).ok
     assert not checks.keys_answer("low-1", "now", {}, {}).ok
-
-
-def test_the_expected_digest_is_that_of_the_value_the_lab_channel_stores() -> None:
-    import hashlib
-
-    assert digest_of("demo-7") == hashlib.sha256(value_of("demo-7", VALUE_BYTES)).hexdigest()
 
 
 def change(sequence: int, before: float, after: float) -> CoreChange:

@@ -38,7 +38,7 @@ class GuestTree:
         some_full = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=1\n"
         for resource in ("memory", "cpu"):
             self.write(self.procfs / "pressure" / resource, some_full)
-        self.ticks({cpu: (0, 100) for cpu in range(cpus)})
+        self.ticks(dict.fromkeys(range(cpus), (0, 100)))
 
     @staticmethod
     def write(path: Path, text: str) -> None:

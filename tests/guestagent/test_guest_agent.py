@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BOOT_ID, TOKEN, Bench, GuestTree, Host, bench
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Release
 from app_adapters.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
+from tests.guestagent.harness import BOOT_ID, TOKEN, Bench, GuestTree, Host, bench
 
 
 class Elastic(Adapter):

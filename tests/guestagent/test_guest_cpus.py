@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import GuestTree
 
 from guestagent.cpus import Cpus, parse_cpu_list
 from guestagent.errors import BadParams, GuestFailure
+from tests.guestagent.harness import GuestTree
 
 
 @pytest.fixture

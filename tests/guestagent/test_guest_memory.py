@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import GuestTree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from guestagent.budgets import Share, application_budget_mib, split
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
 from guestagent.messages import MemoryStatus, Pressure
+from tests.guestagent.harness import GuestTree
 
 
 def test_the_floor_is_what_is_used_and_the_reserve(tmp_path: Path) -> None:

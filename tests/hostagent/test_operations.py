@@ -217,3 +217,25 @@ async def test_a_domain_that_is_not_ours_is_left_alone(host: Host, world: World,
     calls = len(world.calls)
     await until(lambda: len([m for m, _ in world.calls[calls:] if m == "domains"]) >= 1)
     assert not [method for method, _ in world.calls[calls:] if method.startswith("set_")]
+
+
+async def test_a_domain_that_came_into_being_after_its_creation_was_given_up_is_removed(
+    command: Command, host: Host, world: World
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    (intent,) = (domain.intent for domain in world.domains.values())
+    await world.create("ebb-host-a-late", intent)
+    await until(lambda: list(world.domains) == ["ebb-host-a-low-1"])
+    assert list(host.vms) == ["low-1"]
+
+
+async def test_a_vm_that_cannot_even_be_removed_stays_charged_until_it_is(
+    command: Command, host: Host, world: World
+) -> None:
+    world.failures.update(resume="no more processes", destroy="the monitor does not answer")
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "failed"
+    assert host.free() != host.slice.capacity
+    await until(lambda: not host.vms)
+    assert not world.domains
+    assert host.free() == host.slice.capacity

@@ -120,6 +120,10 @@ class World:
         guest = self._serve(lambda method, params: self._guest_call(made, method, params))
         self._guests[domain] = await asyncio.start_unix_server(guest, str(self.guest_socket(domain)))
 
+    async def create(self, domain: str, intent: str) -> None:
+        """A domain of 1 vCPU that appears from outside."""
+        await self._do_create(domain, intent, 1, 512.0, 0.0)
+
     async def _do_resume(self, domain: str) -> None:
         found = self.domains[domain]
         found.state, found.resumed_with_quota = "running", found.quota

@@ -1,8 +1,8 @@
 """Answers a lab's own questions inside a lab guest, apart from all agents.
 
-JSON lines over the virtio-serial port `io.ebbtide.lab.0`: `{"id", "op", ...}` in, `{"id", "ok", "result" | "error"}` out.
-A line is at most 65536 bytes. Standard library only; modules that only one operation needs are imported there, since
-every import costs boot time in an emulated guest.
+JSON lines over the virtio-serial port `io.ebbtide.lab.0`: `{"id", "op", ...}` in,
+`{"id", "ok", "result" | "error"}` out. A line is at most 65536 bytes. Standard library only; modules that only one
+operation needs are imported there, since every import costs boot time in an emulated guest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import select
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 PORT_NAME = "io.ebbtide.lab.0"
 MEMCACHED = ("127.0.0.1", 11211)
@@ -37,7 +38,7 @@ def value_of(key: str, value_bytes: int) -> bytes:
 class Memcached:
     """The text protocol of memcached over one connection."""
 
-    def __init__(self, address: Tuple[str, int] = MEMCACHED) -> None:
+    def __init__(self, address: tuple[str, int] = MEMCACHED) -> None:
         self._socket = socket.create_connection(address, timeout=60)
         self._reader = self._socket.makefile("rb")
 
@@ -54,12 +55,12 @@ class Memcached:
             raise LabdError("memcached closed the connection")
         return line[:-2]
 
-    def stats(self, args: str = "") -> Dict[str, str]:
+    def stats(self, args: str = "") -> dict[str, str]:
         self._socket.sendall(f"stats {args}".strip().encode() + b"\r\n")
-        found = {}
+        found: dict[str, str] = {}
         while True:
             line = self._line()
-            if line in (b"END", b"RESET"):
+            if line == b"END":
                 return found
             words = line.decode("utf-8", "replace").split(" ", 2)
             if words[0] != "STAT" or len(words) != 3:
@@ -80,7 +81,7 @@ class Memcached:
         self._socket.sendall(batch)
         return int(self.stats()["total_items"]) - before
 
-    def digests(self, keys: List[str]) -> Dict[str, str]:
+    def digests(self, keys: list[str]) -> dict[str, str]:
         """SHA-256 of the value of each key that is found."""
         found = {}
         for first in range(0, len(keys), 100):
@@ -108,7 +109,7 @@ def processes(name: str) -> Iterator[int]:
                 continue  # it ended meanwhile
 
 
-def field(request: Dict[str, Any], name: str, kind: Any, default: Any = None) -> Any:
+def field(request: dict[str, Any], name: str, kind: Any, default: Any = None) -> Any:
     value = request.get(name, default)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise LabdError(f"field {name} is missing or of the wrong type")
@@ -122,7 +123,7 @@ def check_key(name: str, key: str) -> str:
     return key
 
 
-def ping(request: Dict[str, Any]) -> Dict[str, Any]:
+def ping(request: dict[str, Any]) -> dict[str, Any]:
     with open("/proc/uptime") as uptime, open("/proc/sys/kernel/random/boot_id") as boot_id:
         return {
             "nonce": request.get("nonce"),
@@ -131,12 +132,12 @@ def ping(request: Dict[str, Any]) -> Dict[str, Any]:
         }
 
 
-def read(request: Dict[str, Any]) -> Dict[str, Any]:
+def read(request: dict[str, Any]) -> dict[str, Any]:
     with open(field(request, "path", str), "rb") as file:
         return {"text": file.read(READ_BYTES).decode("utf-8", "replace")}
 
 
-def memcached_fill(request: Dict[str, Any]) -> Dict[str, Any]:
+def memcached_fill(request: dict[str, Any]) -> dict[str, Any]:
     prefix = check_key("prefix", field(request, "prefix", str))
     count, value_bytes, first = (
         field(request, name, int, default) for name, default in (("count", None), ("value_bytes", None), ("start", 0))
@@ -149,13 +150,13 @@ def memcached_fill(request: Dict[str, Any]) -> Dict[str, Any]:
     return {"stored": stored, "seconds": time.monotonic() - begin_s}
 
 
-def memcached_get(request: Dict[str, Any]) -> Dict[str, Any]:
+def memcached_get(request: dict[str, Any]) -> dict[str, Any]:
     keys = [check_key("keys", field({"keys": key}, "keys", str)) for key in field(request, "keys", list)]
     with Memcached() as memcached:
         return {"found": memcached.digests(keys)}
 
 
-def memcached_stats(request: Dict[str, Any]) -> Dict[str, Any]:
+def memcached_stats(request: dict[str, Any]) -> dict[str, Any]:
     args = field(request, "args", str, "")
     if args not in ("", "slabs", "settings", "items"):
         raise LabdError("field args must be empty, slabs, settings or items")
@@ -163,7 +164,7 @@ def memcached_stats(request: Dict[str, Any]) -> Dict[str, Any]:
         return dict(memcached.stats(args))
 
 
-def rss(request: Dict[str, Any]) -> Dict[str, Any]:
+def rss(request: dict[str, Any]) -> dict[str, Any]:
     name = field(request, "name", str)
     for pid in processes(name):
         with open(f"/proc/{pid}/status") as status:
@@ -173,7 +174,7 @@ def rss(request: Dict[str, Any]) -> Dict[str, Any]:
     raise LabdError(f"no process is called {name}")
 
 
-def execute(request: Dict[str, Any]) -> Dict[str, Any]:
+def execute(request: dict[str, Any]) -> dict[str, Any]:
     import subprocess
 
     argv = field(request, "argv", list)
@@ -189,7 +190,7 @@ def execute(request: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-OPERATIONS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ping": ping,
     "read": read,
     "memcached.fill": memcached_fill,
@@ -200,15 +201,15 @@ OPERATIONS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
 }
 
 
-def answer(line: bytes) -> Optional[bytes]:
-    """The reply line to one request line; None where no request can be made out (host's resynchronising newline, rest)."""
+def answer(line: bytes) -> bytes | None:
+    """The reply line to one request line; None where it is none (the newline that resynchronises)."""
     try:
         request = json.loads(line)
     except ValueError:
         return None
     if not isinstance(request, dict):
         return None
-    reply: Dict[str, Any] = {"id": request.get("id")}
+    reply: dict[str, Any] = {"id": request.get("id")}
     try:
         operation = OPERATIONS.get(str(request.get("op")))
         if operation is None:
@@ -218,7 +219,9 @@ def answer(line: bytes) -> Optional[bytes]:
         reply.update(ok=False, error=f"{type(error).__name__}: {error}")
     text = json.dumps(reply).encode() + b"\n"
     if len(text) > LINE_BYTES:
-        text = json.dumps({"id": reply["id"], "ok": False, "error": "the answer is longer than a line"}).encode() + b"\n"
+        text = (
+            json.dumps({"id": reply["id"], "ok": False, "error": "the answer is longer than a line"}).encode() + b"\n"
+        )
     return text
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from deflation.allocations import Allocation, Priority, effective_minimum
 from deflation.resources import COMPONENTS, ResourceVector
+
+
+def runs(max_examples: int = 100) -> settings:
+    """So many runs, however slow the machine is: nothing here is timed."""
+    return settings(max_examples=max_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 cores = st.integers(0, 6400).map(lambda hundredths: hundredths / 100)
 mib = st.integers(0, 65_536).map(float)

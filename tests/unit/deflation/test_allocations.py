@@ -15,7 +15,7 @@ from deflation.allocations import (
 )
 from deflation.errors import InvalidField
 from deflation.resources import TOLERANCE, ZERO, ResourceVector
-from tests.unit.deflation.strategies import hosts, vectors
+from tests.unit.deflation.strategies import hosts, runs, vectors
 
 NOMINAL = ResourceVector(4, 1024, 100)
 MINIMUM = ResourceVector(0.5, 320, 1)
@@ -30,6 +30,7 @@ def make(
     return Allocation("vm", priority, NOMINAL, MINIMUM, current, ceiling, overhead_mib)
 
 
+@runs()
 @given(vectors, vectors)
 def test_an_effective_minimum_lies_between_floor_and_nominal(minimum: ResourceVector, nominal: ResourceVector) -> None:
     effective = effective_minimum(minimum, nominal)
@@ -111,6 +112,7 @@ def test_free_capacity_counts_overheads_and_what_is_not_ours() -> None:
     assert free_capacity(capacity, vms, memory_available_mib=1e9).memory_mib == 4096 - 1344
 
 
+@runs()
 @given(hosts())
 def test_free_and_charges_never_exceed_the_capacity(vms: list[Allocation]) -> None:
     capacity = ResourceVector(64, 65_536, 1000, 1000)
@@ -119,6 +121,7 @@ def test_free_and_charges_never_exceed_the_capacity(vms: list[Allocation]) -> No
     assert free.less(capacity.less(charges)).less(ResourceVector(1e-6, 1e-6, 1e-6, 1e-6)) == ZERO
 
 
+@runs()
 @given(hosts())
 def test_what_is_deflatable_leaves_minimums_and_fixed_vms(vms: list[Allocation]) -> None:
     total = deflatable_capacity(vms)

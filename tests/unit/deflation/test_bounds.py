@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from deflation.bounds import Bound, reclaimed
 from deflation.resources import COMPONENTS
+from tests.unit.deflation.strategies import runs
 
 bounds = st.builds(
     Bound,
@@ -18,6 +19,7 @@ bounds = st.builds(
 )
 
 
+@runs()
 @given(bounds, bounds)
 def test_both_layers_together_are_exactly_the_fall_of_the_bound(before: Bound, after: Bound) -> None:
     given_ = reclaimed(before, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deflation.cascade import LAYER_ENDS, Cascade
@@ -26,6 +26,7 @@ from deflation.reinflation import Reinflation
 from deflation.resources import COMPONENTS, ResourceVector
 from deflation.steps import STEP_SHARE
 from tests.unit.deflation.model_vm import Behaviour, Exchange, ModelVM, run
+from tests.unit.deflation.strategies import runs
 
 #: Instructions that end an operation get this much even after its deadline.
 FLOOR_S = 1.0
@@ -90,12 +91,12 @@ def with_block(chosen: Mechanisms, vm: ModelVM) -> Mechanisms:
     )
 
 
-@settings(max_examples=2500, deadline=None)
+@runs(2500)
 @given(vms(), targets(), deadlines, mechanisms, st.sampled_from(Mode), st.sampled_from([0.0, 1e6]))
 def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
     vm: ModelVM, target: ResourceVector, deadline_s: float, chosen: Mechanisms, mode: Mode, began: float
 ) -> None:
-    before = vm.seen
+    before, busy = vm.seen, vm.online & (vm.pinned | {0})
     cascade = Cascade(before, target, deadline_s, with_block(chosen, vm), mode)
     outcome, exchanges = run(cascade, vm, began)
 
@@ -107,6 +108,7 @@ def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
     if chosen.quota:
         assert lowest.cpu_cores <= outcome.after.cpu_cores + 1e-3, "no quota of an earlier deflation is left too low"
     assert outcome.seconds <= max(deadline_s, 0) + 4 * FLOOR_S + 1e-9
+    assert busy <= vm.online, "neither CPU 0 nor one with pinned tasks goes off line"
     _ledger_adds_up(outcome)
     if not chosen.application:
         assert not any(isinstance(e.instruction, AskApplication | PollApplication) for e in exchanges)
@@ -118,7 +120,7 @@ def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
         assert not any(isinstance(e.instruction, Throttle) and e.instruction.cpu_cores for e in exchanges)
 
 
-@settings(max_examples=1000, deadline=None)
+@runs(1000)
 @given(vms(), targets(), deadlines, mechanisms)
 def test_whatever_the_vm_does_a_reinflation_keeps_the_rules(
     vm: ModelVM, target: ResourceVector, deadline_s: float, chosen: Mechanisms
@@ -143,7 +145,7 @@ def test_whatever_the_vm_does_a_reinflation_keeps_the_rules(
     assert outcome.seconds <= deadline_s + 4 * FLOOR_S + 1e-9
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(vms(), targets())
 @example(ModelVM(cpus=3, quota_per_cpu=0.95, online={0, 1}), ResourceVector(1, 700))
 def test_a_willing_guest_is_back_where_it_was_after_both_ways(vm: ModelVM, target: ResourceVector) -> None:
@@ -171,7 +173,7 @@ def test_a_willing_guest_is_back_where_it_was_after_both_ways(vm: ModelVM, targe
         assert willing.told == start.size
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(vms(), targets(), targets())
 def test_a_second_deflation_starts_from_what_the_first_has_left(
     vm: ModelVM, first: ResourceVector, second: ResourceVector

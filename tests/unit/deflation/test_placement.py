@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deflation.placement import HostView, PlacementPolicy, feasible, fitness, rank_hosts
 from deflation.resources import ZERO, ResourceVector
-from tests.unit.deflation.strategies import vectors
+from tests.unit.deflation.strategies import runs, vectors
 
 CAPACITY = ResourceVector(8, 8192)
 
@@ -124,7 +124,7 @@ views = st.lists(st.tuples(vectors, vectors, vectors), min_size=1, max_size=8).m
 )
 
 
-@settings(deadline=None)
+@runs()
 @given(vectors, views)
 def test_fitness_is_a_share_and_ranks_the_feasible_hosts_by_it(demand: ResourceVector, hosts: list[HostView]) -> None:
     availability = np.array([list(h.free + h.deflatable) for h in hosts])
@@ -143,7 +143,7 @@ def test_fitness_is_a_share_and_ranks_the_feasible_hosts_by_it(demand: ResourceV
         assert (view.id in ranked) == fits
 
 
-@settings(deadline=None)
+@runs()
 @given(vectors, views, st.integers(0, 3), st.sampled_from([1 / 1024, 0.25, 16.0, 1024.0]))
 def test_the_unit_of_a_component_does_not_matter(
     demand: ResourceVector, hosts: list[HostView], index: int, unit: float

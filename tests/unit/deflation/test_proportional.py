@@ -5,13 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deflation.allocations import Allocation, Priority
 from deflation.proportional import choose_victims, share_room, split_need
 from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ZERO, ResourceVector
-from tests.unit.deflation.strategies import hosts, needs
+from tests.unit.deflation.strategies import hosts, needs, runs
 
 #: Rounding in sums of many sizes.
 SLACK = 1e-5
@@ -96,7 +96,7 @@ def test_a_vm_below_its_minimum_is_neither_raised_nor_lowered() -> None:
     assert sizes(vms, split_need(vms, ResourceVector(10)).targets, "cpu_cores") == [0.1, 1]
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_a_split_frees_the_need_or_all_there_is(vms: list[Allocation], need: ResourceVector) -> None:
     split = split_need(vms, need)
@@ -110,7 +110,7 @@ def test_a_split_frees_the_need_or_all_there_is(vms: list[Allocation], need: Res
             assert freed <= need[component] + QUANTUM[component] * max(movers, 1) + SLACK
 
 
-@settings(max_examples=200, deadline=None)
+@runs(200)
 @given(hosts(on_grid=True), needs)
 def test_on_the_grid_a_split_frees_less_than_a_step_too_much(vms: list[Allocation], need: ResourceVector) -> None:
     """Harvest and deflatable VMs are rounded one after the other, so a step for each group."""
@@ -127,7 +127,7 @@ def test_on_the_grid_a_split_frees_less_than_a_step_too_much(vms: list[Allocatio
                 assert abs(steps - round(steps)) < 1e-6
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_a_split_keeps_everybody_within_bounds(vms: list[Allocation], need: ResourceVector) -> None:
     targets = split_need(vms, need).targets
@@ -140,7 +140,7 @@ def test_a_split_keeps_everybody_within_bounds(vms: list[Allocation], need: Reso
         assert a.name not in targets or target != a.current
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_deflatable_vms_give_nothing_while_harvest_vms_have_something(
     vms: list[Allocation], need: ResourceVector
@@ -153,7 +153,7 @@ def test_deflatable_vms_give_nothing_while_harvest_vms_have_something(
                     assert targets.get(a.name, a.current)[component] == pytest.approx(a.minimum[component], abs=SLACK)
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_those_that_move_share_one_alpha_and_the_others_had_given_more(
     vms: list[Allocation], need: ResourceVector
@@ -170,7 +170,7 @@ def test_those_that_move_share_one_alpha_and_the_others_had_given_more(
             assert levels[mover.name] <= levels[other.name] + steps[mover.name] + steps[other.name]
 
 
-@settings(max_examples=300, deadline=None)
+@runs(300)
 @given(hosts(), needs, st.floats(0, 1))
 def test_a_larger_need_leaves_nobody_better_off(vms: list[Allocation], need: ResourceVector, share: float) -> None:
     less, more = split_need(vms, need * share), split_need(vms, need)
@@ -183,11 +183,13 @@ def test_a_larger_need_leaves_nobody_better_off(vms: list[Allocation], need: Res
             assert small <= large + QUANTUM[component] + SLACK
 
 
+@runs()
 @given(hosts(), needs)
 def test_the_order_of_the_vms_does_not_matter(vms: list[Allocation], need: ResourceVector) -> None:
     assert split_need(vms, need).targets == split_need(vms[::-1], need).targets
 
 
+@runs()
 @given(hosts())
 def test_no_need_changes_nothing(vms: list[Allocation]) -> None:
     split = split_need(vms, ZERO)
@@ -218,7 +220,7 @@ def test_a_vm_below_its_minimum_is_not_given_more_than_there_is() -> None:
     assert sizes(vms, share_room(vms, ResourceVector(0.5)), "cpu_cores") == [1.5]
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_no_more_is_given_than_there_is_and_nobody_exceeds_its_upper_size(
     vms: list[Allocation], room: ResourceVector
@@ -238,7 +240,7 @@ def test_no_more_is_given_than_there_is_and_nobody_exceeds_its_upper_size(
         assert a.priority is not Priority.FIXED or a.name not in targets
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_sharing_levels_what_splitting_has_made_uneven(vms: list[Allocation], room: ResourceVector) -> None:
     targets = share_room(vms, room)
@@ -250,7 +252,7 @@ def test_sharing_levels_what_splitting_has_made_uneven(vms: list[Allocation], ro
             assert level(other, targets, component) <= level(mover, targets, component) + slack
 
 
-@settings(max_examples=200, deadline=None)
+@runs(200)
 @given(st.lists(st.tuples(st.integers(10, 800), st.integers(192, 8192)), min_size=1, max_size=6), st.floats(0, 1))
 def test_what_was_split_from_full_vms_is_shared_back_to_them(rows: list[tuple[int, int]], share: float) -> None:
     vms = [vm(f"vm-{i}", (c / 100, m), nominal=(c / 100, m)) for i, (c, m) in enumerate(rows)]
@@ -294,7 +296,7 @@ def test_the_overhead_of_a_victim_counts() -> None:
     assert choose_victims([vm("a", (1, 512), overhead_mib=320)], ResourceVector(memory_mib=833), {}) is None
 
 
-@settings(max_examples=400, deadline=None)
+@runs(400)
 @given(hosts(), needs)
 def test_victims_cover_what_is_missing_and_none_is_needless(vms: list[Allocation], missing: ResourceVector) -> None:
     targets = split_need(vms, missing).targets

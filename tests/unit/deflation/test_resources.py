@@ -8,7 +8,7 @@ from hypothesis import given
 
 from deflation.errors import InvalidField
 from deflation.resources import COMPONENTS, ZERO, ResourceVector
-from tests.unit.deflation.strategies import vectors
+from tests.unit.deflation.strategies import runs, vectors
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -18,7 +18,7 @@ from tests.unit.deflation.strategies import vectors
         (math.nan, "finite"),
         (math.inf, "finite"),
         (-math.inf, "finite"),
-        (10**400, "finite"),
+        pytest.param(10**400, "finite", id="beyond-floats"),
         (-1, "negative"),
         (True, "number"),
         ("4", "number"),
@@ -52,6 +52,7 @@ def test_a_vector_reads_as_a_sentence_part() -> None:
     assert str(ZERO) == "nothing"
 
 
+@runs()
 @given(vectors, vectors)
 def test_what_is_left_after_taking_never_goes_below_zero(a: ResourceVector, b: ResourceVector) -> None:
     rest = a.less(b)
@@ -61,11 +62,13 @@ def test_what_is_left_after_taking_never_goes_below_zero(a: ResourceVector, b: R
     assert (a.less(b) + a.smaller(b)).less(a).is_zero()
 
 
+@runs()
 @given(vectors, vectors)
 def test_fitting_and_missing_agree(a: ResourceVector, b: ResourceVector) -> None:
     assert a.fits_in(b) == a.less(b).is_zero()
 
 
+@runs()
 @given(vectors)
 def test_a_vector_survives_its_dictionary(vector: ResourceVector) -> None:
     assert ResourceVector.of(vector.as_dict()) == vector

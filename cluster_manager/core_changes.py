@@ -1,0 +1,95 @@
+"""Core changes from the hosts' reports, and the ranking of machines that the matcher makes of them.
+
+Changes are acknowledged by host and sequence, whichever incarnation of the agent sent them: an agent keeps its
+sequence over a restart, and one that lost it goes on above what the manager acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from cluster_manager.hosts import Hosts
+from cluster_manager.plans import VMPhase
+from cluster_manager.store import Store, StoredVM
+from deflation.allocations import Priority
+from deflation.messages import CoreChange, HostReport, MachineRanking
+from task_matcher.prediction import WINDOW_S, Change, history_of, whole_cores
+from task_matcher.ranking import Machine, rank_machines
+
+log = structlog.get_logger()
+
+
+class CoreChanges:
+    """What machines' cores did, and what follows from it.
+
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, store: Store, hosts: Hosts, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._clock = clock
+        #: The highest sequence of each host that is stored.
+        self._acknowledged: dict[str, int] = {}
+
+    async def take(self, report: HostReport) -> int:
+        """Store what a report brings. A sequence that is stored already is passed over.
+
+        :returns: up to which sequence the host need not send again.
+        """
+        known = self._acknowledged.get(report.id)
+        if known is None or any(change.sequence > known for change in report.core_changes):
+            changes = sorted(report.core_changes, key=lambda change: change.sequence)
+            self._acknowledged[report.id] = await self._store.add_core_changes(report.id, changes)
+            for change in changes:
+                if known is not None and change.sequence <= known:
+                    continue
+                log.info("core change", machine=change.machine, host=report.id, why=change.cause)
+        return self._acknowledged[report.id]
+
+    async def newest(self, machine: str | None, limit: int) -> list[CoreChange]:
+        """Newest first, of one machine or of all."""
+        return [stored.change for stored in await self._store.core_changes(machine, limit)]
+
+    async def ranking(self, duration_s: float) -> list[MachineRanking]:
+        """The running machines for a task of this duration, best first, unknown ones last.
+
+        The pool that teaches the distribution is every VM whose cores can be taken; a fixed VM keeps its cores while it
+        lives, so it neither teaches nor has a probability.
+
+        :raises InvalidField: a duration that is negative or not finite.
+        """
+        now = self._clock()
+        rows = {row.name: row for row in await self._store.vms() if row.phase is VMPhase.RUNNING}
+        changes = await self._store.core_changes_since(now - WINDOW_S)
+        history = history_of(
+            (
+                Change(c.change.machine, c.change.at, c.change.cores_before, c.change.cores_after, c.by_owner)
+                for c in changes
+                if c.variable
+            ),
+            now,
+        )
+        machines = [
+            Machine(row.name, self._cores(row), variable=row.spec.priority is not Priority.FIXED)
+            for row in rows.values()
+        ]
+        return [
+            MachineRanking(
+                machine=ranked.name,
+                host=rows[ranked.name].host,
+                cores=ranked.cores,
+                since_change_s=ranked.since_change_s,
+                last_change=ranked.last_change.value if ranked.last_change is not None else None,
+                duration_s=duration_s,
+                completion_probability=ranked.completion_probability,
+            )
+            for ranked in rank_machines(machines, history, now, duration_s)
+        ]
+
+    def _cores(self, row: StoredVM) -> int:
+        """Whole cores that the machine has now, as its host last reported."""
+        reported = self._hosts.vm(row.host, row.name)
+        return whole_cores(reported.current.cpu_cores if reported is not None else 0.0)

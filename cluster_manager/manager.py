@@ -1,0 +1,103 @@
+"""The manager as a whole: store, hosts, plans and core changes, put together, started and stopped in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import aiohttp
+import numpy as np
+import structlog
+
+from cluster_manager.agents import Agents
+from cluster_manager.core_changes import CoreChanges
+from cluster_manager.hosts import Hosts
+from cluster_manager.operations import Operations
+from cluster_manager.performer import Performer
+from cluster_manager.plans import VMPhase
+from cluster_manager.settings import Settings
+from cluster_manager.store import Store, StoredVM
+from deflation.messages import HostReport, ManagedVM, ReportReply, Vector
+from deflation.resources import ZERO
+
+log = structlog.get_logger()
+
+
+class Manager:
+    """One manager on one store.
+
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self.settings = settings
+        self.store = Store(settings.database, clock)
+        self.hosts = Hosts(self.store, settings.silent_after_s, clock)
+        self.core_changes = CoreChanges(self.store, self.hosts, clock)
+        self.operations = Operations(self.store, self.hosts, settings.policy, clock)
+        #: How often a manager has started on this store; every command carries it.
+        self.epoch = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the store, raise the epoch, recall the hosts, resume the plans.
+
+        :raises StoreError: the store cannot be used.
+        """
+        self.epoch = await self.store.open()
+        await self.hosts.load()
+        self._session = aiohttp.ClientSession()
+        agents = Agents(self._session, self._url_of, self.settings.agent_token, self.settings.agents)
+        generator = np.random.default_rng(self.settings.seed)
+        performer = Performer(agents, self.hosts, self.operations.reserved, self.settings.agents, generator, self.epoch)
+        await self.operations.start(performer)
+        log.info("manager started", epoch=self.epoch, hosts=len(self.hosts.all()))
+
+    async def stop(self) -> None:
+        """Stop the plans where they are, close the store; a later start goes on from there."""
+        await self.operations.stop()
+        if self._session is not None:
+            await self._session.close()
+        await self.store.close()
+        log.info("manager stopped", epoch=self.epoch)
+
+    async def take_report(self, report: HostReport) -> ReportReply:
+        """What a host agent tells of itself."""
+        if self.hosts.get(report.id) is None:
+            log.info("host registered", host=report.id, url=report.url)
+        await self.hosts.take(report)
+        acknowledged = await self.core_changes.take(report)
+        await self.operations.settle_debts(report.id)
+        return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
+
+    async def vms(self, name: str | None = None) -> list[ManagedVM]:
+        """The VMs whose names are taken, or the one that has this name."""
+        return [self._managed(row) for row in await self.store.vms(name)]
+
+    def _url_of(self, host_id: str) -> str | None:
+        host = self.hosts.get(host_id)
+        return host.report.url if host is not None else None
+
+    def _managed(self, row: StoredVM) -> ManagedVM:
+        """The store knows what should be, the host's last report what is."""
+        reported = self.hosts.vm(row.host, row.name)
+        phase, sentence = row.phase, row.sentence
+        if phase is VMPhase.RUNNING and row.host is not None:
+            if not self.hosts.is_ready(row.host):
+                sentence = f"{row.host} is silent; as it last reported: {sentence}"
+            elif reported is None:
+                phase, sentence = VMPhase.FAILED, f"{row.host} reports no VM named {row.name} any more"
+        allocation = row.spec.allocation(reported.current.vector() if reported is not None else ZERO)
+        return ManagedVM(
+            name=row.name,
+            host=row.host,
+            state=phase.value,
+            priority=row.spec.priority,
+            nominal=row.spec.nominal,
+            minimum=reported.minimum if reported is not None else Vector.of(allocation.minimum),
+            ceiling=row.spec.ceiling,
+            current=Vector.of(allocation.current),
+            generation=max(row.generation, reported.generation if reported is not None else 0),
+            guest_connected=reported.guest_connected if reported is not None else False,
+            sentence=sentence,
+        )

@@ -1,0 +1,362 @@
+"""Runs plans: a record before the first action and after every step, one plan a host, resumed after a crash.
+
+Each plan runs in a task of its own, named after it and owned by :class:`Operations`. A shutdown cancels the tasks;
+the plans stay unfinished in the store and go on with the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from cluster_manager.demand import demand_of
+from cluster_manager.errors import RequestError
+from cluster_manager.hosts import Hosts
+from cluster_manager.performer import Performer
+from cluster_manager.placements import start_placement
+from cluster_manager.plans import (
+    ChooseHosts,
+    Effect,
+    Event,
+    Finish,
+    HostFailed,
+    Note,
+    OweReinflation,
+    PlanKind,
+    PlanState,
+    ReadHost,
+    SetVM,
+    Target,
+    VMPhase,
+    host_of,
+)
+from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
+from cluster_manager.steps import Step, finish
+from cluster_manager.store import Store, StoredPlan, StoredVM
+from cluster_manager.transitions import advance
+from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
+from deflation.placement import PlacementPolicy
+from deflation.resources import ZERO, ResourceVector
+
+log = structlog.get_logger()
+
+#: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
+RETRY_S = 30.0
+
+
+@dataclass(slots=True)
+class RunningPlan:
+    """A plan under way."""
+
+    plan: StoredPlan
+    #: Set after each step; replaced by a new one.
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The host whose lock it holds.
+    holds: str | None = None
+
+    @property
+    def state(self) -> PlanState:
+        return self.plan.state
+
+
+class Operations:
+    """All plans of this manager.
+
+    :param policy: the placement policy of requests that name none.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, store: Store, hosts: Hosts, policy: PlacementPolicy, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._policy = policy
+        self._clock = clock
+        self._performer: Performer | None = None
+        self._running: dict[str, RunningPlan] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        #: Between the look at the store and the record of a new plan nobody else may add one.
+        self._admission = asyncio.Lock()
+        #: VMs to be removed as soon as their host answers: host by name. And when a host may be tried again.
+        self._owed: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        self._stopping = False
+
+    async def start(self, performer: Performer) -> None:
+        """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
+        self._performer = performer
+        self._owed = {vm.name: vm.host for vm in await self._store.vms() if vm.owes_removal and vm.host}
+        plans = [RunningPlan(plan) for plan in await self._store.unfinished_plans()]
+        # One that is past its first instruction had its host before; the others may have been waiting for it.
+        for running in sorted(plans, key=lambda running: running.state.step == 1):
+            host = host_of(running.state.instruction)
+            if host is not None and not isinstance(running.state.instruction, ReadHost) and not self._is_busy(host):
+                await self._hold(running, host)
+        for running in plans:
+            log.info("plan resumed", plan=running.state.id, vm=running.state.vm, at=running.state.instruction.do)
+            self._run(running, resumed=True)
+
+    async def stop(self) -> None:
+        """Cancel and await every plan's task; the store keeps where they were."""
+        self._stopping = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def create(self, request: VMRequest) -> Operation:
+        """Place a VM. Raises :class:`RequestError`: 409 where its name is taken or the request id is another's."""
+        fingerprint = f"create {request.model_dump_json(exclude={'request_id'})}"
+        async with self._admission:
+            if (known := await self._known(request.request_id, fingerprint)) is not None:
+                return known
+            name = request.vm.name
+            for row in await self._store.vms(name):
+                if row.host is not None or row.phase is not VMPhase.FAILED:
+                    where = f" on {row.host}" if row.host else ""
+                    raise RequestError(409, f"vm.name: {name} exists already ({row.phase}{where})", "vm.name")
+            policy = request.policy or self._policy
+            state = start_placement(
+                _plan_id("create", name), request.request_id, request.vm, request.deadline_s, policy
+            )
+            sentence = "looking for a host"
+            row = StoredVM(name, None, VMPhase.PLACING, request.vm, sentence, False, request.request_id, 0)
+            return self._launch(await self._store.add_plan(state, fingerprint, vm=row))
+
+    async def delete(self, name: str, request_id: str) -> Operation:
+        """Delete a VM. Raises :class:`RequestError`: 404 unknown, 409 while a plan is at work on it."""
+        fingerprint = f"delete {name}"
+        async with self._admission:
+            if (known := await self._known(request_id, fingerprint)) is not None:
+                return known
+            row = await self._existing(name)
+            if row.phase in (VMPhase.PLACING, VMPhase.DELETING):
+                raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+            if row.host is None:
+                state = removed_already(_plan_id("delete", name), request_id, name)
+            else:
+                state = start_removal(_plan_id("delete", name), request_id, name, row.host)
+            return self._launch(await self._store.add_plan(state, fingerprint, deleting=name))
+
+    async def target(self, name: str, command: TargetCommand) -> Operation:
+        """Bring a VM to a size. Raises :class:`RequestError`: 404 unknown, 409 old generation, 503 silent host."""
+        fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch'})}"
+        async with self._admission:
+            if (known := await self._known(command.request_id, fingerprint)) is not None:
+                return known
+            row = await self._existing(name)
+            if row.phase is not VMPhase.RUNNING or row.host is None:
+                raise RequestError(409, f"{name} is {row.phase}, not running", "name")
+            reported = self._hosts.vm(row.host, name)
+            newest = max(row.generation, reported.generation if reported is not None else 0)
+            if command.generation < newest:
+                sentence = f"generation: {command.generation} is older than {newest}, which {name} has"
+                raise RequestError(409, sentence, "generation")
+            if not self._hosts.is_ready(row.host):
+                raise RequestError(503, f"{row.host}, where {name} runs, is silent")
+            target = Target(**command.model_dump(include={"generation", "target", "deadline_s", "mode"}))
+            state = start_target(_plan_id("target", name), command.request_id, name, row.host, target)
+            return self._launch(await self._store.add_plan(state, fingerprint, generation=command.generation))
+
+    async def operation(self, request_id: str, wait_s: float) -> Operation | None:
+        """The operation of a request, when it has ended or after ``wait_s``; None if there is none."""
+        running = next((r for r in self._running.values() if r.state.request_id == request_id), None)
+        if running is not None:
+            try:
+                async with asyncio.timeout(wait_s):
+                    # A shutdown ends the plan's task, and with it the news, before the plan itself ends.
+                    while running.state.id in self._running and not running.state.finished:
+                        await running.news.wait()
+            except TimeoutError:
+                pass
+            return self._view(running.plan)
+        plan = await self._store.plan(request_id)
+        return self._view(plan) if plan is not None else None
+
+    async def newest(self, limit: int) -> list[Operation]:
+        """What clients asked for, newest first."""
+        return [self._view(plan) for plan in await self._store.newest_plans(limit)]
+
+    def reserved(self, host: str, besides: str) -> ResourceVector:
+        """The room that running placements have chosen on a host; ``besides`` is the plan that asks."""
+        known = self._hosts.get(host)
+        rooms = (
+            demand_of(running.state.spec, known.report)
+            for running in self._running.values()
+            if known is not None
+            and running.state.id != besides
+            and running.state.host == host
+            and running.state.spec is not None
+            and not running.state.finished
+        )
+        return sum(rooms, ZERO)
+
+    async def settle_debts(self, host: str) -> None:
+        """On a report: remove and reinflate what could not be done while the host was away."""
+        known = self._hosts.get(host)
+        owed = sorted(name for name, where in self._owed.items() if where == host)
+        if known is None or self._stopping or not (owed or known.owes_reinflation) or self._is_busy(host):
+            return
+        now = asyncio.get_running_loop().time()
+        if now < self._retry_at.get(host, now):
+            return
+        self._retry_at[host] = now + RETRY_S
+        async with self._admission:
+            if owed:
+                plan_id = _plan_id("delete", owed[0])
+                state = start_removal(plan_id, plan_id, owed[0], host)
+                del self._owed[owed[0]]
+                stored = await self._store.add_plan(state, state.id, internal=True, deleting=owed[0])
+            else:
+                state = start_reinflation(_plan_id("reinflate", host), host)
+                stored = await self._store.add_plan(state, state.id, internal=True)
+            self._launch(stored)
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def _launch(self, plan: StoredPlan) -> Operation:
+        if not plan.state.finished:
+            self._run(RunningPlan(plan), resumed=False)
+        return self._view(plan)
+
+    def _run(self, running: RunningPlan, resumed: bool) -> None:
+        plan_id = running.state.id
+        self._running[plan_id] = running
+        task = asyncio.create_task(self._drive(running, resumed), name=f"plan {plan_id} of {running.state.vm}")
+        self._tasks[plan_id] = task
+
+    async def _drive(self, running: RunningPlan, resumed: bool) -> None:
+        plan_id = running.state.id
+        try:
+            while not running.state.finished:
+                try:
+                    step = advance(running.state, await self._perform(running, resumed))
+                except Exception as error:
+                    log.exception("plan failed by a defect of the manager", plan=plan_id, vm=running.state.vm)
+                    step = _defect(running.state, error)
+                resumed = False
+                await self._save(running, step)
+        finally:
+            self._release(running)
+            self._running.pop(plan_id, None)
+            self._tasks.pop(plan_id, None)
+            running.news.set()
+
+    async def _perform(self, running: RunningPlan, resumed: bool) -> Event:
+        assert self._performer is not None, "started"
+        state, started_at = running.state, running.plan.started_at
+        host = host_of(state.instruction)
+        if host is None:
+            self._release(running)
+        elif not await self._hold(running, host):
+            return HostFailed(self._clock() - started_at, f"{host} is busy with another plan", uncertain=False)
+        return await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+
+    async def _save(self, running: RunningPlan, step: Step) -> None:
+        """Store the next state with its effects; only then does the plan go on."""
+        at = await self._store.save_step(step.state, step.effects)
+        plan = running.plan
+        running.plan = StoredPlan(step.state, plan.fingerprint, plan.started_at, at)
+        self._remember(step.effects)
+        for sentence in step.state.progress[len(plan.state.progress) :]:
+            log.info("plan", plan=step.state.id, kind=step.state.kind, vm=step.state.vm, why=sentence)
+        news, running.news = running.news, asyncio.Event()
+        news.set()
+
+    def _remember(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case OweReinflation(host, owed):
+                    if (known := self._hosts.get(host)) is not None:
+                        known.owes_reinflation = owed
+                case SetVM(name=name, host=str(host), owed=True):
+                    self._owed[name] = host
+                case SetVM(name=name):
+                    self._owed.pop(name, None)
+                case Note():
+                    pass
+
+    # --- one plan a host ---------------------------------------------------------------------------------------------
+
+    async def _hold(self, running: RunningPlan, host: str) -> bool:
+        """Take the host for this plan; a placement looks elsewhere when its time is up."""
+        if running.holds == host:
+            return True
+        self._release(running)
+        lock = self._locks.setdefault(host, asyncio.Lock())
+        limit_s = max(running.state.deadline_s, 1.0) if isinstance(running.state.instruction, ReadHost) else None
+        try:
+            async with asyncio.timeout(limit_s):
+                await lock.acquire()
+        except TimeoutError:
+            return False
+        running.holds = host
+        return True
+
+    def _release(self, running: RunningPlan) -> None:
+        if running.holds is not None:
+            self._locks[running.holds].release()
+            running.holds = None
+
+    def _is_busy(self, host: str) -> bool:
+        lock = self._locks.get(host)
+        return lock is not None and lock.locked()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _known(self, request_id: str, fingerprint: str) -> Operation | None:
+        """The same request again gets the same operation; the same id for another request is refused."""
+        if self._stopping:
+            raise RequestError(503, "the manager is shutting down")
+        plan = await self._store.plan(request_id)
+        if plan is None:
+            return None
+        if plan.fingerprint != fingerprint:
+            raise RequestError(409, f"request_id: {request_id} was used for another request", "request_id")
+        running = self._running.get(plan.state.id)
+        return self._view(running.plan if running is not None else plan)
+
+    async def _existing(self, name: str) -> StoredVM:
+        for row in await self._store.vms(name):
+            return row
+        raise RequestError(404, f"there is no VM named {name}", "name")
+
+    def _view(self, plan: StoredPlan) -> Operation:
+        state = plan.state
+        end = state.instruction if isinstance(state.instruction, Finish) else None
+        last = state.progress[-1] if state.progress else "not begun yet"
+        return Operation(
+            request_id=state.request_id,
+            kind=state.kind,
+            state=end.state if end is not None else OperationState.RUNNING,
+            sentence=end.sentence if end is not None else last,
+            vm=state.vm,
+            host=state.host,
+            vms=state.outcomes,
+            shortfall=state.shortfall,
+            started_at=plan.started_at,
+            seconds=round((plan.updated_at if end is not None else self._clock()) - plan.started_at, 3),
+            progress=state.progress,
+        )
+
+
+def _plan_id(kind: PlanKind, subject: str) -> str:
+    """Readable, since it stands in the agents' logs and as the cause of core changes."""
+    return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
+
+
+def _defect(state: PlanState, error: Exception) -> Step:
+    """The end of a plan that met a defect: whatever it may have left behind is owed."""
+    sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
+    step = finish(state, OperationState.FAILED, sentence)
+    if state.vm is not None and state.kind != "target":
+        step = step.also(SetVM(state.vm, VMPhase.FAILED, state.host, sentence, owed=state.host is not None))
+    if state.host is not None and not isinstance(state.instruction, ChooseHosts):
+        step = step.also(OweReinflation(state.host, True))
+    return step.also(Note("failed", state.vm, state.host, sentence))

@@ -1,0 +1,390 @@
+"""A host agent without a hypervisor, over real HTTP: VMs in memory, the real policies, and trouble on request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from pydantic import BaseModel
+
+from deflation.allocations import deflatable_capacity, free_capacity
+from deflation.ledger import Layer
+from deflation.messages import (
+    Command,
+    CoreChange,
+    CreateCommand,
+    HostReport,
+    LedgerRow,
+    Operation,
+    OperationState,
+    Problem,
+    ReclaimCommand,
+    ReinflateCommand,
+    ReportReply,
+    TargetCommand,
+    Vector,
+    VMOutcome,
+    VMState,
+    VMStatus,
+)
+from deflation.proportional import share_room, split_need
+from deflation.resources import COMPONENTS, ZERO, ResourceVector
+
+AGENT_TOKEN = "agents"
+REPORT_S = 0.05
+
+
+@dataclass
+class Trouble:
+    """What goes wrong at the agent."""
+
+    #: The share of what a VM is asked for that it gives, by name; the others give all.
+    gives: dict[str, float] = field(default_factory=dict)
+    #: Kinds of operations that fail, with the sentence.
+    fails: dict[str, str] = field(default_factory=dict)
+    #: The number of a command (from 1) whose answer never comes, and whether it is carried out all the same.
+    hangs_at: int | None = None
+    carries_out: bool = True
+    #: Nothing is answered at all.
+    mute: bool = False
+    #: Operations are accepted and never end.
+    never_ends: bool = False
+    #: The status that every command is refused with.
+    refuses: int | None = None
+
+
+class FakeAgent:
+    """One host. ``start`` first, ``close`` last; ``die`` and ``revive`` in between keep the VMs and the port."""
+
+    def __init__(self, host_id: str, overhead_mib: float = 100.0, **capacity: float) -> None:
+        self.id = host_id
+        self.capacity = ResourceVector(**capacity)
+        self.overhead_mib = overhead_mib
+        self.vms: dict[str, VMStatus] = {}
+        self.trouble = Trouble()
+        #: (kind, name or "") of every command that was carried out, in order; and all that arrived.
+        self.done: list[tuple[str, str]] = []
+        self.arrived: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.reasons: dict[str, str] = {}
+        self.changes: list[CoreChange] = []
+        self.epoch = 0
+        #: Set when the command ``trouble.hangs_at`` has arrived (and been carried out, if it is).
+        self.hanging = asyncio.Event()
+        self.manager: str | None = None
+        self.reported = asyncio.Event()
+        self._operations: dict[str, tuple[Operation, str]] = {}
+        self._server: TestServer | None = None
+        self._port: int | None = None
+        self._sequence = 0
+        self._reporting: asyncio.Task[None] | None = None
+        self._ever = asyncio.Event()
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/v1/host", self._get_host)
+        app.router.add_get("/v1/operations/{id}", self._get_operation)
+        app.router.add_post("/v1/vms", self._create)
+        app.router.add_delete("/v1/vms/{name}", self._delete)
+        app.router.add_put("/v1/vms/{name}/target", self._target)
+        app.router.add_post("/v1/reclaims", self._reclaim)
+        app.router.add_post("/v1/reinflations", self._reinflate)
+        self._server = TestServer(app, port=self._port)
+        await self._server.start_server(shutdown_timeout=0.0)
+        self._port = self._server.port
+        self._reporting = asyncio.create_task(self._report_for_ever(), name=f"reports of {self.id}")
+
+    async def die(self, forget: bool = True) -> None:
+        """Stop answering and reporting; operations are forgotten as by an agent that was killed."""
+        await self.close()
+        if forget:
+            self._operations.clear()
+
+    async def revive(self) -> None:
+        self.trouble = Trouble()
+        await self.start()
+
+    async def close(self) -> None:
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
+            self._reporting = None
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    def forget(self) -> None:
+        self._operations.clear()
+
+    # --- figures ---------------------------------------------------------------------------------------------------
+
+    def free(self) -> ResourceVector:
+        return free_capacity(self.capacity, [vm.allocation() for vm in self.vms.values()])
+
+    def report(self) -> HostReport:
+        return HostReport(
+            id=self.id,
+            url=f"http://127.0.0.1:{self._port}",
+            incarnation="one",
+            capacity=Vector.of(self.capacity),
+            free=Vector.of(self.free()),
+            deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values())),
+            vm_overhead_mib=self.overhead_mib,
+            accelerator="qemu",
+            vms=tuple(self.vms.values()),
+            core_changes=tuple(self.changes),
+        )
+
+    def cores(self, name: str) -> float:
+        return self.vms[name].current.cpu_cores
+
+    def memory(self, name: str) -> float:
+        return self.vms[name].current.memory_mib
+
+    def add_change(self, machine: str, before: float, after: float, at: float | None = None) -> None:
+        self._sequence += 1
+        moment = time.time() if at is None else at
+        self.changes.append(
+            CoreChange(
+                sequence=self._sequence,
+                machine=machine,
+                host=self.id,
+                at=moment,
+                cores_before=before,
+                cores_after=after,
+                cause="test",
+            )
+        )
+
+    async def send_report(self) -> None:
+        """One report now."""
+        assert self.manager is not None
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {AGENT_TOKEN}"}) as session:
+            await self._send(session)
+
+    async def _report_for_ever(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=1.0)
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {AGENT_TOKEN}"}, timeout=timeout
+        ) as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    if self.manager is not None and not self.trouble.mute:
+                        await self._send(session)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REPORT_S):
+                        await self._ever.wait()
+
+    async def _send(self, session: aiohttp.ClientSession) -> None:
+        url = f"{self.manager}/v1/hosts/{self.id}/report"
+        async with session.post(url, json=self.report().model_dump(mode="json")) as response:
+            if response.status != 200:
+                return
+            reply = ReportReply.model_validate(await response.json())
+        self.changes = [change for change in self.changes if change.sequence > reply.acknowledged]
+        self.reported.set()
+
+    # --- REST ------------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if self.trouble.mute:
+            await self._ever.wait()
+        if request.headers.get("Authorization") != f"Bearer {AGENT_TOKEN}":
+            return _json(Problem(error="wrong token", field=None), 401)
+        return await handler(request)
+
+    async def _get_host(self, request: web.Request) -> web.Response:
+        return _json(self.report())
+
+    async def _get_operation(self, request: web.Request) -> web.Response:
+        found = self._operations.get(request.match_info["id"])
+        if found is None:
+            return _json(Problem(error="no such operation", field=None), 404)
+        if found[0].state is OperationState.RUNNING:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(float(request.query.get("wait_s", 0))):
+                    await self._ever.wait()
+        return _json(found[0])
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        command = CreateCommand.model_validate_json(await request.read())
+        spec = command.vm
+
+        def work() -> dict[str, Any]:
+            self.vms[spec.name] = VMStatus(
+                name=spec.name,
+                host=self.id,
+                domain=f"ebb-{self.id}-{spec.name}",
+                state=VMState.RUNNING,
+                priority=spec.priority,
+                nominal=spec.nominal,
+                minimum=Vector.of(spec.allocation(ZERO).minimum),
+                ceiling=spec.ceiling,
+                current=spec.nominal,
+                overhead_mib=self.overhead_mib,
+                generation=1,
+                guest_connected=True,
+                boot_memory_mib=384,
+            )
+            self.add_change(spec.name, 0.0, spec.nominal.cpu_cores)
+            return {"sentence": f"{spec.name} runs"}
+
+        charge = spec.nominal.vector() + ResourceVector(memory_mib=self.overhead_mib)
+        problem = None
+        if spec.name in self.vms:
+            problem = Problem(error=f"there is a VM {spec.name} already", field="vm.name")
+        elif not charge.fits_in(self.free()):
+            problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="vm.nominal")
+        return await self._carry_out(command, "create", spec.name, work, problem)
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        command = Command(request_id=request.query["request_id"], epoch=int(request.query["epoch"]))
+        if name not in self.vms and command.request_id not in self._operations:
+            return _json(Problem(error=f"no VM {name}", field="name"), 404)
+        self.reasons[name] = request.query["reason"]
+
+        def work() -> dict[str, Any]:
+            gone = self.vms.pop(name)
+            self.add_change(name, gone.current.cpu_cores, 0.0)
+            return {"sentence": f"{name} is gone"}
+
+        return await self._carry_out(command, "delete", name, work)
+
+    async def _target(self, request: web.Request) -> web.StreamResponse:
+        command = TargetCommand.model_validate_json(await request.read())
+        name = request.match_info["name"]
+        return await self._carry_out(
+            command, "target", name, lambda: self._resize({name: command.target.vector()}, command.generation)
+        )
+
+    async def _reclaim(self, request: web.Request) -> web.StreamResponse:
+        command = ReclaimCommand.model_validate_json(await request.read())
+
+        def work() -> dict[str, Any]:
+            rows = [vm.allocation() for vm in self.vms.values()]
+            ended = self._resize(dict(split_need(rows, command.need.vector()).targets))
+            freed = sum((o.before.vector().less(o.after.vector()) for o in ended["vms"]), ZERO)
+            short = command.need.vector().less(freed)
+            if short.is_zero():
+                return ended
+            return {**ended, "state": OperationState.PARTIAL, "shortfall": Vector.of(short)}
+
+        return await self._carry_out(command, "reclaim", "", work)
+
+    async def _reinflate(self, request: web.Request) -> web.StreamResponse:
+        command = ReinflateCommand.model_validate_json(await request.read())
+
+        def work() -> dict[str, Any]:
+            return self._resize(share_room([vm.allocation() for vm in self.vms.values()], self.free()))
+
+        return await self._carry_out(command, "reinflate", "", work)
+
+    # --- operations ------------------------------------------------------------------------------------------------
+
+    async def _carry_out(
+        self,
+        command: Command,
+        kind: Any,
+        name: str,
+        work: Callable[[], dict[str, Any]],
+        problem: Problem | None = None,
+    ) -> web.StreamResponse:
+        self.arrived.append(kind)
+        if command.epoch < self.epoch:
+            return _json(Problem(error="an old epoch", field="epoch"), 409)
+        self.epoch = command.epoch
+        if self.trouble.refuses is not None:
+            return _json(Problem(error="refused by the test", field=None), self.trouble.refuses)
+        hangs = self.trouble.hangs_at == len(self.arrived)
+        body = command.model_dump_json(exclude={"epoch"})
+        known = self._operations.get(command.request_id)
+        if known is not None:
+            return _json(known[0], 202) if known[1] == body else _json(Problem(error="another body", field=None), 409)
+        if not hangs or self.trouble.carries_out:
+            if problem is not None:
+                return _json(problem, 409)
+            self.bodies.append({"kind": kind, **command.model_dump(mode="json")})
+            self._operations[command.request_id] = (self._operation(command, kind, name, work), body)
+        if hangs:
+            self.hanging.set()
+            await self._ever.wait()
+        return _json(self._operations[command.request_id][0], 202)
+
+    def _operation(self, command: Command, kind: Any, name: str, work: Callable[[], dict[str, Any]]) -> Operation:
+        operation = Operation(
+            request_id=command.request_id,
+            kind=kind,
+            state=OperationState.RUNNING,
+            sentence="under way",
+            vm=name or None,
+            host=self.id,
+            started_at=time.time(),
+        )
+        if self.trouble.never_ends:
+            return operation
+        if kind in self.trouble.fails:
+            changes: Mapping[str, Any] = {"state": OperationState.FAILED, "sentence": self.trouble.fails[kind]}
+        else:
+            changes = {"state": OperationState.DONE, **work()}
+            self.done.append((kind, name))
+        return operation.model_copy(update=changes)
+
+    def _resize(self, targets: dict[str, ResourceVector], generation: int | None = None) -> dict[str, Any]:
+        outcomes = []
+        for name, target in sorted(targets.items()):
+            vm = self.vms[name]
+            before, share = vm.current.vector(), self.trouble.gives.get(name, 1.0)
+            taken = before.less(target) * share
+            after = before.less(taken).larger(target.smaller(before)) + target.less(before)
+            change = {"current": Vector.of(after), "generation": generation or vm.generation + 1}
+            self.vms[name] = vm.model_copy(update=change)
+            outcomes.append(_outcome(name, self.vms[name].generation, before, after, target))
+            if before.cpu_cores != after.cpu_cores:
+                self.add_change(name, before.cpu_cores, after.cpu_cores)
+        return {"vms": tuple(outcomes), "sentence": f"resized {', '.join(sorted(targets)) or 'nothing'}"}
+
+
+def _outcome(
+    name: str, generation: int, before: ResourceVector, after: ResourceVector, target: ResourceVector
+) -> VMOutcome:
+    rows = tuple(
+        LedgerRow(
+            layer=Layer.HYPERVISOR,
+            resource=component,
+            asked=before.less(target)[component],
+            promised=before.less(target)[component],
+            verified=before.less(after)[component],
+            seconds=0.0,
+            reason="" if after.fits_in(target) else "the balloon is stuck",
+        )
+        for component in COMPONENTS
+        if before.less(target)[component] > 0
+    )
+    return VMOutcome(
+        name=name,
+        generation=generation,
+        before=Vector.of(before),
+        after=Vector.of(after),
+        target=Vector.of(target),
+        shortfall=Vector.of(after.less(target)),
+        ledger=rows,
+        seconds=0.0,
+        sentence="resized",
+    )
+
+
+def _json(body: BaseModel, status: int = 200) -> web.Response:
+    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")

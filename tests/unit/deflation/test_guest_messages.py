@@ -1,0 +1,139 @@
+"""What guests say: the guest's own dataclasses against the JSON Schemas, and what is refused of an untrusted guest."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from deflation.guest_messages import (
+    MAX_TEXT,
+    PROTOCOL,
+    ApplicationPromise,
+    ApplicationRelease,
+    CpusSet,
+    GuestBody,
+    GuestStatus,
+    Hello,
+)
+from guestagent import messages as guest
+from tests.unit.deflation.strategies import runs
+
+STATUS = guest.StatusResult(
+    boot_id="4b1d",
+    uptime_s=12.5,
+    cpus=guest.CpuStatus(present=[0, 1, 2], online=[0, 1], unpluggable=[1]),
+    memory=guest.MemoryStatus(
+        total_mib=980.5, available_mib=610.25, reserve_mib=49.0, floor_mib=419.25, unpluggable_mib=561.25
+    ),
+    pressure=guest.Pressure(memory_some_avg10=0.0, memory_full_avg10=0.0, cpu_some_avg10=12.5),
+    major_faults=14,
+    applications=[guest.ApplicationSize(name="memcached", resident_mib=301.5)],
+)
+SAMPLES: list[tuple[Any, type[GuestBody]]] = [
+    (guest.HelloResult(PROTOCOL, "f00d", "0.1.0", "4b1d", ["cpu", "memory", "application"]), Hello),
+    (STATUS, GuestStatus),
+    (dataclasses.replace(STATUS, pressure=None, applications=[]), GuestStatus),
+    (guest.CpusSetResult([0, 1], []), CpusSet),
+    (guest.CpusSetResult([0, 1, 3], [guest.CpuFailure(3, "it is busy")]), CpusSet),
+    (guest.DeflateResult("r-1", "promised", {"memory_mib": 120.0}, 2.5, "", None), ApplicationPromise),
+    (guest.DeflateResult("r-1", "refused", {}, 0.0, "at its minimum", 30.0), ApplicationPromise),
+    (guest.DeflateResult("r-1", "none", {}, 0.0, "no adapter is registered", None), ApplicationPromise),
+    (guest.ReinflateResult("r-1", "promised", ""), ApplicationPromise),
+    (guest.ApplicationStatusResult("r-1", "released", {"memory_mib": 119.5}, "RSS", ""), ApplicationRelease),
+    (guest.ApplicationStatusResult("r-1", "unknown", {}, "", "never heard of it"), ApplicationRelease),
+]
+
+
+@pytest.mark.parametrize(("sample", "model"), SAMPLES)
+def test_what_the_guest_agent_says_fits_the_schema(sample: Any, model: type[GuestBody]) -> None:
+    said = json.loads(json.dumps(dataclasses.asdict(sample)))
+    schema = model.model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(said)
+    heard = json.loads(model.model_validate_json(json.dumps(said)).model_dump_json())
+    for name, value in said.items():
+        if isinstance(value, dict):
+            assert value.items() <= heard[name].items()
+        else:
+            assert heard[name] == value
+
+
+@pytest.mark.parametrize(("sample", "model"), SAMPLES)
+def test_every_field_that_the_host_needs_is_one_of_the_guests(sample: Any, model: type[GuestBody]) -> None:
+    said = {field.name for field in dataclasses.fields(sample)}
+    assert {name for name, field in model.model_fields.items() if field.is_required()} <= said
+    if not isinstance(sample, guest.ReinflateResult):
+        assert set(model.model_fields) == said
+
+
+def test_both_sides_speak_the_same_version() -> None:
+    assert guest.PROTOCOL == PROTOCOL
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("memory.unpluggable_mib", -1),
+        ("memory.unpluggable_mib", float("nan")),
+        ("memory.unpluggable_mib", float("inf")),
+        ("memory.unpluggable_mib", 1e12),
+        ("memory.unpluggable_mib", None),
+        ("cpus.online", []),
+        ("cpus.online", [-1]),
+        ("cpus.online", ["x"]),
+        ("cpus.online", [0] * 4097),
+        ("cpus.unpluggable", [5000]),
+        ("pressure.memory_some_avg10", float("nan")),
+        ("pressure.memory_some_avg10", 101),
+        ("boot_id", "x" * 1001),
+        ("applications", [{"name": "a", "resident_mib": 1}] * 65),
+        ("uptime_s", -1),
+    ],
+)
+def test_what_no_honest_guest_says_is_refused(path: str, value: Any) -> None:
+    body = dataclasses.asdict(STATUS)
+    *parents, last = path.split(".")
+    inner = body
+    for parent in parents:
+        inner = inner[parent]
+    inner[last] = value
+    with pytest.raises(ValidationError) as caught:
+        GuestStatus.model_validate_json(json.dumps(body))
+    assert ".".join(map(str, caught.value.errors()[0]["loc"])).startswith(path)
+
+
+def test_a_newer_guest_may_say_more() -> None:
+    body = dataclasses.asdict(STATUS) | {"temperature": 60}
+    assert GuestStatus.model_validate(body).boot_id == "4b1d"
+
+
+def test_a_long_story_is_cut_and_its_promise_kept() -> None:
+    """Reasons of several hooks are joined in the guest; that is no ground for throwing the answer away."""
+    said = dataclasses.asdict(guest.DeflateResult("r-1", "promised", {"memory_mib": 120.0}, 2.5, "x" * 5000, None))
+    heard = ApplicationPromise.model_validate(said)
+    assert heard.promised.memory_mib == 120
+    assert len(heard.reason) == MAX_TEXT
+    with pytest.raises(ValidationError):
+        ApplicationPromise.model_validate(said | {"reason": 5})
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=20)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@runs()
+@given(json_values, st.sampled_from([Hello, GuestStatus, CpusSet, ApplicationPromise, ApplicationRelease]))
+def test_no_answer_of_a_guest_raises_anything_but_a_validation_error(value: Any, model: type[GuestBody]) -> None:
+    with contextlib.suppress(ValidationError):
+        model.model_validate(value)

@@ -1,0 +1,123 @@
+"""The accelerator probe, with programs that stand in for QEMU."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hostagent.accelerator import MARKER, probe_accelerator
+
+
+class Bench:
+    """A stand-in for QEMU, a kernel and a device, all in a directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.qemu = home / "qemu"
+        self.kernel = home / "vmlinuz"
+        self.device = home / "kvm"
+        self.cache = home / "cache" / "accelerator.json"
+        self.pids = home / "pids"
+        self.kernel.touch()
+        self.device.touch()
+
+    def qemu_does(self, body: str, version: str = "QEMU emulator version 1") -> None:
+        self.qemu.write_text(
+            f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version}'; exit; fi\necho $$ >>{self.pids}\n{body}\n"
+        )
+        self.qemu.chmod(0o755)
+
+    def probe(self, kernel: Path | None = None, time_limit_s: float = 5.0) -> tuple[str, str, bool]:
+        found = probe_accelerator(
+            kernel or self.kernel,
+            None,
+            self.cache,
+            qemu=str(self.qemu),
+            kvm_device=self.device,
+            time_limit_s=time_limit_s,
+        )
+        return found.kind, found.reason, found.cached
+
+    def boots(self) -> int:
+        return len(self.pids.read_text().split()) if self.pids.exists() else 0
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_guest_that_boots_under_kvm_makes_it_kvm(bench: Bench) -> None:
+    bench.qemu_does(f"echo noise; printf '{MARKER}'; exec sleep 60")
+    kind, reason, cached = bench.probe()
+    assert (kind, cached) == ("kvm", False)
+    assert "booted" in reason
+
+
+def test_a_guest_that_hangs_is_killed_at_the_limit_and_makes_it_emulation(bench: Bench) -> None:
+    bench.qemu_does("exec sleep 60")
+    begin_s = time.monotonic()
+    kind, reason, _ = bench.probe(time_limit_s=0.5)
+    assert time.monotonic() - begin_s < 30
+    assert kind == "qemu"
+    assert "0.5 s" in reason
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(bench.pids.read_text()), 0)
+
+
+def test_a_qemu_that_fails_gives_its_last_words_as_the_reason(bench: Bench) -> None:
+    bench.qemu_does("echo first; echo 'failed to set MSR' >&2; exit 1")
+    kind, reason, _ = bench.probe()
+    assert kind == "qemu"
+    assert "failed to set MSR" in reason
+
+
+def test_the_outcome_of_a_boot_is_remembered(bench: Bench) -> None:
+    bench.qemu_does("exit 1")
+    first = bench.probe()
+    assert bench.probe() == (first[0], first[1], True)
+    assert bench.boots() == 1
+
+
+def test_another_qemu_is_tried_again(bench: Bench) -> None:
+    bench.qemu_does("exit 1")
+    bench.probe()
+    bench.qemu_does(f"echo {MARKER}", version="QEMU emulator version 2")
+    assert bench.probe()[::2] == ("kvm", False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
+def test_a_damaged_memory_is_no_memory(bench: Bench, text: str) -> None:
+    bench.cache.parent.mkdir()
+    bench.cache.write_text(text)
+    bench.qemu_does(f"echo {MARKER}")
+    assert bench.probe()[::2] == ("kvm", False)
+
+
+def test_without_a_device_nothing_is_booted_or_remembered(bench: Bench) -> None:
+    bench.qemu_does(f"echo {MARKER}")
+    bench.device.unlink()
+    kind, reason, _ = bench.probe()
+    assert kind == "qemu"
+    assert str(bench.device) in reason
+    assert bench.boots() == 0
+    assert not bench.cache.exists()
+
+
+def test_without_qemu_nothing_is_remembered(bench: Bench) -> None:
+    kind, reason, _ = bench.probe()
+    assert kind == "qemu"
+    assert "not installed" in reason
+    assert not bench.cache.exists()
+
+
+def test_without_any_kernel_nothing_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostagent.accelerator._host_kernel", lambda: None)
+    bench.qemu_does(f"echo {MARKER}")
+    kind, reason, _ = bench.probe(kernel=bench.home / "none")
+    assert kind == "qemu"
+    assert "no kernel" in reason
+    assert not bench.cache.exists()
