@@ -67,12 +67,13 @@ def advance_placement(state: PlanState, event: Event) -> Step:
             return _on_hosts(state, event)
         case ReadHost(), HostRead():
             return _on_reading(state, event)
+        case ReadHost(), HostFailed() if state.starts:
+            return _lose(state, event.sentence)
         case ((ReadHost() | Reclaim()), HostFailed()):
-            if state.starts and event.uncertain:
-                return _lose(state, event.sentence)
             return _leave(state, event.sentence, event.elapsed_s, reachable=not event.uncertain)
         case ((Reclaim() | Create()), Forgotten()):
-            return _read(state, f"{state.host} does not know the command any more: reading it again")
+            said = f"{state.host} does not know of {state.instruction.do}: reading it again"
+            return _read(state, said, lapses=state.lapses + int(event.lapse))
         case Reclaim(), OperationEnded():
             return _on_reclaimed(state, event.operation)
         case Create(), OperationEnded():

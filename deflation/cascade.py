@@ -6,6 +6,7 @@ seconds of one monotonic clock. One instruction is under way at a time; the exec
 carries the instruction's ``step``, also when it failed or ran out of its time limit, so a late answer is recognised
 and dropped.
 
+Events, instructions and outcome are in :mod:`deflation.instructions`, the size of one step in :mod:`deflation.steps`.
 This module does *not* cover: who gives how much (:mod:`deflation.proportional`), how an instruction is carried out
 (the host agent).
 """

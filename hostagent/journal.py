@@ -32,7 +32,9 @@ class Journal:
                 try:
                     self.changes.append(CoreChange.model_validate_json(line))
                 except ValueError:
-                    break  # the last line, cut short by a kill: its operation is resumed and writes it again
+                    # The last line, cut short by a kill: its operation is resumed and writes it again.
+                    _replace(self._changes_path, _lines(self.changes))
+                    break
         if self.changes:
             self._sequence = max(self._sequence, self.changes[-1].sequence)
 
@@ -58,13 +60,23 @@ class Journal:
             self.changes.append(change)
 
     def acknowledge(self, sequence: int) -> None:
-        """Forget the changes that the manager has."""
+        """Forget the changes that the manager has.
+
+        A manager that has more than we ever counted knew an agent whose state was lost: we go on above its count.
+        """
         with self._lock:
-            kept = [change for change in self.changes if change.sequence > sequence]
-            if len(kept) == len(self.changes):
-                return
+            if sequence > self._sequence:
+                kept = [
+                    change.model_copy(update={"sequence": number})
+                    for number, change in enumerate(self.changes, start=sequence + 1)
+                ]
+                self._sequence = sequence + len(kept)
+            else:
+                kept = [change for change in self.changes if change.sequence > sequence]
+                if len(kept) == len(self.changes):
+                    return
             self._save_state()
-            _replace(self._changes_path, "".join(change.model_dump_json() + "\n" for change in kept))
+            _replace(self._changes_path, _lines(kept))
             self.changes = kept
 
     def raise_epoch(self, epoch: int) -> None:
@@ -76,6 +88,10 @@ class Journal:
 
     def _save_state(self) -> None:
         _replace(self._state_path, json.dumps({"epoch": self.epoch, "sequence": self._sequence}))
+
+
+def _lines(changes: list[CoreChange]) -> str:
+    return "".join(change.model_dump_json() + "\n" for change in changes)
 
 
 def _replace(path: Path, text: str) -> None:

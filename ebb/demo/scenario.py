@@ -147,8 +147,9 @@ class Demo:
 
     async def _start_low(self) -> None:
         self._report(f"starting {' and '.join(LOW)}: {LOW_NOMINAL.vector()} each")
-        for operation in [await self._create(name, _low_spec(name)) for name in LOW]:
-            await self._finish(operation)
+        # One after the other: a host works on one placement at a time.
+        for name in LOW:
+            await self._finish(await self._create(name, _low_spec(name)))
         hosts = {vm.name: vm.host for vm in await self._client.vms()}
         for name in LOW:
             self._gauges[name] = Gauge(f"ebb-{hosts[name]}-{name}", self._state.uri)

@@ -190,7 +190,7 @@ async def test_a_silent_host_gets_no_vm_and_keeps_its_own(tmp_path: Path) -> Non
         await first.die()
 
         async def silent() -> bool:
-            return (await cluster.get("/v1/hosts/host-a"))["state"] == "silent"
+            return bool((await cluster.get("/v1/hosts/host-a"))["state"] == "silent")
 
         await cluster.until(silent)
         assert (await cluster.create(vm("low-2"), policy="first-fit")).host == "host-b"

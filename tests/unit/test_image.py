@@ -40,7 +40,9 @@ def test_a_module_that_the_kernel_lacks_is_named() -> None:
 
 
 def test_the_variable_overrides_the_mirror_of_the_host() -> None:
-    assert rootfs.debian_mirror({"EBB_DEBIAN_MIRROR": "http://mirror.example/debian/"}) == "http://mirror.example/debian"
+    assert (
+        rootfs.debian_mirror({"EBB_DEBIAN_MIRROR": "http://mirror.example/debian/"}) == "http://mirror.example/debian"
+    )
 
 
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,15 +115,17 @@ def memcached() -> Iterator[None]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "64"])
-    before = labd.Memcached.__init__.__defaults__
-    labd.Memcached.__init__.__defaults__ = (("127.0.0.1", port),)
     try:
         deadline_s = time.monotonic() + 20
-        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
             assert time.monotonic() < deadline_s
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(labd, "MEMCACHED", ("127.0.0.1", port))
+            yield
     finally:
-        labd.Memcached.__init__.__defaults__ = before
         process.terminate()
         process.wait(20)
 

@@ -63,7 +63,9 @@ def test_boot_memory_and_request_add_up_to_nominal_and_the_device_reaches_the_ce
 def test_only_vcpu_0_cannot_be_unplugged_and_the_ceiling_is_declared() -> None:
     domain = rendered(cpu_cores=1.5, ceiling_cpu_cores=4)
     assert domain.findtext("./vcpu") == "4"
-    found = [(vcpu.get("id"), vcpu.get("enabled"), vcpu.get("hotpluggable")) for vcpu in domain.iterfind("./vcpus/vcpu")]
+    found = [
+        (vcpu.get("id"), vcpu.get("enabled"), vcpu.get("hotpluggable")) for vcpu in domain.iterfind("./vcpus/vcpu")
+    ]
     assert found == [("0", "yes", "no"), ("1", "yes", "yes"), ("2", "no", "yes"), ("3", "no", "yes")]
 
 

@@ -38,8 +38,8 @@ def value_of(key: str, value_bytes: int) -> bytes:
 class Memcached:
     """The text protocol of memcached over one connection."""
 
-    def __init__(self, address: tuple[str, int] = MEMCACHED) -> None:
-        self._socket = socket.create_connection(address, timeout=60)
+    def __init__(self) -> None:
+        self._socket = socket.create_connection(MEMCACHED, timeout=60)
         self._reader = self._socket.makefile("rb")
 
     def __enter__(self) -> Memcached:
