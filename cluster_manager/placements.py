@@ -213,7 +213,7 @@ def _on_reclaimed(state: PlanState, operation: Operation) -> Step:
         rounds=state.rounds + 1,
         reclaimed=operation.state,
         failed_layer=layer or state.failed_layer,
-    ).also(Note("deflated", state.vm, state.host, operation.sentence))
+    ).also(*resize_notes("deflated", state, operation))
 
 
 def _on_created(state: PlanState, event: OperationEnded) -> Step:

@@ -43,20 +43,20 @@ def advance_removal(state: PlanState, event: Event) -> Step:
                 SetVM(vm, VMPhase.ENDED, host, sentence), Note("deleted", vm, host, sentence)
             )
         case Remove(), OperationEnded(operation=operation):
-            return _not_removed(state, f"{vm} could not be deleted: {operation.sentence}", owed=False)
+            return _not_removed(state, f"{vm} could not be deleted: {operation.sentence}", VMPhase.FAILED)
         case Remove(), HostFailed(uncertain=True):
             said = f"{event.sentence}; {vm} is removed as soon as {host} answers"
-            return _not_removed(state, said, owed=True)
+            return _not_removed(state, said, VMPhase.FAILED, owed=True)
         case Remove(), HostFailed():
-            return _not_removed(state, f"{vm} could not be deleted: {event.sentence}", owed=False)
+            return _not_removed(state, f"{vm} stays, since {event.sentence}", VMPhase.RUNNING)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return _reinflated(state, event, f"deleted {vm} on {host}")
     raise unexpected(state, event)
 
 
-def _not_removed(state: PlanState, sentence: str, owed: bool) -> Step:
+def _not_removed(state: PlanState, sentence: str, phase: VMPhase, owed: bool = False) -> Step:
     return finish(state, OperationState.FAILED, sentence).also(
-        SetVM(state.vm or "", VMPhase.FAILED, state.host, sentence, owed=owed),
+        SetVM(state.vm or "", phase, state.host, sentence, owed=owed),
         Note("failed", state.vm, state.host, sentence),
     )
 
@@ -102,7 +102,7 @@ def _reinflated(state: PlanState, event: OperationEnded | HostFailed, done: str)
     if isinstance(event, OperationEnded) and event.operation.state is not OperationState.FAILED:
         said = event.operation.sentence
         return finish(state, OperationState.DONE, f"{done}; {said}", outcomes=event.operation.vms).also(
-            OweReinflation(host, False), Note("reinflated", state.vm, host, said)
+            OweReinflation(host, False), *resize_notes("reinflated", state, event.operation)
         )
     why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
     how = OperationState.DONE if state.kind == "delete" else OperationState.FAILED

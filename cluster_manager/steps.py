@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cluster_manager.plans import Effect, Event, Finish, Instruction, PlanState
+from cluster_manager.plans import Effect, Event, Finish, Instruction, Note, PlanState
 from deflation.errors import ProtocolViolation
-from deflation.messages import OperationState
+from deflation.messages import Operation, OperationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +37,12 @@ def finish(state: PlanState, how: OperationState, sentence: str, **changes: Any)
 def unexpected(state: PlanState, event: Event) -> ProtocolViolation:
     """An event that does not answer the plan's instruction."""
     return ProtocolViolation("event", f"{type(event).__name__} does not answer {state.instruction.do}")
+
+
+def resize_notes(kind: str, state: PlanState, operation: Operation) -> tuple[Note, ...]:
+    """A line of the event log for each VM that an operation resized, or one if there is none."""
+    purpose = f" for {state.vm}" if state.vm is not None and state.kind == "create" else ""
+    return tuple(
+        Note(kind, outcome.name, state.host, f"{kind} {outcome.name} on {state.host}{purpose}: {outcome.sentence}")
+        for outcome in operation.vms
+    ) or (Note(kind, state.vm, state.host, operation.sentence),)

@@ -110,10 +110,12 @@ class Store:
             raised = update(table).where(table.c.name == "epoch").values(value=table.c.value + 1)
             return int((await connection.execute(raised.returning(table.c.value))).scalar_one())
 
+        await asyncio.to_thread(_check_file, self._path)
         try:
             return await self._write(work)
-        except (SQLAlchemyError, OSError) as error:
-            raise StoreError(f"cannot use the database {self._path}: {error}") from error
+        except SQLAlchemyError as error:
+            why = getattr(error, "orig", None) or error
+            raise StoreError(f"cannot use the database {self._path}: {why}") from error
 
     async def close(self) -> None:
         """Finish the writes under way and close."""
@@ -339,6 +341,21 @@ class Store:
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         return await asyncio.shield(task)
+
+
+def _check_file(path: Path) -> None:
+    """Say in plain words what the driver would say late.
+
+    :raises StoreError: the file is there and no SQLite database, or it cannot be made.
+    """
+    try:
+        with path.open("ab+") as file:
+            file.seek(0)
+            header = file.read(16)
+    except OSError as error:
+        raise StoreError(f"cannot use the database {path}: {error.strerror}") from error
+    if header not in (b"", b"SQLite format 3\x00"):
+        raise StoreError(f"cannot use the database {path}: it is no SQLite file")
 
 
 def _living(name: str) -> Any:

@@ -197,6 +197,7 @@ class Cascade:
                 self._next_step(),
                 left,
                 target=self.target,
+                components=tuple(name for name in COMPONENTS if self.need[name] > TOLERANCE),
                 bound_mib=self.bound.memory_mib,
                 deadline_s=left,
                 mode=self.mode,

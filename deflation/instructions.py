@@ -66,6 +66,8 @@ class AskApplication(Instruction):
     """Ask the application to fit a VM of size ``target``. Answer: :class:`ApplicationAnswered`."""
 
     target: ResourceVector
+    #: What of the target is asked for; a cache is not to shrink because CPUs are missing.
+    components: tuple[str, ...]
     #: What the host lets the VM hold now, MiB: the guest reckons the application's own target from it.
     bound_mib: float
     #: When the application must have released, in seconds from now.

@@ -21,7 +21,7 @@ from deflation.resources import ResourceVector
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letters, digits and hyphens, 1 to 40")]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,80}$", description="makes a repeated request harmless")]
-Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)]
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=True)]
 
 
@@ -165,7 +165,7 @@ class Command(Body):
     """What every command of a manager to an agent carries."""
 
     request_id: RequestId
-    epoch: int = Field(0, ge=0, description="the manager's leadership; an agent refuses a lower one than it has seen")
+    epoch: int = Field(0, ge=0, strict=True, description="the manager's leadership; an agent refuses a lower one than it has seen")
 
 
 class CreateCommand(Command):
@@ -177,7 +177,7 @@ class CreateCommand(Command):
 class TargetCommand(Command):
     """PUT /v1/vms/NAME/target of a host agent: bring a VM to a size."""
 
-    generation: int = Field(ge=1, description="rises with every target; a lower one than the VM's is refused")
+    generation: int = Field(ge=1, strict=True, description="rises with every target; a lower one than the VM's is refused")
     target: Vector
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK

@@ -21,13 +21,13 @@ from deflation.messages import (
     TargetCommand,
     problem_of,
 )
+from hostagent.agent import Agent
 from hostagent.errors import HypervisorError, RequestRefused
-from hostagent.host import Host
 
 MAX_BODY: Final = 256 * 1024
 MAX_WAIT_S: Final = 30.0
 DELETE_REASONS: Final = ("delete", "minimum", "shortfall")
-HOST: Final = web.AppKey("host", Host)
+AGENT: Final = web.AppKey("agent", Agent)
 TOKEN: Final = web.AppKey("token", str)
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -36,10 +36,10 @@ log = structlog.get_logger()
 routes = web.RouteTableDef()
 
 
-def make_app(host: Host, token: str) -> web.Application:
-    """The application; the caller starts and closes the host."""
+def make_app(agent: Agent, token: str) -> web.Application:
+    """The application; the caller starts and closes the agent."""
     app = web.Application(middlewares=[_problems, _authorise], client_max_size=MAX_BODY)
-    app[HOST] = host
+    app[AGENT] = agent
     app[TOKEN] = token
     app.add_routes(routes)
     return app
@@ -78,23 +78,23 @@ async def _health(request: web.Request) -> web.Response:
 
 @routes.get("/v1/host")
 async def _get_host(request: web.Request) -> web.Response:
-    return _answer(request.app[HOST].report())
+    return _answer(request.app[AGENT].host.report())
 
 
 @routes.get("/v1/vms")
 async def _get_vms(request: web.Request) -> web.Response:
-    vms = request.app[HOST].vms.values()
+    vms = request.app[AGENT].host.vms.values()
     return web.json_response({"vms": [vm.status().model_dump(mode="json") for vm in vms]})
 
 
 @routes.get("/v1/vms/{name}")
 async def _get_vm(request: web.Request) -> web.Response:
-    return _answer(request.app[HOST].vm(request.match_info["name"]).status())
+    return _answer(request.app[AGENT].host.vm(request.match_info["name"]).status())
 
 
 @routes.post("/v1/vms")
 async def _create(request: web.Request) -> web.Response:
-    return _accepted(await request.app[HOST].create(await _body(request, CreateCommand)))
+    return _accepted(await request.app[AGENT].commands.create(await _body(request, CreateCommand)))
 
 
 @routes.delete("/v1/vms/{name}")
@@ -103,24 +103,24 @@ async def _delete(request: web.Request) -> web.Response:
     reason = query.pop("reason", "delete")
     if reason not in DELETE_REASONS:
         raise RequestRefused(400, f"reason must be one of {', '.join(DELETE_REASONS)}", "reason")
-    command = Command.model_validate(query)
-    return _accepted(await request.app[HOST].delete(request.match_info["name"], command, reason))
+    command = Command.model_validate_strings(query, strict=False)
+    return _accepted(await request.app[AGENT].commands.delete(request.match_info["name"], command, reason))
 
 
 @routes.put("/v1/vms/{name}/target")
 async def _target(request: web.Request) -> web.Response:
     command = await _body(request, TargetCommand)
-    return _accepted(await request.app[HOST].target(request.match_info["name"], command))
+    return _accepted(await request.app[AGENT].commands.target(request.match_info["name"], command))
 
 
 @routes.post("/v1/reclaims")
 async def _reclaim(request: web.Request) -> web.Response:
-    return _accepted(await request.app[HOST].reclaim(await _body(request, ReclaimCommand)))
+    return _accepted(await request.app[AGENT].commands.reclaim(await _body(request, ReclaimCommand)))
 
 
 @routes.post("/v1/reinflations")
 async def _reinflate(request: web.Request) -> web.Response:
-    return _accepted(await request.app[HOST].reinflate(await _body(request, ReinflateCommand)))
+    return _accepted(await request.app[AGENT].commands.reinflate(await _body(request, ReinflateCommand)))
 
 
 @routes.get("/v1/operations/{request_id}")
@@ -132,7 +132,7 @@ async def _get_operation(request: web.Request) -> web.Response:
     if not 0 <= wait_s <= MAX_WAIT_S:
         raise RequestRefused(400, f"wait_s must be a number from 0 to {MAX_WAIT_S:g}", "wait_s")
     request_id = request.match_info["request_id"]
-    operation = await request.app[HOST].operations.get(request_id, wait_s)
+    operation = await request.app[AGENT].commands.operations.get(request_id, wait_s)
     if operation is None:
         raise RequestRefused(404, f"there is no operation {request_id}", "request_id")
     return _answer(operation)

@@ -80,7 +80,8 @@ class Executor:
     # --- application ---------------------------------------------------------------------------------------------
 
     async def _ask(self, instruction: AskApplication) -> Event:
-        params = self._application_params(instruction.target, instruction.bound_mib, instruction.deadline_s)
+        target = {name: instruction.target[name] for name in instruction.components}
+        params = self._application_params(target, instruction.bound_mib, instruction.deadline_s)
         params["mode"] = instruction.mode.value
         try:
             answer = await self._link.call(
@@ -108,7 +109,7 @@ class Executor:
         )
 
     async def _tell(self, instruction: TellApplication) -> Event:
-        params = self._application_params(instruction.target, instruction.bound_mib, instruction.limit_s)
+        params = self._application_params(instruction.target.as_dict(), instruction.bound_mib, instruction.limit_s)
         try:
             answer = await self._link.call(
                 "application.reinflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
@@ -117,11 +118,11 @@ class Executor:
             return Told(_now(), instruction.step, reason=str(error))
         return Told(_now(), instruction.step, reason=answer.reason)
 
-    def _application_params(self, target: ResourceVector, bound_mib: float, deadline_s: float) -> dict[str, Any]:
+    def _application_params(self, target: dict[str, float], bound_mib: float, deadline_s: float) -> dict[str, Any]:
         return {
             "request_id": self._request_id,
             "deadline_s": deadline_s,
-            "target": target.as_dict(),
+            "target": target,
             "bound_mib": bound_mib,
         }
 
@@ -129,15 +130,15 @@ class Executor:
 
     async def _unplug(self, instruction: Unplug) -> str:
         reasons = []
+        until = _now() + instruction.limit_s
         if instruction.online is not None:
             answer = await self._link.call(
                 "cpus.set", {"online": list(instruction.online)}, CpusSet, min(instruction.limit_s, 20.0)
             )
             reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
         if instruction.plugged_mib is not None:
-            reasons.append(
-                await self._hypervisor.set_plugged(self._domain, instruction.plugged_mib, instruction.limit_s)
-            )
+            left = max(until - _now(), 0.0)
+            reasons.append(await self._hypervisor.set_plugged(self._domain, instruction.plugged_mib, left))
         return "; ".join(reason for reason in reasons if reason)
 
     async def _throttle(self, instruction: Throttle) -> str:

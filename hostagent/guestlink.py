@@ -1,7 +1,7 @@
 """The agent's end of a guest's channel: JSON-RPC 2.0 over the virtio-serial port (docs/protocols.md).
 
-The guest is untrusted: lines are limited, messages that answer nothing are counted, answers are checked against their schema, and what
-does not follow the protocol ends the conversation. Writes never wait for a guest that does not read.
+The guest is untrusted: lines are limited, messages that answer nothing are counted, answers are checked against their
+schema, and what does not follow the protocol ends the conversation. Writes never wait for a guest that does not read.
 """
 
 from __future__ import annotations

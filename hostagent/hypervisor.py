@@ -75,13 +75,13 @@ class Hypervisor(Protocol):
         """Limit each vCPU thread to this many cores; None lifts the limit. Never touches emulator or I/O threads."""
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
-        """Bring the boot memory to this size and wait while it moves.
+        """Bring the boot memory to this size and wait while it moves; what is not reached is no longer asked for.
 
         :returns: why it did not get there; empty if it did.
         """
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
-        """Bring virtio-mem to this size and wait while it moves; afterwards nothing more is requested than reached.
+        """Bring virtio-mem to this size and wait while it moves; what is not reached is no longer asked for.
 
         :returns: why it did not get there; empty if it did.
         """

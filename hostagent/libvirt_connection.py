@@ -8,6 +8,7 @@ Source: https://libvirt.org/html/libvirt-libvirt-event.html; docs/contracts.md, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,8 @@ class LibvirtConnection:
         with self._opening:
             if self._connection is None or not self._connection.isAlive():
                 connection = libvirt.open(self.uri)
-                connection.setKeepAlive(5, 3)
+                with contextlib.suppress(libvirt.libvirtError):  # drivers without a network have nothing to keep alive
+                    connection.setKeepAlive(5, 3)
                 for callback in self._on_open:
                     callback(connection)
                 self._connection = connection

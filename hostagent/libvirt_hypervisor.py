@@ -184,17 +184,22 @@ class LibvirtHypervisor:
         )
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
-        # setMemory takes the boot part alone, although the domain's currentMemory reads the sum with virtio-mem.
-        await self._on(domain, lambda d: d.setMemoryFlags(round(balloon_mib * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE))
-        return await self._settled(domain, lambda reading: reading.balloon_mib, balloon_mib, "the balloon", limit_s)
+        await self._request_balloon(domain, balloon_mib)
+        reason = await self._settled(domain, lambda r: r.balloon_mib, balloon_mib, "the balloon", limit_s)
+        if reason:
+            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+        return reason
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         await self._request_plugged(domain, plugged_mib)
         reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
         if reason:
-            # Otherwise the guest would go on chewing at a request that we have given up.
             await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
         return reason
+
+    async def _request_balloon(self, domain: str, balloon_mib: float) -> None:
+        # setMemory takes the boot part alone, although the domain's currentMemory reads the sum with virtio-mem.
+        await self._on(domain, lambda d: d.setMemoryFlags(round(balloon_mib * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE))
 
     async def _request_plugged(self, domain: str, plugged_mib: float) -> None:
         def request(d: Any) -> None:

@@ -14,6 +14,7 @@ import structlog
 from deflation.errors import InvalidField
 from deflation.resources import ResourceVector
 from hostagent.accelerator import probe_accelerator
+from hostagent.agent import Agent
 from hostagent.errors import HostAgentError
 from hostagent.host import Host, Slice
 from hostagent.journal import Journal
@@ -61,14 +62,18 @@ async def _serve(arguments: argparse.Namespace) -> None:
         template_dirs=(*arguments.templates, PACKAGED),
     )
     overhead = OVERHEAD_MIB[kind] if arguments.overhead_mib is None else arguments.overhead_mib
-    host = Host(
-        Slice(arguments.id, f"http://{address}:{port}", arguments.capacity, kind, overhead, arguments.reserve_mib),
-        LibvirtHypervisor(settings),
-        await asyncio.to_thread(Journal, arguments.state_dir),
-        usable_boot_mib,
-    )
+    part = Slice(arguments.id, f"http://{address}:{port}", arguments.capacity, kind, overhead, arguments.reserve_mib)
+    host = Host(part, LibvirtHypervisor(settings), await asyncio.to_thread(Journal, arguments.state_dir))
     log.info("starting", host=arguments.id, capacity=str(arguments.capacity), accelerator=kind, why=reason)
-    await serve(host, address, port, arguments.token_file, arguments.manager, arguments.manager_token_file, stop)
+    await serve(
+        Agent(host, usable_boot_mib),
+        address,
+        port,
+        arguments.token_file,
+        arguments.manager,
+        arguments.manager_token_file,
+        stop,
+    )
 
 
 def _accelerator(arguments: argparse.Namespace) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Runs a host: its API, its reports to the manager, its logs."""
+"""Runs an agent: its API, its reports to the manager, its logs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from hostagent.agent import Agent
 from hostagent.api import make_app
 from hostagent.eternal import guarded
-from hostagent.host import Host
 from hostagent.reporter import Reporter
 
 log = structlog.get_logger()
 
 
 async def serve(
-    host: Host,
+    agent: Agent,
     address: str,
     port: int,
     token_file: Path,
@@ -28,25 +28,25 @@ async def serve(
     manager_token_file: Path | None,
     stop: asyncio.Event,
 ) -> None:
-    """Serve a host's API and report to the manager until ``stop`` is set."""
-    await host.start()
-    runner = web.AppRunner(make_app(host, read_token(token_file)), handle_signals=False, access_log=None)
+    """Serve an agent's API and report to the manager until ``stop`` is set."""
+    await agent.start()
+    runner = web.AppRunner(make_app(agent, read_token(token_file)), handle_signals=False, access_log=None)
     await runner.setup()
     reporting: asyncio.Task[None] | None = None
     try:
         await web.TCPSite(runner, address, port).start()
         if manager is not None:
-            reporter = Reporter(host, manager, read_token(manager_token_file or token_file))
+            reporter = Reporter(agent.host, manager, read_token(manager_token_file or token_file))
             reporting = asyncio.create_task(guarded(reporter.run()), name="reporter")
-        log.info("ready", host=host.slice.host_id, listen=f"{address}:{port}", vms=len(host.vms))
+        log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
         await stop.wait()
     finally:
         if reporting is not None:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
         await runner.cleanup()
-        await host.close()
-        log.info("stopped", host=host.slice.host_id)
+        await agent.close()
+        log.info("stopped", host=agent.host.slice.host_id)
 
 
 def read_token(path: Path) -> str:

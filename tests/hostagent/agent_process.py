@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from deflation.resources import ResourceVector
+from hostagent.agent import Agent
 from hostagent.host import Host, Slice
 from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import usable_boot_mib
@@ -22,9 +23,9 @@ OVERHEAD_MIB = 320.0
 
 async def run(world: Path, state_dir: Path, port: int) -> None:
     part = Slice("host-a", f"http://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
-    host = Host(part, FakeHypervisor(world), Journal(state_dir), usable_boot_mib, lambda: 1e6)
+    agent = Agent(Host(part, FakeHypervisor(world), Journal(state_dir), lambda: 1e6), usable_boot_mib)
     token_file = state_dir / "token"
-    await serve(host, "127.0.0.1", port, token_file, None, None, asyncio.Event())
+    await serve(agent, "127.0.0.1", port, token_file, None, None, asyncio.Event())
 
 
 if __name__ == "__main__":

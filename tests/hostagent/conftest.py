@@ -11,6 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from deflation.messages import Operation
+from hostagent.agent import Agent
 from hostagent.api import make_app
 from hostagent.host import Host, Slice
 from hostagent.journal import Journal
@@ -35,21 +36,27 @@ async def world() -> AsyncIterator[World]:
 
 
 @pytest.fixture
-async def host(world: World, tmp_path: Path) -> AsyncIterator[Host]:
-    made = make_host(world, tmp_path)
+async def agent(world: World, tmp_path: Path) -> AsyncIterator[Agent]:
+    made = make_agent(world, tmp_path)
     await made.start()
     yield made
     await made.close()
 
 
-def make_host(world: World, state_dir: Path) -> Host:
+@pytest.fixture
+def host(agent: Agent) -> Host:
+    return agent.host
+
+
+def make_agent(world: World, state_dir: Path) -> Agent:
     part = Slice("host-a", "http://127.0.0.1:0", CAPACITY, "qemu", OVERHEAD_MIB)
-    return Host(part, FakeHypervisor(world.socket), Journal(state_dir), usable_boot_mib, lambda: 1e6)
+    host = Host(part, FakeHypervisor(world.socket), Journal(state_dir), lambda: 1e6)
+    return Agent(host, usable_boot_mib)
 
 
 @pytest.fixture
-async def client(host: Host) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(make_app(host, TOKEN)), headers={"Authorization": f"Bearer {TOKEN}"}) as made:
+async def client(agent: Agent) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(make_app(agent, TOKEN)), headers={"Authorization": f"Bearer {TOKEN}"}) as made:
         yield made
 
 

@@ -36,7 +36,8 @@ class FakeHypervisor:
 
     async def domains(self) -> list[DomainState]:
         found = await self._call("domains")
-        return [DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found]
+        read = [DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found]
+        return [domain for domain in read if domain.intent.owner == "host-a"]
 
     async def sweep(self) -> None:
         pass

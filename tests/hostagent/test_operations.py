@@ -9,9 +9,10 @@ import pytest
 
 from deflation.messages import Operation, VMOutcome
 from deflation.resources import COMPONENTS
+from hostagent.agent import Agent
 from hostagent.host import Host
 from hostagent.intents import Intent, Phase
-from tests.hostagent.conftest import Client, Command, low_vm, make_host
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -176,6 +177,7 @@ async def test_a_failing_hypervisor_is_a_shortfall_and_the_resize_is_tried_again
     operation = await reclaim(command, cpu_cores=3.0)
     assert operation.state == "partial"
     assert "the monitor does not answer" in operation.sentence
+    world.failures.clear()
     await until(lambda: all(vm.intent.phase is Phase.SETTLED for vm in host.vms.values()))
     assert all(len(domain.online) == 2 for domain in two_vms)
 
@@ -191,32 +193,35 @@ async def test_a_vm_that_cannot_be_started_leaves_nothing_behind(command: Comman
 
 
 async def test_a_new_agent_finds_the_vms_of_the_old_one(
-    command: Command, two_vms: list[Domain], host: Host, world: World, tmp_path: Path
+    command: Command, two_vms: list[Domain], agent: Agent, world: World, tmp_path: Path
 ) -> None:
     await reclaim(command, cpu_cores=3.0)
-    await host.close()
-    successor = make_host(world, tmp_path)
+    await agent.close()
+    successor = make_agent(world, tmp_path)
     await successor.start()
     try:
-        await until(lambda: all(vm.link.connected for vm in successor.vms.values()))
-        assert {vm.name: vm.status().current.cpu_cores for vm in successor.vms.values()} == {"low-1": 1.5, "low-2": 1.5}
-        again = await successor.operations.get("reclaim", 10)
+        await until(lambda: all(vm.link.connected for vm in successor.host.vms.values()))
+        assert {vm.name: vm.status().current.cpu_cores for vm in successor.host.vms.values()} == {
+            "low-1": 1.5,
+            "low-2": 1.5,
+        }
+        again = await successor.commands.operations.get("reclaim", 10)
         assert again is not None
         assert (again.state, again.kind) == ("done", "reclaim")
     finally:
         await successor.close()
 
 
-async def test_a_domain_that_is_not_ours_is_left_alone(host: Host, world: World, command: Command) -> None:
+async def test_a_domain_that_somebody_else_took_over_is_left_alone(host: Host, world: World, command: Command) -> None:
     operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     assert operation.state == "done"
     (domain,) = world.domains.values()
-    stored = Intent.model_validate_json(domain.intent)
-    assert stored.owner == "host-a"
-    domain.intent = stored.changed(owner="host-b").model_dump_json()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(owner="host-b").model_dump_json()
+    await until(lambda: not host.vms)
     calls = len(world.calls)
-    await until(lambda: len([m for m, _ in world.calls[calls:] if m == "domains"]) >= 1)
-    assert not [method for method, _ in world.calls[calls:] if method.startswith("set_")]
+    await until(lambda: "domains" in [method for method, _ in world.calls[calls:]])
+    assert list(world.domains.values()) == [domain]
+    assert not [method for method, _ in world.calls[calls:] if method != "domains"]
 
 
 async def test_a_domain_that_came_into_being_after_its_creation_was_given_up_is_removed(
@@ -236,6 +241,7 @@ async def test_a_vm_that_cannot_even_be_removed_stays_charged_until_it_is(
     operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     assert operation.state == "failed"
     assert host.free() != host.slice.capacity
+    world.failures.clear()
     await until(lambda: not host.vms)
     assert not world.domains
     assert host.free() == host.slice.capacity

@@ -56,7 +56,7 @@ class World:
     domains: dict[str, Domain] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     delay: Callable[[], float] = lambda: 0.0
-    #: Raised by the next call of this method: a hypervisor's error.
+    #: The hypervisor's error that every call of a method ends in, while it stands here.
     failures: dict[str, str] = field(default_factory=dict)
     #: The smallest sum of available memory ever seen in any guest: below 0 its kernel would have killed something.
     least_available_mib: float = 1e9
@@ -105,7 +105,7 @@ class World:
     async def _hypervisor_call(self, method: str, params: Reply) -> Reply:
         self.calls.append((method, str(params.get("domain", ""))))
         if method in self.failures:
-            return {"error": self.failures.pop(method)}
+            return {"error": self.failures[method]}
         try:
             return {"result": await getattr(self, f"_do_{method}")(**params)}
         except KeyError as error:
@@ -203,6 +203,8 @@ class World:
         base = {"request_id": request_id, "expected_s": 0.1}
         if d.application == "refuse":
             return base | {"state": "refused", "reason": "in the middle of a checkpoint", "retry_after_s": 60.0}
+        if "memory_mib" not in params["target"]:
+            return base | {"state": "refused", "reason": "the application has memory only"}
         goal = max(params["target"]["memory_mib"] - d.used_mib - 96.0, 32.0)
         promised = max(d.cache_mib - goal, 0.0)
         if promised == 0:

@@ -113,6 +113,18 @@ async def test_a_manager_killed_while_a_command_is_under_way_finishes_the_plan(
         await ended_well(scenario, cluster)
 
 
+@pytest.mark.parametrize("name", ["place", "delete"])
+async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp_path: Path, name: str) -> None:
+    async with prepared(tmp_path, name) as (scenario, cluster):
+        scenario.first.trouble.hangs_at = len(scenario.first.arrived) + 1
+        await scenario.begin(cluster)
+        await scenario.first.hanging.wait()
+        async with asyncio.timeout(2):
+            await cluster.stop_manager()
+        await cluster.start_manager()
+        await ended_well(scenario, cluster)
+
+
 @pytest.mark.parametrize("stored", [False, True], ids=["before-the-record", "after-the-record"])
 @pytest.mark.parametrize("name", ["place", "undo", "preempt", "delete"])
 async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path, name: str, stored: bool) -> None:

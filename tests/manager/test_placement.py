@@ -52,6 +52,8 @@ async def test_low_priority_vms_shrink_in_proportion_for_a_fixed_one(tmp_path: P
         assert all(outcome.ledger for outcome in operation.vms)
         assert agent.free().is_zero()
         assert not await cluster.events("preempted")
+        assert {row["vm"] for row in await cluster.events("deflated")} == {"low-1", "low-2"}
+        assert all("for high-1" in row["sentence"] for row in await cluster.events("deflated"))
 
 
 async def test_the_need_is_what_nominal_and_overhead_exceed_what_is_free(tmp_path: Path) -> None:

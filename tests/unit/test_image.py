@@ -187,7 +187,7 @@ async def test_a_failure_in_the_guest_reaches_the_caller(tmp_path: Path) -> None
             await link.call("read", path=str(tmp_path / "none"))
         with pytest.raises(OperationFailed, match="field argv"):
             await link.call("exec")
-        with pytest.raises(OperationFailed, match="longer than 0.2 s"):
+        with pytest.raises(OperationFailed, match=r"longer than 0\.2 s"):
             await link.call("exec", argv=["sleep", "20"], timeout_s=0.2)
 
 

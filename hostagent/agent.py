@@ -1,0 +1,40 @@
+"""The agent: a host, the commands it takes, and the watch over its VMs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hostagent.commands import Commands
+from hostagent.eternal import guarded
+from hostagent.host import Host
+from hostagent.watch import Watch
+
+
+class Agent:
+    """Call :meth:`start` first and :meth:`close` last.
+
+    :param boot_mib: how much of a VM's memory is boot memory, given nominal and wished-for boot memory.
+    """
+
+    def __init__(self, host: Host, boot_mib: Callable[[float, float | None], float]) -> None:
+        self.host = host
+        self.commands = Commands(host, boot_mib)
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Find our domains and go on with whatever an earlier agent left unfinished."""
+        for found in await self.host.hypervisor.domains():
+            self.host.adopt(found.name, found.intent, running=found.state == "running")
+        await self.host.hypervisor.sweep()
+        self.commands.resume()
+        self._watching = asyncio.create_task(guarded(Watch(self.host).run()), name="watch")
+
+    async def close(self) -> None:
+        """Stop working; VMs stay as they are, their intents say what is to go on."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self.commands.operations.close()
+        await asyncio.gather(*(vm.stop() for vm in self.host.vms.values()))
+        await self.host.hypervisor.close()

@@ -1,0 +1,341 @@
+"""The commands of a manager or operator, as operations: create, delete, target, reclaim, reinflate.
+
+Operations that change sizes run one after another on a host, the VMs of one operation concurrently. Who gives how much
+is decided in :mod:`deflation.proportional`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import structlog
+
+from deflation.allocations import check_target
+from deflation.messages import (
+    Command,
+    CreateCommand,
+    Operation,
+    OperationState,
+    ReclaimCommand,
+    ReinflateCommand,
+    TargetCommand,
+    Vector,
+    VMOutcome,
+)
+from deflation.proportional import share_room, split_need
+from deflation.resources import ZERO, ResourceVector
+from hostagent.errors import HypervisorError, RequestRefused
+from hostagent.host import Host
+from hostagent.hypervisor import domain_name
+from hostagent.intents import Cause, Intent, Phase
+from hostagent.operations import Kind, Operations
+from hostagent.vms import ManagedVM
+
+#: How long a resumed operation waits for its guests to say hello.
+GREETING_S: Final = 20.0
+#: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
+RESUMED_DEADLINE_S: Final = 60.0
+
+Run = Callable[[Operation], Coroutine[Any, Any, Operation]]
+log = structlog.get_logger()
+
+
+class Commands:
+    """Takes commands for a host.
+
+    :param boot_mib: how much of a VM's memory is boot memory, given nominal and wished-for boot memory.
+    """
+
+    def __init__(self, host: Host, boot_mib: Callable[[float, float | None], float]) -> None:
+        self._host = host
+        self._boot_mib = boot_mib
+        self.operations = Operations(host.slice.host_id)
+
+    def resume(self) -> None:
+        """Go on with whatever an earlier agent left unfinished, under the request ids that it had."""
+        unfinished: dict[str, list[ManagedVM]] = {}
+        for vm in self._host.vms.values():
+            if vm.intent.cause is not None:
+                unfinished.setdefault(vm.intent.cause.request_id, []).append(vm)
+        for request_id, members in unfinished.items():
+            cause = members[0].intent.cause
+            assert cause is not None
+            kind: Any = cause.kind
+            if any(vm.intent.phase is not Phase.SETTLED for vm in members):
+                log.info("resuming", request_id=request_id, vms=[vm.name for vm in members])
+            self.operations.begin(
+                request_id,
+                kind,
+                cause.body,
+                self._resuming(members),
+                vm=members[0].name if kind in ("create", "delete", "target") else None,
+                started_at=cause.started_at,
+            )
+
+    async def create(self, command: CreateCommand) -> Operation:
+        """Start a VM at its nominal size.
+
+        :raises RequestRefused: it does not fit, the name is taken, or the request is not acceptable.
+        """
+        body = _body(command)
+        await self._follow(command)
+        if known := self.operations.known(command.request_id, "create", body):
+            return known
+        spec = command.vm
+        if spec.name in self._host.vms:
+            raise RequestRefused(409, f"there is a VM {spec.name} on {self._host.slice.host_id} already", "vm.name")
+        nominal = spec.nominal.vector()
+        allocation = spec.allocation(nominal, self._host.slice.vm_overhead_mib)
+        free = self._host.free()
+        if not allocation.charge.fits_in(free.larger(_undeclared(self._host.slice.capacity, nominal))):
+            raise RequestRefused(
+                409, f"vm.nominal with its overhead ({allocation.charge}) exceeds what is free ({free})", "vm.nominal"
+            )
+        boot_mib = self._boot_mib(spec.nominal.memory_mib, spec.boot_memory_mib)
+        intent = Intent(
+            owner=self._host.slice.host_id,
+            spec=spec,
+            boot_mib=boot_mib,
+            generation=1,
+            phase=Phase.CREATING,
+            target=spec.nominal,
+            committed=spec.nominal,
+            cause=self._cause(command, "create", body, ZERO),
+        )
+        # Charged from this moment on, so that nobody else counts on the room.
+        vm = self._host.adopt(domain_name(self._host.slice.host_id, spec.name), intent, running=False)
+        return self.operations.begin(
+            command.request_id, "create", body, lambda operation: self._create(operation, vm, fresh=True), vm=spec.name
+        )
+
+    async def delete(self, name: str, command: Command, reason: str) -> Operation:
+        """Stop a VM and remove it.
+
+        :raises RequestRefused: no such VM, or the request is not acceptable.
+        """
+        body = _body(command) | {"name": name, "reason": reason}
+        await self._follow(command)
+        if known := self.operations.known(command.request_id, "delete", body):
+            return known
+        vm = self._host.vm(name)
+        return self.operations.begin(
+            command.request_id,
+            "delete",
+            body,
+            lambda operation: self._delete(
+                operation, vm, self._cause(command, "delete", body, vm.allocation().current)
+            ),
+            vm=name,
+        )
+
+    async def target(self, name: str, command: TargetCommand) -> Operation:
+        """Bring one VM to a size.
+
+        :raises RequestRefused: no such VM, an old generation, a target outside its range, or no room to grow.
+        """
+        body = _body(command) | {"name": name}
+        await self._follow(command)
+        if known := self.operations.known(command.request_id, "target", body):
+            return known
+        vm = self._host.vm(name)
+        wanted = command.target.vector()
+        check_target(vm.allocation(), wanted)
+        cause = vm.intent.cause
+        if command.generation == vm.intent.generation and cause is not None and cause.kind == "target":
+            earlier = {key: value for key, value in cause.body.items() if key != "request_id"}
+            if earlier == {key: value for key, value in body.items() if key != "request_id"}:
+                return self.operations.begin(command.request_id, "target", body, self._repeated(vm), vm=name)
+        if command.generation <= vm.intent.generation:
+            raise RequestRefused(
+                409,
+                f"generation {command.generation} is not above {vm.intent.generation}, which {name} has",
+                "generation",
+            )
+        if not wanted.less(vm.allocation().current).fits_in(self._host.free()):
+            raise RequestRefused(409, f"target ({wanted}) needs more than what is free ({self._host.free()})", "target")
+        return self.operations.begin(
+            command.request_id, "target", body, lambda operation: self._target(operation, vm, command, body), vm=name
+        )
+
+    async def reclaim(self, command: ReclaimCommand) -> Operation:
+        """Free an amount by deflating this host's VMs in proportion.
+
+        :raises RequestRefused: the request is not acceptable.
+        """
+        body = _body(command)
+        await self._follow(command)
+        if known := self.operations.known(command.request_id, "reclaim", body):
+            return known
+        return self.operations.begin(
+            command.request_id, "reclaim", body, lambda operation: self._reclaim(operation, command, body)
+        )
+
+    async def reinflate(self, command: ReinflateCommand) -> Operation:
+        """Share free room among the VMs that lack something.
+
+        :raises RequestRefused: the request is not acceptable.
+        """
+        body = _body(command)
+        await self._follow(command)
+        if known := self.operations.known(command.request_id, "reinflate", body):
+            return known
+        return self.operations.begin(
+            command.request_id, "reinflate", body, lambda operation: self._reinflate(operation, command, body)
+        )
+
+    # --- how they run --------------------------------------------------------------------------------------------
+
+    async def _create(self, operation: Operation, vm: ManagedVM, fresh: bool) -> Operation:
+        try:
+            if fresh:
+                await self._host.hypervisor.create(vm.domain, vm.intent)
+            # Admitted at its committed size before its vCPUs run.
+            await vm.enforce()
+            await self._host.hypervisor.resume(vm.domain)
+            await vm.store(phase=Phase.SETTLED)
+        except HypervisorError:
+            await self._host.clear_away(vm)
+            raise
+        vm.running = True
+        vm.start()
+        await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
+        sentence = f"{vm.name} runs with {vm.allocation().current}"
+        return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
+
+    async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
+        async with self._host.sizes:
+            size = vm.allocation().current
+            await vm.store(phase=Phase.DELETING, cause=cause)
+            await self._host.forget(vm)
+        await self._host.record_change(vm.name, size, ZERO, operation.request_id)
+        reason = cause.body["reason"]
+        what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
+        return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{what}: {size} came free"})
+
+    async def _target(
+        self, operation: Operation, vm: ManagedVM, command: TargetCommand, body: dict[str, Any]
+    ) -> Operation:
+        async with self._host.sizes:
+            cause = self._cause(command, "target", body, vm.allocation().current)
+            await vm.prepare(command.target.vector(), cause, command.generation)
+            return _ended(operation, [await vm.resize(command.deadline_s, command.mode)])
+
+    async def _reclaim(self, operation: Operation, command: ReclaimCommand, body: dict[str, Any]) -> Operation:
+        async with self._host.sizes:
+            need = command.need.vector()
+            split = split_need([vm.allocation() for vm in self._host.settled()], need)
+            await self._prepare(split.targets, command, "reclaim", body)
+            outcomes = await self._host.resize(self._members(split.targets), command.deadline_s, command.mode)
+        return _ended(operation, outcomes, need)
+
+    async def _reinflate(self, operation: Operation, command: ReinflateCommand, body: dict[str, Any]) -> Operation:
+        async with self._host.sizes:
+            room = self._host.free()
+            if command.room is not None:
+                room = room.smaller(command.room.vector())
+            targets = share_room([vm.allocation() for vm in self._host.settled()], room)
+            await self._prepare(targets, command, "reinflate", body)
+            return _ended(operation, await self._host.resize(self._members(targets), command.deadline_s))
+
+    def _resuming(self, members: list[ManagedVM]) -> Run:
+        async def run(operation: Operation) -> Operation:
+            return await self._resume(operation, members)
+
+        return run
+
+    async def _resume(self, operation: Operation, members: list[ManagedVM]) -> Operation:
+        """Go on with an operation that a killed agent had begun; what had been reached is found in the intents."""
+        phases = {vm.intent.phase for vm in members}
+        if Phase.CREATING in phases or operation.kind == "create":
+            (vm,) = members
+            if vm.intent.phase is Phase.SETTLED:
+                vm.start()
+                return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs"})
+            if await self._paused(vm):
+                return await self._create(operation, vm, fresh=False)
+            await self._host.clear_away(vm)
+            raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
+        if Phase.DELETING in phases:
+            (vm,) = members
+            cause = vm.intent.cause
+            assert cause is not None
+            return await self._delete(operation, vm, cause)
+        for vm in members:
+            vm.start()
+        async with self._host.sizes:
+            going = [vm for vm in members if vm.intent.phase is not Phase.SETTLED]
+            await asyncio.gather(*(vm.greeted(GREETING_S) for vm in going))
+            await self._host.resize(going, RESUMED_DEADLINE_S)
+        need = None
+        if operation.kind == "reclaim" and (cause := members[0].intent.cause) is not None:
+            need = ReclaimCommand.model_validate(cause.body).need.vector()
+        return _ended(operation, [vm.summary() for vm in members], need)
+
+    def _repeated(self, vm: ManagedVM) -> Run:
+        async def answer(operation: Operation) -> Operation:
+            async with self._host.sizes:
+                return _ended(operation, [vm.summary()])
+
+        return answer
+
+    async def _prepare(
+        self, targets: Mapping[str, ResourceVector], command: Command, kind: Kind, body: dict[str, Any]
+    ) -> None:
+        """Write all intents before the first action: a kill in between leaves each VM at its old size or its target."""
+        for name, target in targets.items():
+            vm = self._host.vms[name]
+            await vm.prepare(target, self._cause(command, kind, body, vm.allocation().current))
+
+    async def _paused(self, vm: ManagedVM) -> bool:
+        return any(
+            found.name == vm.domain and found.state == "paused" for found in await self._host.hypervisor.domains()
+        )
+
+    async def _follow(self, command: Command) -> None:
+        """Refuse a manager whose leadership is over, and remember the epoch of one that leads.
+
+        :raises RequestRefused: the epoch is lower than one that was seen.
+        """
+        if command.epoch < self._host.journal.epoch:
+            raise RequestRefused(
+                409, f"epoch {command.epoch} is over: the manager with epoch {self._host.journal.epoch} leads", "epoch"
+            )
+        if command.epoch > self._host.journal.epoch:
+            await asyncio.to_thread(self._host.journal.raise_epoch, command.epoch)
+
+    def _cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
+        return Cause(
+            request_id=command.request_id, kind=kind, body=body, started_at=time.time(), before=Vector.of(before)
+        )
+
+    def _members(self, targets: Mapping[str, ResourceVector]) -> list[ManagedVM]:
+        return [self._host.vms[name] for name in targets]
+
+
+def _body(command: Command) -> dict[str, Any]:
+    """The command as it is compared and stored; a new leader repeats it under its own epoch."""
+    return command.model_dump(mode="json", exclude={"epoch"})
+
+
+def _undeclared(capacity: ResourceVector, nominal: ResourceVector) -> ResourceVector:
+    """What a VM may ask for in components that the host does not declare: anything."""
+    return ResourceVector(
+        disk_mib_s=0.0 if capacity.disk_mib_s > 0 else nominal.disk_mib_s,
+        network_mib_s=0.0 if capacity.network_mib_s > 0 else nominal.network_mib_s,
+    )
+
+
+def _ended(operation: Operation, outcomes: list[VMOutcome], need: ResourceVector | None = None) -> Operation:
+    """An operation's record at its end: what all its VMs came to, in one sentence."""
+    freed = sum((o.before.vector().less(o.after.vector()) for o in outcomes), ZERO)
+    missing = sum((o.shortfall.vector() for o in outcomes), ZERO) if need is None else need.less(freed)
+    short = ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(missing, (0.005, 1.0, 0.5, 0.5), strict=True)))
+    state = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
+    details = "; ".join(f"{o.name} {o.sentence}" for o in outcomes) or "no VM had anything to give or to get"
+    sentence = details if short.is_zero() else f"short of {short}: {details}"
+    return operation.model_copy(
+        update={"state": state, "sentence": sentence, "vms": tuple(outcomes), "shortfall": Vector.of(short)}
+    )

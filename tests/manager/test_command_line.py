@@ -1,0 +1,77 @@
+"""``ebb-manager``: help, bad options, bad files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cluster_manager.main import main
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The command configures the process's logs, which other tests share."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "token").write_text("clients\n")
+    (tmp_path / "agents").write_text("agents\n")
+    return {
+        "--token-file": str(tmp_path / "token"),
+        "--agent-token-file": str(tmp_path / "agents"),
+        "--database": str(tmp_path / "db"),
+        "--listen": "127.0.0.1:0",
+    }
+
+
+def run(options: dict[str, str]) -> int:
+    return main([word for pair in options.items() for word in pair])
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "examples:\n  ebb-manager --token-file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--token-file", "/nonexistent/token", "cannot read the token file"),
+        ("--listen", "7100", "--listen must be HOST:PORT"),
+        ("--listen", "127.0.0.1:99999", "--listen must be HOST:PORT"),
+        ("--seed", "-1", "--seed must not be negative"),
+        ("--database", "/nonexistent/db", "cannot use the database"),
+    ],
+)
+def test_what_it_cannot_start_with_is_said_in_one_line(
+    options: dict[str, str], option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run({**options, option: value}) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("ebb-manager: ")
+    assert said in last
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "two words", "a\x00b"])
+def test_a_token_file_without_one_word_is_refused_and_not_shown(
+    options: dict[str, str], tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text(text)
+    assert run(options) == 1
+    error = capsys.readouterr().err
+    assert "must hold one word" in error
+    assert "two words" not in error
+
+
+def test_an_unknown_policy_is_a_usage_error(options: dict[str, str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run({**options, "--policy": "worst-fit"})
+    assert ended.value.code == 2
