@@ -33,7 +33,7 @@ from cluster_manager.plans import (
     SetVM,
     VMPhase,
 )
-from cluster_manager.steps import Step, finish, instruct, unexpected
+from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
 from deflation.allocations import Allocation, Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.placement import PlacementPolicy

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deflation.cascade import Mode
+from deflation.instructions import Mode
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMSpec
 from deflation.placement import PlacementPolicy
 

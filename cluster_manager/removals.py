@@ -17,7 +17,7 @@ from cluster_manager.plans import (
     Target,
     VMPhase,
 )
-from cluster_manager.steps import Step, finish, instruct, unexpected
+from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
 from deflation.messages import OperationState
 
 

@@ -42,29 +42,6 @@ from deflation.ledger import Layer, LayerAccount, LedgerEntry
 from deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
 from deflation.steps import balloon_to_keep, cpus_to_keep, memory_to_keep
 
-__all__ = [
-    "LAYER_ENDS",
-    "POLL_S",
-    "ApplicationAnswered",
-    "ApplicationReported",
-    "AskApplication",
-    "Cascade",
-    "Event",
-    "Finish",
-    "GuestReading",
-    "Instruction",
-    "Measured",
-    "Mechanisms",
-    "Mode",
-    "Outcome",
-    "Phase",
-    "PollApplication",
-    "ReadGuest",
-    "Stopped",
-    "Throttle",
-    "Unplug",
-]
-
 #: By which share of the deadline a layer must have ended; time that a layer leaves over passes to the next.
 LAYER_ENDS: Final[Mapping[Layer, float]] = {Layer.APPLICATION: 0.5, Layer.GUEST: 0.8, Layer.HYPERVISOR: 1.0}
 #: How often a promise of the application is looked up.
@@ -423,12 +400,18 @@ class Cascade:
                 promised=round(account.promised[component], 2),
                 verified=round(verified[layer][component], 4),
                 seconds=round(account.seconds, 3),
-                reason="; ".join(account.reasons),
+                reason=self._reason(layer, component),
             )
             for layer, account in self._accounts.items()
             for component in COMPONENTS
             if wanted[component] > TOLERANCE
         )
+
+    def _reason(self, layer: Layer, component: str) -> str:
+        account = self._accounts[layer]
+        if layer is Layer.APPLICATION and account.promised[component] == 0 < max(account.promised):
+            return f"promised no {component}"
+        return "; ".join(account.reasons)
 
     def _sentence(self, now: float) -> str:
         asked = self.before.size.less(self.target)

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deflation.allocations import Allocation, Priority, check_sizes, effective_minimum
-from deflation.cascade import Mode, Outcome
 from deflation.errors import InvalidField
+from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer, LedgerEntry
 from deflation.placement import PlacementPolicy
 from deflation.resources import ResourceVector
@@ -165,7 +165,7 @@ class Command(Body):
     """What every command of a manager to an agent carries."""
 
     request_id: RequestId
-    epoch: int = Field(0, ge=0, strict=True, description="the manager's leadership; an agent refuses a lower one than it has seen")
+    epoch: int = Field(0, ge=0, strict=True, description="the manager's leadership; a lower one is refused")
 
 
 class CreateCommand(Command):
@@ -177,7 +177,7 @@ class CreateCommand(Command):
 class TargetCommand(Command):
     """PUT /v1/vms/NAME/target of a host agent: bring a VM to a size."""
 
-    generation: int = Field(ge=1, strict=True, description="rises with every target; a lower one than the VM's is refused")
+    generation: int = Field(ge=1, strict=True, description="rises with every target; a lower one is refused")
     target: Vector
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK

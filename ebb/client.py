@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deflation.cascade import Mode
+from deflation.instructions import Mode
 from deflation.messages import (
     CoreChange,
     HostStatus,

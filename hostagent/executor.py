@@ -11,7 +11,8 @@ import contextlib
 from typing import Any
 
 from deflation.bounds import Bound
-from deflation.cascade import (
+from deflation.guest_messages import ApplicationPromise, ApplicationRelease, CpusSet, GuestAmounts, GuestStatus
+from deflation.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     AskApplication,
@@ -24,7 +25,6 @@ from deflation.cascade import (
     Throttle,
     Unplug,
 )
-from deflation.guest_messages import ApplicationPromise, ApplicationRelease, CpusSet, GuestAmounts, GuestStatus
 from deflation.reinflation import TellApplication, Told
 from deflation.resources import ResourceVector
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from deflation.allocations import Allocation
-from deflation.cascade import Cascade, Finish, Instruction, Mechanisms, Mode, Outcome
+from deflation.cascade import Cascade
 from deflation.guest_messages import Hello
+from deflation.instructions import Finish, Instruction, Mechanisms, Mode, Outcome
 from deflation.ledger import Layer
 from deflation.messages import Vector, VMOutcome, VMState, VMStatus
 from deflation.reinflation import Reinflation

@@ -9,8 +9,8 @@ import typer
 from pydantic import ValidationError
 
 from deflation.allocations import Priority
-from deflation.cascade import Mode
 from deflation.errors import InvalidField
+from deflation.instructions import Mode
 from deflation.messages import LedgerRow, Operation, OperationState, Vector, VMSpec, problem_of
 from deflation.placement import PlacementPolicy
 from ebb.client import ManagerClient

@@ -84,18 +84,6 @@ def build_image(
     return _image(final, 0.0)
 
 
-def create_overlay(image: Image, path: Path, size_mib: int = DISK_MIB) -> None:
-    """Make the copy-on-write disk of one VM; a larger one than the image has its file system grown at boot.
-
-    Raises ImageError when size_mib is below the image's, or when qemu-img fails.
-    """
-    if size_mib < DISK_MIB:
-        raise ImageError(f"size_mib is {size_mib}, but the image itself has {DISK_MIB} MiB")
-    qemu_img = tool("qemu-img", "qemu-utils")
-    run([qemu_img, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", image.base.resolve(), path, f"{size_mib}M"])
-    path.chmod(0o644)
-
-
 def _image(directory: Path, built_s: float) -> Image:
     return Image(directory.name, directory / "base.qcow2", directory / "vmlinuz", directory / "initrd", built_s)
 
@@ -170,7 +158,6 @@ def _build(
         _install(GUEST_FILES / name, tree / place, mode)
     for place, path in sources.items():
         _install(path, tree / place, 0o644)
-    (tree / "etc/ebbtide/image-sectors").write_text(f"{DISK_MIB * 2048}\n")
     # Compiled here, as the emulated guest would take seconds for it; never checked against the source again.
     run(["chroot", tree, "python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "/opt/ebbtide"])
     report("disk", 0.9)

@@ -18,10 +18,11 @@ import pytest
 
 from ebb import paths
 from ebb.lab.guestlink import LabLink, channel_path
-from ebb.lab.image import Image, build_image, create_overlay
+from ebb.lab.image import Image, build_image
 from ebb.lab.services import ensure_services, open_libvirt, stop_services
 from ebb.lab.state import LabState
 from hostagent.accelerator import QEMU, boots
+from hostagent.disks import create_overlay
 from hostagent.templates import DomainParameters, DomainTemplate, render_domain
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
@@ -58,8 +59,7 @@ def libvirt_connection(home: Path) -> Iterator[Any]:
 def domain(image: Image, home: Path, libvirt_connection: Any) -> Iterator[Any]:
     """One guest of 2 vCPUs and 768 MiB, which the tests share; started by the first that connects."""
     name = f"ebbtide-test-{uuid.uuid4().hex[:8]}"
-    disk = home / "disk.qcow2"
-    create_overlay(image, disk, 3072)
+    disk = create_overlay(image.base, home / "guest")
     parameters = DomainParameters(
         name=name,
         uuid=str(uuid.uuid4()),

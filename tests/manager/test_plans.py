@@ -37,8 +37,8 @@ from cluster_manager.plans import (
 from cluster_manager.removals import start_reinflation, start_removal, start_target
 from cluster_manager.steps import Step
 from cluster_manager.transitions import advance
-from deflation.cascade import Mode
 from deflation.errors import ProtocolViolation
+from deflation.instructions import Mode
 from deflation.messages import OperationState, Vector, VMSpec, VMState
 from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
 

@@ -1,108 +1,174 @@
-"""The manager with real host agents, over HTTP and a make-believe hypervisor: they must understand each other."""
+"""The manager with the real host agent, a process over a make-believe hypervisor: they must understand each other."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from aiohttp import web
+import aiohttp
+import pytest
 
-from deflation.messages import OperationState
-from deflation.resources import ResourceVector
-from hostagent.api import make_app
-from hostagent.host import Host, Slice
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import usable_boot_mib
-from hostagent.reporter import Reporter
-from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.world import World
+from cluster_manager.settings import AgentLimits
+from deflation.messages import HostReport, OperationState
+from deflation.resources import ZERO
+from tests.hostagent.world import World, random_delays
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN
 
-OVERHEAD_MIB = 320.0
+REPO = Path(__file__).resolve().parents[2]
+#: An agent that is started again needs its time; loaded machines are slow.
+PATIENT = AgentLimits(answer_s=5.0, absence_s=30.0, poll_s=2.0, pause_s=0.05, grace_s=30.0, start_stop_s=60.0)
 
 
-@contextlib.asynccontextmanager
-async def agent_of(cluster: Cluster, state_dir: Path, **capacity: float) -> AsyncIterator[Host]:
-    """host-a with its REST server and its reporter."""
-    assert cluster.server is not None
+class RealAgent:
+    """host-a: a process that can be killed, and a relay that carries its reports to the manager."""
+
+    def __init__(self, world: World, state_dir: Path, session: aiohttp.ClientSession) -> None:
+        self.world = world
+        self._state_dir = state_dir
+        self._session = session
+        self._process: asyncio.subprocess.Process | None = None
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+
+    async def start(self) -> None:
+        argv = ["-m", "tests.hostagent.agent_process", str(self.world.socket), str(self._state_dir), str(self._port)]
+        with (self._state_dir / "agent.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(sys.executable, *argv, cwd=REPO, stderr=log)
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def report(self) -> HostReport:
+        async with self._session.get(f"http://127.0.0.1:{self._port}/v1/host") as response:
+            return HostReport.model_validate_json(await response.read())
+
+    async def relay(self, manager: str) -> None:
+        never = asyncio.Event()
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                body = (await self.report()).model_dump(mode="json")
+                async with self._session.post(f"{manager}/v1/hosts/host-a/report", json=body) as response:
+                    assert response.status == 200, await response.text()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await never.wait()
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[Cluster, RealAgent]]:
+    """A manager and a real agent with two low-priority VMs of 3 cores on its 6 cores and 3600 MiB."""
+    (tmp_path / "token").write_text(AGENT_TOKEN)
     # A short path: the name of a unix socket has room for 107 bytes only.
     with TemporaryDirectory(prefix="ebb") as directory:
         world = World(Path(directory))
         await world.start()
-        listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        listener.close()
-        part = Slice("host-a", f"http://127.0.0.1:{port}", ResourceVector(**capacity), "qemu", OVERHEAD_MIB)
-        host = Host(part, FakeHypervisor(world.socket), Journal(state_dir), usable_boot_mib, lambda: 1e6)
-        await host.start()
-        runner = web.AppRunner(make_app(host, AGENT_TOKEN), access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        reporter = Reporter(host, str(cluster.server.make_url("")), AGENT_TOKEN)
-        reporting = asyncio.create_task(reporter.run(), name="reporter of host-a")
-        try:
-            yield host
-        finally:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
-            await runner.cleanup()
-            await host.close()
-            await world.stop()
+        headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+        async with cluster_of(tmp_path, agents=PATIENT) as cluster, aiohttp.ClientSession(headers=headers) as session:
+            agent = RealAgent(world, tmp_path, session)
+            await agent.start()
+            assert cluster.server is not None
+            relay = asyncio.create_task(agent.relay(str(cluster.server.make_url("")).rstrip("/")), name="relay")
+            try:
+                async with asyncio.timeout(30):
+                    await cluster.until(lambda: _registered(cluster))
+                for name in ("low-1", "low-2"):
+                    operation = await cluster.create(vm(name), deadline_s=60.0)
+                    assert operation.state is OperationState.DONE, operation
+                yield cluster, agent
+            finally:
+                relay.cancel()
+                await asyncio.gather(relay, return_exceptions=True)
+                await agent.kill()
+                await world.stop()
 
 
-async def test_a_real_agent_is_placed_on_deflated_and_reinflated(tmp_path: Path) -> None:
-    async with (
-        cluster_of(tmp_path) as cluster,
-        agent_of(cluster, tmp_path, cpu_cores=6.0, memory_mib=2900.0) as host,
-    ):
-
-        async def registered() -> bool:
-            return bool((await cluster.get("/v1/hosts"))["hosts"])
-
-        await cluster.until(registered)
-        for name in ("low-1", "low-2"):
-            operation = await cluster.create(vm(name), deadline_s=20.0)
-            assert operation.state is OperationState.DONE, operation
-        operation = await cluster.create(vm("high-1", "fixed", 3.0, 600.0), deadline_s=20.0)
-        assert operation.state is OperationState.DONE, operation
-        assert {row.name for row in operation.vms} == {"low-1", "low-2"}
-        assert all(row.ledger for row in operation.vms)
-        # Room for three VMs and their overheads, and nothing more.
-        assert host.vms["low-1"].allocation().current.cpu_cores == 1.5
-        memory = sum(found.allocation().charge.memory_mib for found in host.vms.values())
-        assert 2900.0 - 8.0 <= memory <= 2900.0
-        operation = await cluster.delete("high-1")
-        assert operation.state is OperationState.DONE, operation
-        assert {row["name"]: row["current"]["cpu_cores"] for row in (await cluster.get("/v1/vms"))["vms"]} == {
-            "low-1": 3.0,
-            "low-2": 3.0,
-        }
-
-        async def acknowledged() -> bool:
-            changes = (await cluster.get("/v1/core-changes?machine=low-1"))["core_changes"]
-            return [row["cores_after"] for row in changes] == [3.0, 1.5, 3.0] and not host.journal.changes
-
-        await cluster.until(acknowledged)
+async def _registered(cluster: Cluster) -> bool:
+    return bool((await cluster.get("/v1/hosts"))["hosts"])
 
 
-async def test_a_real_agent_preempts_for_the_manager_below_the_minimum(tmp_path: Path) -> None:
-    async with (
-        cluster_of(tmp_path) as cluster,
-        agent_of(cluster, tmp_path, cpu_cores=6.0, memory_mib=2900.0) as host,
-    ):
+def high(cpu_cores: float = 3.0) -> Any:
+    return vm("high-1", "fixed", cpu_cores, 1300.0)
 
-        async def registered() -> bool:
-            return bool((await cluster.get("/v1/hosts"))["hosts"])
 
-        await cluster.until(registered)
-        for name in ("low-1", "low-2"):
-            await cluster.create(vm(name), deadline_s=20.0)
-        operation = await cluster.create(vm("high-1", "fixed", 5.3, 600.0), deadline_s=20.0)
-        assert operation.state is OperationState.DONE, operation
-        assert len(host.vms) == 2
-        (event,) = await cluster.events("preempted")
-        assert "reason minimum" in event["sentence"]
+async def sizes(agent: RealAgent) -> dict[str, float]:
+    return {row.name: row.current.cpu_cores for row in (await agent.report()).vms}
+
+
+async def test_a_real_agent_is_deflated_and_reinflated(pair: tuple[Cluster, RealAgent]) -> None:
+    cluster, agent = pair
+    operation = await cluster.create(high(), deadline_s=60.0)
+    assert operation.state is OperationState.DONE, operation
+    assert {row.name for row in operation.vms} == {"low-1", "low-2"}
+    assert all(row.ledger for row in operation.vms)
+    assert await sizes(agent) == {"low-1": 1.5, "low-2": 1.5, "high-1": 3.0}
+    charged = sum((row.allocation().charge for row in (await agent.report()).vms), ZERO)
+    assert 3600.0 - 8.0 <= charged.memory_mib <= 3600.0
+    operation = await cluster.delete("high-1")
+    assert operation.state is OperationState.DONE, operation
+    assert await sizes(agent) == {"low-1": 3.0, "low-2": 3.0}
+
+    async def learnt() -> bool:
+        changes = (await cluster.get("/v1/core-changes?machine=low-1"))["core_changes"]
+        return [row["cores_after"] for row in changes] == [3.0, 1.5, 3.0]
+
+    await cluster.until(learnt)
+    rows = (await cluster.get("/v1/machines?duration_s=0"))["machines"]
+    assert {row["machine"]: row["last_change"] for row in rows} == {"low-1": "growth", "low-2": "growth"}
+
+
+async def test_a_real_agent_preempts_for_the_manager_below_the_minimum(pair: tuple[Cluster, RealAgent]) -> None:
+    cluster, agent = pair
+    operation = await cluster.create(high(5.3), deadline_s=60.0)
+    assert operation.state is OperationState.DONE, operation
+    assert len(await sizes(agent)) == 2
+    (event,) = await cluster.events("preempted")
+    assert "reason minimum" in event["sentence"]
+
+
+async def test_a_target_reaches_a_real_agent(pair: tuple[Cluster, RealAgent]) -> None:
+    cluster, agent = pair
+    body = {"request_id": "t", "generation": 9, "target": {"cpu_cores": 1.5, "memory_mib": 700.0}}
+    status, answer = await cluster.call("PUT", "/v1/vms/low-1/target", json=body)
+    assert status == 202, answer
+    assert (await cluster.ended("t")).state is OperationState.DONE
+    assert (await sizes(agent))["low-1"] == 1.5
+    status, problem = await cluster.call(
+        "PUT", "/v1/vms/low-1/target", json={**body, "request_id": "u", "generation": 8}
+    )
+    assert (status, problem["field"]) == (409, "generation")
+
+
+@pytest.mark.parametrize("calls", [0, 3, 8, 15, 25])
+async def test_a_real_agent_killed_in_the_middle_of_a_placement_ends_at_the_plan(
+    pair: tuple[Cluster, RealAgent], calls: int
+) -> None:
+    """The agent is killed after so many more calls to its hypervisor, and started again."""
+    cluster, agent = pair
+    agent.world.delay = random_delays(calls, 0.02)
+    until = len(agent.world.calls) + calls
+    request = {"request_id": "c", "vm": high(), "deadline_s": 60.0}
+    assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
+
+    async def reached() -> bool:
+        return len(agent.world.calls) >= until
+
+    await cluster.until(reached)
+    await agent.kill()
+    await agent.start()
+    operation = await cluster.ended("c")
+    found = await sizes(agent)
+    if operation.state is OperationState.DONE:
+        assert set(found) == {"low-1", "low-2", "high-1"}
+    else:
+        assert found == {"low-1": 3.0, "low-2": 3.0}
+    charged = sum((row.allocation().charge for row in (await agent.report()).vms), ZERO)
+    assert charged.fits_in((await agent.report()).capacity.vector())

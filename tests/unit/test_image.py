@@ -20,7 +20,7 @@ from ebb.lab import image, rootfs
 from ebb.lab.errors import ImageError, LinkError, MissingTool, OperationFailed
 from ebb.lab.guest import labd
 from ebb.lab.guestlink import LabLink, channel_path, value_digest
-from ebb.lab.image import Image, build_image, create_overlay
+from ebb.lab.image import build_image
 from hostagent import initramfs
 
 
@@ -76,13 +76,6 @@ def test_a_changed_guest_file_changes_the_image_but_not_the_root_file_system(tmp
     assert image._image_key(image._rootfs_key(), {"opt/agent.py": source}, busybox) == first
     source.write_text("two")
     assert image._image_key(image._rootfs_key(), {"opt/agent.py": source}, busybox) != first
-
-
-def test_an_overlay_smaller_than_the_image_is_refused(tmp_path: Path) -> None:
-    nothing = Image("k", tmp_path / "base", tmp_path / "kernel", tmp_path / "initrd", 0.0)
-    with pytest.raises(ImageError, match="size_mib"):
-        create_overlay(nothing, tmp_path / "disk", 100)
-    assert not (tmp_path / "disk").exists()
 
 
 def test_an_archive_is_what_cpio_reads(tmp_path: Path) -> None:
