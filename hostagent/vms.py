@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -28,7 +28,7 @@ from hostagent.hypervisor import Hypervisor
 from hostagent.intents import Cause, Intent, Phase
 
 #: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
-PARKED_SECONDS = 0.05
+PARKED_S = 0.05
 
 log = structlog.get_logger()
 
@@ -59,8 +59,8 @@ class ManagedVM:
         self.link = GuestLink(self.name, lambda: hypervisor.guest_channel(domain), self._hello)
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Lock()
-        #: Host-side seconds of each vCPU at the last look, to see whether a parked one runs.
-        self._vcpu_seconds: tuple[float, ...] = ()
+        #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
+        self._parked: dict[int, float] = {}
         #: How often something had to be put right that somebody else had changed.
         self.drift_total = 0
         self._log = log.bind(vm=self.name, host=host)
@@ -270,16 +270,14 @@ class ManagedVM:
         docs/contracts.md, accounting: an off-lined CPU is a promise of the guest.
         """
         if self._busy.locked() or self.intent.phase is not Phase.SETTLED or not self.running:
-            self._vcpu_seconds = ()
+            self._parked = {}
             return
         status = await guest_status(self.link)
         try:
             reading = await self._hypervisor.read(self.domain)
-            earlier, self._vcpu_seconds = self._vcpu_seconds, reading.vcpu_seconds
-            if status is None or len(earlier) != len(reading.vcpu_seconds):
-                return
-            parked = set(range(len(earlier))) - set(status.cpus.online)
-            moving = [cpu for cpu in parked if reading.vcpu_seconds[cpu] - earlier[cpu] > PARKED_SECONDS]
+            online = set(status.cpus.online) if status is not None else set(range(reading.vcpus))
+            earlier, self._parked = self._parked, parked_seconds(reading.vcpu_seconds, online)
+            moving = [cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S]
             allowed = self.intent.committed.cpu_cores
             if moving and (reading.quota_per_cpu or 1.0) * reading.vcpus > allowed + 0.005:
                 self.drift_total += 1
@@ -287,6 +285,11 @@ class ManagedVM:
                 await self._hypervisor.set_quota(self.domain, allowed / reading.vcpus)
         except HypervisorError as error:
             self._log.warning("the VM could not be watched", why=str(error))
+
+
+def parked_seconds(vcpu_seconds: Sequence[float], online: set[int]) -> dict[int, float]:
+    """The host-side CPU time of each vCPU that the guest calls off line: what one used before does not count."""
+    return {cpu: seconds for cpu, seconds in enumerate(vcpu_seconds) if cpu not in online}
 
 
 def _shortfall(before: ResourceVector, after: ResourceVector, target: ResourceVector) -> ResourceVector:

@@ -67,7 +67,7 @@ class FakeHypervisor:
 
     async def read(self, domain: str) -> HostSideReading:
         r = await self._call("read", domain=domain)
-        return HostSideReading(r["vcpus"], r["quota"], r["balloon_mib"], r["plugged_mib"], (0.0,) * r["vcpus"])
+        return HostSideReading(r["vcpus"], r["quota"], r["balloon_mib"], r["plugged_mib"], tuple(r["vcpu_seconds"]))
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
         await self._call("set_quota", domain=domain, cores=cores_per_cpu)

@@ -245,3 +245,31 @@ async def test_a_vm_that_cannot_even_be_removed_stays_charged_until_it_is(
     await until(lambda: not host.vms)
     assert not world.domains
     assert host.free() == host.slice.capacity
+
+
+async def test_a_cpu_that_runs_although_the_guest_calls_it_off_line_is_counted(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=3.0)
+    honest, liar = two_vms
+    assert (honest.quota, liar.quota) == (0.75, 0.75)
+    liar.liars = {2}
+    await until(lambda: liar.quota == 0.5)
+    # All three together still get no more than what is committed; the honest one keeps its quota.
+    assert honest.quota == 0.75
+    assert [vm.drift_total for vm in host.vms.values()] == [0, 1]
+
+
+async def test_what_a_cpu_used_before_it_was_parked_is_no_lie(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    async def looked_at(times: int) -> None:
+        """Each reading of the host's side lets every CPU on line move on."""
+        before = [domain.vcpu_seconds[0] for domain in two_vms]
+        await until(lambda: all(d.vcpu_seconds[0] >= b + 0.5 * times for d, b in zip(two_vms, before, strict=True)))
+
+    await looked_at(times=2)
+    await reclaim(command, cpu_cores=3.0)
+    await looked_at(times=3)
+    assert [domain.quota for domain in two_vms] == [0.75, 0.75]
+    assert [vm.drift_total for vm in host.vms.values()] == [0, 0]

@@ -12,5 +12,5 @@ async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
     :raises TimeoutError: it did not become true in time.
     """
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await asyncio.sleep(0.02)

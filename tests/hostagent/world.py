@@ -38,6 +38,9 @@ class Domain:
     #: How the application answers: "promise", "refuse" or "hang".
     application: str = "promise"
     releases: dict[str, float] = field(default_factory=dict)
+    #: Host-side seconds of each vCPU thread, and those that lie about being parked.
+    vcpu_seconds: list[float] = field(default_factory=list)
+    liars: set[int] = field(default_factory=set)
 
     @property
     def bound_mib(self) -> float:
@@ -116,6 +119,7 @@ class World:
 
     async def _do_create(self, domain: str, intent: str, vcpus: int, boot_mib: float, plugged_mib: float) -> None:
         made = Domain(intent, vcpus, boot_mib, plugged_mib, balloon_mib=boot_mib, online=set(range(vcpus)))
+        made.vcpu_seconds = [0.0] * vcpus
         self.domains[domain] = made
         guest = self._serve(lambda method, params: self._guest_call(made, method, params))
         self._guests[domain] = await asyncio.start_unix_server(guest, str(self.guest_socket(domain)))
@@ -137,7 +141,15 @@ class World:
 
     async def _do_read(self, domain: str) -> Reply:
         d = self.domains[domain]
-        return {"vcpus": d.vcpus, "quota": d.quota, "balloon_mib": d.balloon_mib, "plugged_mib": d.plugged_mib}
+        for cpu in d.online | d.liars:
+            d.vcpu_seconds[cpu] += 0.5
+        return {
+            "vcpu_seconds": d.vcpu_seconds,
+            "vcpus": d.vcpus,
+            "quota": d.quota,
+            "balloon_mib": d.balloon_mib,
+            "plugged_mib": d.plugged_mib,
+        }
 
     async def _do_set_quota(self, domain: str, cores: float | None) -> None:
         self.domains[domain].quota = None if cores is None or cores >= 1 else cores
