@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
-from cluster_manager.store import StoredEvent
+from cluster_manager.rows import StoredEvent
 from deflation.allocations import check_target
 from deflation.errors import InvalidField
 from deflation.messages import HostReport, Problem, RequestId, TargetCommand, VMRequest, problem_of

@@ -7,12 +7,14 @@ sequence over a restart, and one that lost it goes on above what the manager ack
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
 from cluster_manager.hosts import Hosts
 from cluster_manager.plans import VMPhase
-from cluster_manager.store import Store, StoredVM
+from cluster_manager.rows import StoredChange, StoredVM
+from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.messages import CoreChange, HostReport, MachineRanking
 from task_matcher.prediction import WINDOW_S, Change, history_of, whole_cores
@@ -64,14 +66,8 @@ class CoreChanges:
         now = self._clock()
         rows = {row.name: row for row in await self._store.vms() if row.phase is VMPhase.RUNNING}
         changes = await self._store.core_changes_since(now - WINDOW_S)
-        history = history_of(
-            (
-                Change(c.change.machine, c.change.at, c.change.cores_before, c.change.cores_after, c.by_owner)
-                for c in changes
-                if c.variable
-            ),
-            now,
-        )
+        pool = history_of((_change(stored) for stored in changes if stored.variable), now)
+        history = replace(pool, last=history_of(map(_change, changes), now).last)
         machines = [
             Machine(row.name, self._cores(row), variable=row.spec.priority is not Priority.FIXED)
             for row in rows.values()
@@ -93,3 +89,9 @@ class CoreChanges:
         """Whole cores that the machine has now, as its host last reported."""
         reported = self._hosts.vm(row.host, row.name)
         return whole_cores(reported.current.cpu_cores if reported is not None else 0.0)
+
+
+def _change(stored: StoredChange) -> Change:
+    """A stored change as the matcher reads it."""
+    change = stored.change
+    return Change(change.machine, change.at, change.cores_before, change.cores_after, stored.by_owner)

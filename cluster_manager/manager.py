@@ -15,8 +15,9 @@ from cluster_manager.hosts import Hosts
 from cluster_manager.operations import Operations
 from cluster_manager.performer import Performer
 from cluster_manager.plans import VMPhase
+from cluster_manager.rows import StoredVM
 from cluster_manager.settings import Settings
-from cluster_manager.store import Store, StoredVM
+from cluster_manager.store import Store
 from deflation.messages import HostReport, ManagedVM, ReportReply, Vector
 from deflation.resources import ZERO
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from cluster_manager.demand import demand_of
 from cluster_manager.errors import RequestError
 from cluster_manager.hosts import Hosts
 from cluster_manager.performer import Performer
@@ -34,9 +33,11 @@ from cluster_manager.plans import (
     VMPhase,
     host_of,
 )
+from cluster_manager.readings import demand_of
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
+from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
-from cluster_manager.store import Store, StoredPlan, StoredVM
+from cluster_manager.store import Store
 from cluster_manager.transitions import advance
 from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
 from deflation.placement import PlacementPolicy

@@ -11,7 +11,6 @@ import structlog
 from cluster_manager.agents import Agents
 from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
 from cluster_manager.hosts import Host, Hosts
-from cluster_manager.placements import allocations_of
 from cluster_manager.plans import (
     ChooseHosts,
     Commanding,
@@ -30,6 +29,7 @@ from cluster_manager.plans import (
     Remove,
     SetTarget,
 )
+from cluster_manager.readings import allocations_of
 from cluster_manager.settings import AgentLimits
 from deflation.allocations import Priority
 from deflation.messages import (

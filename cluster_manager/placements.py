@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cluster_manager.demand import demand_of, missing_on, reclaim_need
 from cluster_manager.plans import (
     MOST_HOSTS,
     MOST_LAPSES,
@@ -33,6 +32,7 @@ from cluster_manager.plans import (
     SetVM,
     VMPhase,
 )
+from cluster_manager.readings import allocations_of, demand_of, failed_layer, missing_on, reclaim_need
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
 from deflation.allocations import Allocation, Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
@@ -364,23 +364,7 @@ def _after_undo(state: PlanState, said: str, elapsed_s: float) -> Step:
     return _next_host(state.model_copy(update={"host": None}), elapsed_s).also(note)
 
 
-# --- readings --------------------------------------------------------------------------------------------------------
-
-
-def allocations_of(report: HostReport) -> list[Allocation]:
-    """The rows that policies read; a stopped VM holds its room too."""
-    return [vm.allocation() for vm in report.vms]
-
-
-def failed_layer(operation: Operation) -> str | None:
-    """The last layer that was asked and gave less, of a VM that fell short, with its reason."""
-    for outcome in operation.vms:
-        if outcome.shortfall.vector().is_zero():
-            continue
-        for row in reversed(outcome.ledger):
-            if row.asked > row.verified:
-                return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
-    return None
+# --- sentences and figures --------------------------------------------------------------------------------------------
 
 
 def _short(state: PlanState, report: HostReport, missing: ResourceVector) -> str:

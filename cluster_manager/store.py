@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,65 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from cluster_manager import schema
 from cluster_manager.errors import StoreError
 from cluster_manager.plans import Effect, Finish, Note, OweReinflation, PlanState, SetVM, VMPhase
+from cluster_manager.rows import StoredChange, StoredEvent, StoredHost, StoredPlan, StoredVM
 from deflation.messages import CoreChange, HostReport, VMSpec
 
 T = TypeVar("T")
 
 #: How long a write waits for another process that holds the database, seconds.
 BUSY_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredHost:
-    """A host as it was last seen. Times are seconds since the epoch."""
-
-    report: HostReport
-    seen_at: float
-    owes_reinflation: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoredVM:
-    """A VM whose name is taken."""
-
-    name: str
-    host: str | None
-    phase: VMPhase
-    spec: VMSpec
-    sentence: str
-    owes_removal: bool
-    request_id: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPlan:
-    """A plan and its times, in seconds since the epoch."""
-
-    state: PlanState
-    fingerprint: str
-    started_at: float
-    updated_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """One line of the event log."""
-
-    at: float
-    vm: str | None
-    host: str | None
-    kind: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredChange:
-    """A core change with what the manager knew of its machine."""
-
-    change: CoreChange
-    variable: bool
-    by_owner: bool
 
 
 class Store:

@@ -54,7 +54,7 @@ class Trouble:
     carries_out: bool = True
     #: Nothing is answered at all.
     mute: bool = False
-    #: Operations are accepted and never end.
+    #: Operations are accepted and do not end, unless by ``end_pending``.
     never_ends: bool = False
     #: The status that every command is refused with.
     refuses: int | None = None
@@ -80,7 +80,10 @@ class FakeAgent:
         self.hanging = asyncio.Event()
         self.manager: str | None = None
         self.reported = asyncio.Event()
+        #: Set when an operation that has not ended is asked for.
+        self.polled = asyncio.Event()
         self._operations: dict[str, tuple[Operation, str]] = {}
+        self._pending: dict[str, Callable[[], Operation]] = {}
         self._server: TestServer | None = None
         self._port: int | None = None
         self._sequence = 0
@@ -213,6 +216,7 @@ class FakeAgent:
         if found is None:
             return _json(Problem(error="no such operation", field=None), 404)
         if found[0].state is OperationState.RUNNING:
+            self.polled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(float(request.query.get("wait_s", 0))):
                     await self._ever.wait()
@@ -334,12 +338,24 @@ class FakeAgent:
             started_at=time.time(),
         )
         if self.trouble.never_ends:
+            self._pending[command.request_id] = lambda: self._end(operation, work)
             return operation
+        return self._end(operation, work)
+
+    def end_pending(self) -> None:
+        """End the operations that did not end."""
+        self.trouble.never_ends = False
+        for request_id, end in self._pending.items():
+            self._operations[request_id] = (end(), self._operations[request_id][1])
+        self._pending.clear()
+
+    def _end(self, operation: Operation, work: Callable[[], dict[str, Any]]) -> Operation:
+        kind = operation.kind
         if kind in self.trouble.fails:
             changes: Mapping[str, Any] = {"state": OperationState.FAILED, "sentence": self.trouble.fails[kind]}
         else:
             changes = {"state": OperationState.DONE, **work()}
-            self.done.append((kind, name))
+            self.done.append((kind, operation.vm or ""))
         return operation.model_copy(update=changes)
 
     def _resize(self, targets: dict[str, ResourceVector], generation: int | None = None) -> dict[str, Any]:

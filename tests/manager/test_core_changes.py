@@ -92,3 +92,18 @@ async def test_a_deletion_by_its_owner_is_no_shrink_but_a_preemption_is(tmp_path
         assert ends == {"low-1": True, preempted: False}
         fixed = {row.change.machine for row in stored if not row.variable}
         assert fixed == {"high-1"}
+
+
+async def test_a_fixed_vm_shows_its_last_change_but_neither_teaches_nor_has_a_probability(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, agent := host()) as cluster:
+        await cluster.create(vm("low-1"))
+        await cluster.create(vm("high-1", "fixed", 2.0, 500.0))
+        now = time.time()
+        for number, (before, after) in enumerate([(2.0, 1.0), (1.0, 2.0), (2.0, 1.0)]):
+            agent.add_change("high-1", before, after, at=now + number + 1.0)
+        await agent.send_report()
+        rows = {row["machine"]: row for row in (await cluster.get("/v1/machines?duration_s=0"))["machines"]}
+        assert (rows["high-1"]["last_change"], rows["high-1"]["since_change_s"]) == ("shrink", 0.0)
+        assert rows["high-1"]["completion_probability"] is None
+        # The only completed intervals are the fixed VM's.
+        assert rows["low-1"]["completion_probability"] is None

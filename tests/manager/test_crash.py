@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
@@ -111,6 +112,24 @@ async def test_a_manager_killed_while_a_command_is_under_way_finishes_the_plan(
             agent.forget()
         await cluster.start_manager()
         await ended_well(scenario, cluster)
+
+
+async def test_a_reclaim_that_is_under_way_at_a_restart_is_waited_for_and_not_repeated(tmp_path: Path) -> None:
+    async with prepared(tmp_path, "place") as (scenario, cluster):
+        agent = scenario.first
+        agent.trouble.never_ends = True
+        await scenario.begin(cluster)
+        async with asyncio.timeout(5):
+            await agent.polled.wait()
+        await cluster.kill_manager()
+        agent.polled.clear()
+        await cluster.start_manager()
+        async with asyncio.timeout(5):
+            await agent.polled.wait()
+        agent.end_pending()
+        operation = await ended_well(scenario, cluster)
+        assert agent.arrived.count("reclaim") == 1
+        assert [row.name for row in operation.vms] == ["low-1", "low-2"]
 
 
 @pytest.mark.parametrize("name", ["place", "delete"])
@@ -332,3 +351,42 @@ async def test_sigterm_and_sigint_end_the_manager_cleanly(tmp_path: Path) -> Non
         await process.start()
         assert await process.end(number) == 0
     assert await asyncio.to_thread(lambda: [path.name for path in tmp_path.glob("*-wal")]) == []
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_two_plans_on_one_host_run_one_after_the_other(tmp_path: Path, restart: bool) -> None:
+    """Also after a restart: the plan that was at work goes on first, even where the one that waited is older."""
+    agent = FakeAgent("host-a", cpu_cores=12.0, memory_mib=4800.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        for name in ("low-1", "low-2", "low-3", "low-4"):
+            await cluster.create(vm(name))
+        agent.trouble.never_ends = True
+        before = list(agent.arrived)
+        for name in ("first", "second"):
+            body = {"request_id": name, "vm": vm(name, "fixed", 3.0, 800.0), "deadline_s": 10.0}
+            assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+            async with asyncio.timeout(5):
+                await agent.polled.wait()
+        if restart:
+            await cluster.kill_manager()
+            with contextlib.closing(sqlite3.connect(tmp_path / "manager.sqlite")) as connection, connection:
+                connection.execute("UPDATE plans SET number = 1000 WHERE request_id = 'first'")
+            agent.polled.clear()
+            await cluster.start_manager()
+            await cluster.ready()
+            async with asyncio.timeout(5):
+                await agent.polled.wait()
+        await _several_reports(agent)
+        assert agent.arrived[len(before) :] == ["reclaim"]
+        agent.end_pending()
+        for name in ("first", "second"):
+            assert (await cluster.ended(name)).state is OperationState.DONE
+        assert agent.arrived[len(before) :] == ["reclaim", "create", "reclaim", "create"]
+        await agree(cluster)
+
+
+async def _several_reports(agent: FakeAgent) -> None:
+    """Time enough for anybody who does not wait."""
+    for _ in range(3):
+        agent.reported.clear()
+        await agent.reported.wait()

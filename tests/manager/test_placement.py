@@ -271,3 +271,15 @@ async def test_a_start_without_an_answer_is_not_repeated_elsewhere_and_removed_l
 
         await cluster.until(gone)
         assert first.vms == {}
+
+
+async def test_room_that_a_running_plan_has_chosen_counts_as_taken(tmp_path: Path) -> None:
+    first, second = host("host-a", 4.0, 1500.0), host("host-b", 4.0, 1500.0)
+    async with cluster_of(tmp_path, first, second) as cluster:
+        first.trouble.hangs_at, first.trouble.carries_out = 1, False
+        body = {"request_id": "r", "vm": vm("one"), "policy": "first-fit"}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        await first.hanging.wait()
+        # host-a still shows all its room, and its plan is under way: nobody waits for it.
+        assert (await cluster.create(vm("two"), policy="first-fit")).host == "host-b"
+        assert first.arrived == ["create"]

@@ -48,8 +48,16 @@ class RealAgent:
             await self._process.wait()
 
     async def report(self) -> HostReport:
-        async with self._session.get(f"http://127.0.0.1:{self._port}/v1/host") as response:
-            return HostReport.model_validate_json(await response.read())
+        """What it says of itself; waits while it is starting."""
+        never = asyncio.Event()
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with self._session.get(f"http://127.0.0.1:{self._port}/v1/host") as response:
+                        return HostReport.model_validate_json(await response.read())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await never.wait()
 
     async def relay(self, manager: str) -> None:
         never = asyncio.Event()

@@ -1,10 +1,11 @@
-"""What a VM asks of a host, what the host lacks for it, and what to reclaim (docs/contracts.md, accounting)."""
+"""What is read out of agents' answers: what a host lacks for a VM, what to reclaim, which layer failed."""
 
 from __future__ import annotations
 
 import math
 
-from deflation.messages import HostReport, VMSpec
+from deflation.allocations import Allocation
+from deflation.messages import HostReport, Operation, VMSpec
 from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
 
 #: Figures travel with four decimals; less than that is missing to nobody.
@@ -29,3 +30,19 @@ def reclaim_need(missing: ResourceVector, report: HostReport) -> ResourceVector:
     """The need to send: what is missing, in whole steps of a size, and never more than can be deflated."""
     steps = (math.ceil(value / quantum - TOLERANCE) * quantum for value, quantum in zip(missing, QUANTUM, strict=True))
     return ResourceVector(*(round(step, 6) for step in steps)).smaller(report.deflatable.vector())
+
+
+def allocations_of(report: HostReport) -> list[Allocation]:
+    """The rows that policies read; a stopped VM holds its room too."""
+    return [vm.allocation() for vm in report.vms]
+
+
+def failed_layer(operation: Operation) -> str | None:
+    """The last layer that was asked and gave less, of a VM that fell short, with its reason."""
+    for outcome in operation.vms:
+        if outcome.shortfall.vector().is_zero():
+            continue
+        for row in reversed(outcome.ledger):
+            if row.asked > row.verified:
+                return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
+    return None
