@@ -7,6 +7,7 @@ comma := ,
 KEEP := $(if $(SUDO),--preserve-env=EBB_STATE_DIR$(comma)EBB_CACHE_DIR$(comma)EBB_DEBIAN_MIRROR)
 AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 STAMP := $(VENV)/.installed
+CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
 .PHONY: help deps install demo lab lab-down test check lint bench clean
@@ -22,7 +23,7 @@ $(STAMP): pyproject.toml scripts/make-venv.sh
 	@touch $@
 
 install: deps ## Install Debian packages, the virtual environment and the commands
-	@$(MAKE) --no-print-directory $(STAMP)
+	@$(MAKE) --silent --no-print-directory $(STAMP)
 
 demo: install ## Bring a lab up, run the demo, take it down
 	@$(AS_ROOT) $(BIN)/ebb demo --lab
@@ -51,5 +52,5 @@ bench: install ## Benchmarks: make bench NAME=policies (all without NAME)
 clean: ## Remove the lab, the virtual environment and all caches
 	@if [ -x $(BIN)/ebb ]; then $(AS_ROOT) $(BIN)/ebb lab down; fi
 	@$(AS_ROOT) rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache \
-	    build dist *.egg-info $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
+	    build dist *.egg-info $(CACHE)/image $(CACHE)/accelerator.json
 	@$(AS_ROOT) find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hostagent import intents
 
 RUN = Path("/run/libvirt/qemu")
 LOGS = Path("/var/log/libvirt/qemu")
+REMOVE_S = 30.0
 
 
 def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], None]) -> list[str]:
@@ -21,8 +23,6 @@ def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], No
     A domain is one of ours if its name begins with ``ebb-HOST-`` and its metadata names HOST as the owner; one that has
     only the name is left and reported. Raises LabError when libvirt refuses.
     """
-    import libvirt
-
     connection = open_libvirt(uri)
     removed = []
     try:
@@ -36,18 +36,34 @@ def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], No
                 report(f"{name} is left alone: its owner is {owner or 'not known'}")
                 continue
             report(f"removing {name}")
-            try:
-                if domain.isActive():
-                    domain.destroy()
-                if domain.isPersistent():
-                    domain.undefine()
-            except libvirt.libvirtError as error:
-                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
-                    raise LabError(f"{name} could not be removed: {error}") from error
+            _remove(connection, domain.UUIDString(), name)
             removed.append(name)
     finally:
         connection.close()
     return removed
+
+
+def _remove(connection: Any, uuid: str, name: str) -> None:
+    """Repeat until libvirt knows it no more: a libvirtd that was just started still finds out which domains run."""
+    import libvirt
+
+    problem = "it is still there"
+    deadline_s = time.monotonic() + REMOVE_S
+    while time.monotonic() < deadline_s:
+        try:
+            domain = connection.lookupByUUIDString(uuid)
+            if domain.isActive():
+                domain.destroy()
+            if domain.isPersistent():
+                domain.undefine()
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return
+            if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:
+                raise LabError(f"{name} could not be removed: {error}") from error
+            problem = str(error)
+        time.sleep(0.2)
+    raise LabError(f"{name} could not be removed within {REMOVE_S:g} s: {problem}")
 
 
 def domains_left(host_ids: Iterable[str], run: Path = RUN) -> bool:

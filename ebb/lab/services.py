@@ -59,6 +59,7 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
 
     ``save`` is called after each start. Raises LabError with the end of the log of a service that does not come up.
     """
+    state.services = [process for process in state.services if processes.running(process)]
     if LIBVIRTD.answers():
         return
     if Path("/run/systemd/system").is_dir():

@@ -1,0 +1,115 @@
+"""The client and the commands against a real manager, a process of its own, without any host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deflation.allocations import Priority
+from deflation.messages import OperationState, Vector, VMSpec
+from ebb.client import ManagerClient
+from ebb.errors import ManagerRefused, ManagerUnreachable
+from ebb.lab import processes
+from ebb.lab.cluster import free_ports, program
+from ebb.lab.state import Process
+
+SPEC = VMSpec(name="web", priority=Priority.DEFLATABLE, nominal=Vector(cpu_cores=1, memory_mib=512))
+
+
+@dataclass(frozen=True)
+class Manager:
+    url: str
+    token_file: Path
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    home = tmp_path_factory.mktemp("manager")
+    for name in ("users", "agents"):
+        (home / name).write_text(f"{name}-secret\n")
+    (port,) = free_ports(1)
+    argv = [program("ebb-manager"), "--listen", f"127.0.0.1:{port}", "--token-file", str(home / "users")]
+    argv += ["--agent-token-file", str(home / "agents"), "--database", str(home / "manager.sqlite")]
+    process = processes.start("manager", argv, home / "log")
+    found = Manager(f"http://127.0.0.1:{port}", home / "users")
+    try:
+        asyncio.run(answers(found, process, home / "log"))
+        yield found
+    finally:
+        assert processes.stop([process]) == [], "the manager did not end by SIGTERM"
+
+
+async def answers(manager: Manager, process: Process, log: Path) -> None:
+    async with asyncio.timeout(30), client_of(manager) as client:
+        while True:
+            assert processes.running(process), processes.tail(log, 20)
+            try:
+                await client.hosts()
+                return
+            except ManagerUnreachable:
+                await asyncio.sleep(0.05)
+
+
+def client_of(manager: Manager, token: str | None = None) -> ManagerClient:
+    return ManagerClient(manager.url, token or manager.token_file.read_text().strip())
+
+
+async def test_an_empty_manager_answers_every_question(manager: Manager) -> None:
+    async with client_of(manager) as client:
+        assert await client.hosts() == []
+        assert await client.vms() == []
+        assert await client.machines(60) == []
+        assert await client.core_changes() == []
+
+
+async def test_a_wrong_token_is_refused_with_401(manager: Manager) -> None:
+    async with client_of(manager, "wrong") as client:
+        with pytest.raises(ManagerRefused) as caught:
+            await client.hosts()
+    assert caught.value.status == 401
+
+
+async def test_an_unknown_vm_is_refused_with_404(manager: Manager) -> None:
+    async with client_of(manager) as client:
+        for question in (client.vm("none"), client.delete("none")):
+            with pytest.raises(ManagerRefused) as caught:
+                await question
+            assert caught.value.status == 404
+
+
+async def test_a_placement_is_followed_to_its_end_and_a_repetition_answers_the_same(manager: Manager) -> None:
+    told: list[str] = []
+    async with client_of(manager) as client:
+        first = await client.create(SPEC, request_id="once")
+        ended = await client.wait(first, limit_s=30, progress=told.append)
+        assert ended.state is OperationState.FAILED
+        assert told == list(ended.progress)
+        assert await client.create(SPEC, request_id="once") == ended
+        assert "once" in [operation.request_id for operation in await client.operations()]
+        assert (await client.events())[0].sentence
+
+
+def test_a_command_prints_json_that_is_the_body_on_the_wire(manager: Manager) -> None:
+    words = [sys.executable, "-m", "ebb.main", "hosts", "--json", "--manager", manager.url]
+    words += ["--token-file", str(manager.token_file)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+    assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, "", {"hosts": []})
+
+
+def test_an_unknown_vm_ends_a_command_with_1_and_one_sentence(manager: Manager) -> None:
+    words = [sys.executable, "-m", "ebb.main", "target", "none", "--cpu-cores", "1", "--manager", manager.url]
+    words += ["--token-file", str(manager.token_file)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "error: " in done.stderr
+    assert "none" in done.stderr
+    assert "Traceback" not in done.stderr
