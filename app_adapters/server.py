@@ -24,6 +24,8 @@ from app_adapters.operations import Operations
 BODY_BYTES = 65536
 REQUEST_TIMEOUT_S = 10.0
 CONNECTIONS = 16
+# How often the serving thread looks whether it is to stop: seldom, since a guest pays for every wake-up.
+STOP_LOOK_S = 0.5
 CAPABILITIES = "/deflation/v1/capabilities"
 TARGETS = "/deflation/v1/targets"
 
@@ -70,7 +72,9 @@ class HookServer:
         self._token = TokenFile(token_file)
         self._operations = Operations(adapter)
         self._server = _Server((host, port), self)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="hook-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_LOOK_S,), name="hook-server", daemon=True
+        )
 
     @property
     def address(self) -> tuple[str, int]:

@@ -18,7 +18,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from ebb import paths
-from ebb.lab import services
+from ebb.lab import kvm_device, services
 from ebb.lab.errors import LabError
 from hostagent.accelerator import probe_accelerator
 
@@ -78,6 +78,7 @@ def examine(report: Callable[[str], None] = lambda sentence: None) -> Diagnosis:
     findings.append(_image(facts))
     report("probing the accelerator")
     findings.append(_accelerator(facts))
+    findings.append(_kvm_device())
     findings.append(_cgroups(facts))
     findings.append(_swap(facts))
     findings.extend(_room(facts))
@@ -208,6 +209,21 @@ def _accelerator(facts: dict[str, Any]) -> Finding:
     facts["accelerator"] = {"kind": found.kind, "reason": found.reason, "cached": found.cached}
     words = "KVM" if found.kind == "kvm" else "emulation"
     return Finding(name="accelerator", ok=True, needed=False, detail=f"{words}: {found.reason}")
+
+
+def _kvm_device() -> Finding:
+    device = kvm_device.KVM
+    closed = kvm_device.closed_to_guests(device)
+    detail = "open to libvirt's QEMU user" if device.exists() else "not there"
+    if closed:
+        detail = "closed to libvirt's QEMU user, so libvirt probes QEMU anew at every start; `ebb lab up` opens it"
+    return Finding(
+        name=str(device),
+        ok=not closed,
+        needed=False,
+        detail=detail,
+        fix=f"chgrp {kvm_device.GROUP} {device} && chmod {kvm_device.MODE:o} {device}" if closed else None,
+    )
 
 
 def _cgroups(facts: dict[str, Any]) -> Finding:

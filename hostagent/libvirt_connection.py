@@ -84,10 +84,12 @@ class LibvirtConnection:
                     held.append(lock.release)
                 await self._slots.acquire()
                 held.append(self._slots.release)
-        except TimeoutError:
+        except BaseException as error:
             for release in held:
                 release()
-            raise HypervisorTimeout(f"an earlier libvirt call has not returned within {limit_s:g} s") from None
+            if isinstance(error, TimeoutError):
+                raise HypervisorTimeout(f"an earlier libvirt call has not returned within {limit_s:g} s") from None
+            raise
         future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, function)
         future.add_done_callback(lambda done: _give_back(done, held))
         try:

@@ -30,6 +30,15 @@ from hostagent.intents import Cause, Intent, Phase
 #: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
 PARKED_S = 0.05
 
+#: What the API calls a running VM in each phase.
+STATES = {
+    Phase.CREATING: VMState.STARTING,
+    Phase.SETTLED: VMState.RUNNING,
+    Phase.DEFLATING: VMState.DEFLATING,
+    Phase.REINFLATING: VMState.REINFLATING,
+    Phase.DELETING: VMState.STOPPED,
+}
+
 log = structlog.get_logger()
 
 
@@ -87,13 +96,11 @@ class ManagedVM:
     def status(self) -> VMStatus:
         """What the API says of this VM."""
         spec, allocation = self.intent.spec, self.allocation()
-        states = {Phase.CREATING: VMState.STARTING, Phase.DEFLATING: VMState.DEFLATING}
-        states |= {Phase.REINFLATING: VMState.REINFLATING, Phase.DELETING: VMState.STOPPED}
         return VMStatus(
             name=self.name,
             host=self._host,
             domain=self.domain,
-            state=states.get(self.intent.phase, VMState.RUNNING) if self.running else VMState.STOPPED,
+            state=self._state(),
             priority=spec.priority,
             nominal=spec.nominal,
             minimum=Vector.of(allocation.minimum),
@@ -105,6 +112,11 @@ class ManagedVM:
             template=spec.template,
             boot_memory_mib=self.intent.boot_mib,
         )
+
+    def _state(self) -> VMState:
+        if self.running or self.intent.phase is Phase.CREATING:
+            return STATES[self.intent.phase]
+        return VMState.STOPPED
 
     async def store(self, **fields: object) -> None:
         """Change the intent: in the domain's metadata first, then here."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebb.lab import processes
+from ebb.lab import kvm_device, processes
 from ebb.lab.errors import LabError
 from ebb.lab.state import LabState, Process
 
@@ -67,6 +67,9 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
         _systemctl_start("libvirtd")
         _await(LIBVIRTD, None, None)
         return
+    if state.kvm_before is None:
+        state.kvm_before = kvm_device.open_to_guests()
+        save()
     bridge_was_there = BRIDGE.exists()
     for service in SERVICES:
         if service.answers():
@@ -98,6 +101,9 @@ def stop_services(state: LabState, report: Callable[[str], None]) -> None:
         report(f"stopping {process.name}")
         processes.stop([process])
     state.services = []
+    if state.kvm_before is not None:
+        kvm_device.restore(state.kvm_before)
+        state.kvm_before = None
 
 
 def open_libvirt(uri: str) -> Any:

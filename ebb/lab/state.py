@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deflation.messages import Name, Vector
 from ebb.lab.errors import LabError
+from ebb.lab.kvm_device import DeviceAccess
 
 FILE = "lab.json"
 
@@ -66,6 +67,8 @@ class LabState(BaseModel):
     services: list[Process] = []
     #: Whether libvirt's default network came up with the libvirtd that we started.
     network_started: bool = False
+    #: Who could open /dev/kvm before the lab opened it to libvirt's QEMU user; None if nothing was changed.
+    kvm_before: DeviceAccess | None = None
 
     def daemon(self, name: str) -> Daemon:
         """Raises LabError for a name that no daemon has."""

@@ -14,6 +14,8 @@ import pytest
 
 from tests.adapters.cache import Cache, free_port
 
+pytestmark = pytest.mark.service
+
 TOKEN = "token-of-this-vm"
 
 

@@ -20,6 +20,8 @@ from app_adapters.server import HookServer
 from tests.adapters.cache import Cache, free_port
 from tests.adapters.rest import Rest
 
+pytestmark = pytest.mark.service
+
 
 @contextlib.contextmanager
 def hooked(

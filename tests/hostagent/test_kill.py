@@ -20,6 +20,8 @@ from hostagent.intents import Intent, Phase
 from tests.hostagent.conftest import TOKEN, low_vm
 from tests.hostagent.world import World, random_delays
 
+pytestmark = pytest.mark.service
+
 KILLS = 24
 NEED = {"cpu_cores": 3.0, "memory_mib": 1100.0}
 Agent = Callable[[], Awaitable[asyncio.subprocess.Process]]

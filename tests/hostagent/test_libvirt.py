@@ -65,6 +65,19 @@ async def test_a_call_that_hangs_is_given_up_but_keeps_its_domain_until_it_retur
     assert await connection.call(lambda c: "again", modifies="low-1", limit_s=5.0) == "again"
 
 
+async def test_a_caller_that_is_cancelled_while_it_waits_leaves_nothing_locked(connection: LibvirtConnection) -> None:
+    release = threading.Event()
+    busy = [asyncio.create_task(connection.call(lambda c: release.wait(20))) for _ in range(IN_FLIGHT)]
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(connection.call(lambda c: None, modifies="low-1"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    release.set()
+    await asyncio.gather(*busy)
+    assert await connection.call(lambda c: "through", modifies="low-1", limit_s=5.0) == "through"
+
+
 async def test_modifying_calls_on_one_domain_never_overlap(connection: LibvirtConnection) -> None:
     running, most = 0, 0
 

@@ -22,6 +22,8 @@ from deflation.resources import ZERO
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
+pytestmark = pytest.mark.service
+
 REPO = Path(__file__).resolve().parents[2]
 
 

@@ -21,6 +21,8 @@ from tests.hostagent.world import World, random_delays
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN
 
+pytestmark = pytest.mark.service
+
 REPO = Path(__file__).resolve().parents[2]
 #: An agent that is started again needs its time; loaded machines are slow.
 PATIENT = AgentLimits(answer_s=5.0, absence_s=30.0, poll_s=2.0, pause_s=0.05, grace_s=30.0, start_stop_s=60.0)
