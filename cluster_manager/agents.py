@@ -141,7 +141,7 @@ class Agents:
         timeout = aiohttp.ClientTimeout(total=held_s + self._limits.answer_s)
         try:
             async with self._session.request(method, url + path, timeout=timeout, **options) as response:
-                raw = await response.content.read(ANSWER_LIMIT)
+                raw = await _read(response)
                 status = response.status
         except TimeoutError as error:
             raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
@@ -155,6 +155,17 @@ class Agents:
             return answer.model_validate_json(raw)
         except ValidationError as error:
             raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, which comes in as many pieces as the network likes; cut off at the limit."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > ANSWER_LIMIT:
+            break
+    return b"".join(pieces)[:ANSWER_LIMIT]
 
 
 def _problem(raw: bytes) -> str:

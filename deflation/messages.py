@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deflation.allocations import Allocation, Priority, check_sizes, effective_minimum
+from deflation.allocations import HARD_FLOOR, Allocation, Priority, check_sizes, effective_minimum
 from deflation.errors import InvalidField
 from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer, LedgerEntry
@@ -69,8 +69,11 @@ class VMSpec(Body):
     def _sizes_agree(self) -> Self:
         ceiling = self.ceiling.vector() if self.ceiling is not None else None
         check_sizes(self.priority, self.nominal.vector(), self.minimum.vector(), ceiling)
-        if self.boot_memory_mib is not None and self.boot_memory_mib > self.nominal.memory_mib:
-            raise InvalidField("boot_memory_mib", "exceeds nominal.memory_mib")
+        if self.boot_memory_mib is not None:
+            if self.boot_memory_mib > self.nominal.memory_mib:
+                raise InvalidField("boot_memory_mib", "exceeds nominal.memory_mib")
+            if self.boot_memory_mib < HARD_FLOOR.memory_mib:
+                raise InvalidField("boot_memory_mib", f"must be at least {HARD_FLOOR.memory_mib:g}")
         return self
 
     def allocation(self, current: ResourceVector, overhead_mib: float = 0.0) -> Allocation:

@@ -22,7 +22,7 @@ from deflation.messages import (
     problem_of,
 )
 from hostagent.agent import Agent
-from hostagent.errors import HypervisorError, RequestRefused
+from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 
 MAX_BODY: Final = 256 * 1024
 MAX_WAIT_S: Final = 30.0
@@ -56,6 +56,8 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         return _problem(400, problem_of(error))
     except HypervisorError as error:
         return _problem(503, Problem(error=f"the hypervisor: {error}"))
+    except HostAgentError as error:
+        return _problem(400, Problem(error=str(error)))
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -65,7 +67,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def _authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.path != "/healthz":
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {request.app[TOKEN]}".encode()):
             raise RequestRefused(401, "the bearer token is missing or wrong", "Authorization")
     return await handler(request)

@@ -7,6 +7,7 @@ is decided in :mod:`deflation.proportional`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
@@ -27,15 +28,15 @@ from deflation.messages import (
 )
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
-from hostagent.errors import HypervisorError, RequestRefused
-from hostagent.host import Host
+from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.host import RESIZING, Host
 from hostagent.hypervisor import domain_name
 from hostagent.intents import Cause, Intent, Phase
 from hostagent.operations import Kind, Operations
 from hostagent.vms import ManagedVM
 
 #: How long a resumed operation waits for its guests to say hello.
-GREETING_S: Final = 20.0
+GREETING_S: Final = 60.0
 #: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
 RESUMED_DEADLINE_S: Final = 60.0
 
@@ -85,6 +86,9 @@ class Commands:
         if known := self.operations.known(command.request_id, "create", body):
             return known
         spec = command.vm
+        await self._host.hypervisor.check(spec)
+        if known := self.operations.known(command.request_id, "create", body):
+            return known
         if spec.name in self._host.vms:
             raise RequestRefused(409, f"there is a VM {spec.name} on {self._host.slice.host_id} already", "vm.name")
         nominal = spec.nominal.vector()
@@ -141,24 +145,30 @@ class Commands:
         if known := self.operations.known(command.request_id, "target", body):
             return known
         vm = self._host.vm(name)
-        wanted = command.target.vector()
-        check_target(vm.allocation(), wanted)
         cause = vm.intent.cause
         if command.generation == vm.intent.generation and cause is not None and cause.kind == "target":
             earlier = {key: value for key, value in cause.body.items() if key != "request_id"}
             if earlier == {key: value for key, value in body.items() if key != "request_id"}:
                 return self.operations.begin(command.request_id, "target", body, self._repeated(vm), vm=name)
-        if command.generation <= vm.intent.generation:
-            raise RequestRefused(
-                409,
-                f"generation {command.generation} is not above {vm.intent.generation}, which {name} has",
-                "generation",
-            )
-        if not wanted.less(vm.allocation().current).fits_in(self._host.free()):
-            raise RequestRefused(409, f"target ({wanted}) needs more than what is free ({self._host.free()})", "target")
+        self._check_target(vm, command)
         return self.operations.begin(
             command.request_id, "target", body, lambda operation: self._target(operation, vm, command, body), vm=name
         )
+
+    def _check_target(self, vm: ManagedVM, command: TargetCommand) -> None:
+        """:raises RequestRefused: an old generation, or no room to grow.
+        :raises InvalidField: a target outside its range.
+        """
+        wanted, free = command.target.vector(), self._host.free()
+        check_target(vm.allocation(), wanted)
+        if command.generation <= vm.intent.generation:
+            raise RequestRefused(
+                409,
+                f"generation {command.generation} is not above {vm.intent.generation}, which {vm.name} has",
+                "generation",
+            )
+        if not wanted.less(vm.allocation().current).fits_in(free):
+            raise RequestRefused(409, f"target ({wanted}) needs more than what is free ({free})", "target")
 
     async def reclaim(self, command: ReclaimCommand) -> Operation:
         """Free an amount by deflating this host's VMs in proportion.
@@ -189,28 +199,38 @@ class Commands:
     # --- how they run --------------------------------------------------------------------------------------------
 
     async def _create(self, operation: Operation, vm: ManagedVM, fresh: bool) -> Operation:
-        try:
-            if fresh:
+        if fresh:
+            try:
                 await self._host.hypervisor.create(vm.domain, vm.intent)
+            except BaseException:
+                # It has undone what it did; a domain of that name may be somebody else's.
+                await self._host.drop(vm)
+                raise
+        try:
             # Admitted at its committed size before its vCPUs run.
             await vm.enforce()
             await self._host.hypervisor.resume(vm.domain)
-            await vm.store(phase=Phase.SETTLED)
-        except HypervisorError:
+            return await self._started(operation, vm)
+        except Exception:
             await self._host.clear_away(vm)
             raise
+
+    async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
+        size = vm.allocation().current
+        await self._host.record_change(vm.name, ZERO, size, operation.request_id)
+        await vm.store(phase=Phase.SETTLED)
         vm.running = True
         vm.start()
-        await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
-        sentence = f"{vm.name} runs with {vm.allocation().current}"
-        return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
+        return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs with {size}"})
 
     async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
         async with self._host.sizes:
             size = vm.allocation().current
-            await vm.store(phase=Phase.DELETING, cause=cause)
-            await self._host.forget(vm)
-        await self._host.record_change(vm.name, size, ZERO, operation.request_id)
+            if self._host.holds(vm):
+                with contextlib.suppress(DomainGone):
+                    await vm.store(phase=Phase.DELETING, cause=cause)
+                await self._host.record_change(vm.name, size, ZERO, operation.request_id)
+                await self._host.forget(vm)
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{what}: {size} came free"})
@@ -219,16 +239,21 @@ class Commands:
         self, operation: Operation, vm: ManagedVM, command: TargetCommand, body: dict[str, Any]
     ) -> Operation:
         async with self._host.sizes:
+            # Again: other operations may have ended since this one was taken on.
+            if not self._host.holds(vm) or vm not in self._host.resizable():
+                raise RequestRefused(409, f"{vm.name} cannot be resized now: it is stopped or being removed", "name")
+            self._check_target(vm, command)
             cause = self._cause(command, "target", body, vm.allocation().current)
-            await vm.prepare(command.target.vector(), cause, command.generation)
-            return _ended(operation, [await vm.resize(command.deadline_s, command.mode)])
+            vm.plan(command.target.vector(), cause, command.generation)
+            await self._persist([vm])
+            return _ended(operation, await self._host.resize([vm], command.deadline_s, command.mode))
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, body: dict[str, Any]) -> Operation:
         async with self._host.sizes:
             need = command.need.vector()
-            split = split_need([vm.allocation() for vm in self._host.settled()], need)
-            await self._prepare(split.targets, command, "reclaim", body)
-            outcomes = await self._host.resize(self._members(split.targets), command.deadline_s, command.mode)
+            split = split_need([vm.allocation() for vm in self._host.resizable()], need)
+            members = await self._prepare(split.targets, command, "reclaim", body)
+            outcomes = await self._host.resize(members, command.deadline_s, command.mode)
         return _ended(operation, outcomes, need)
 
     async def _reinflate(self, operation: Operation, command: ReinflateCommand, body: dict[str, Any]) -> Operation:
@@ -236,9 +261,12 @@ class Commands:
             room = self._host.free()
             if command.room is not None:
                 room = room.smaller(command.room.vector())
-            targets = share_room([vm.allocation() for vm in self._host.settled()], room)
-            await self._prepare(targets, command, "reinflate", body)
-            return _ended(operation, await self._host.resize(self._members(targets), command.deadline_s))
+            vms = self._host.resizable()
+            # A resize that failed is given up: otherwise it would be tried again after this.
+            targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
+            targets |= share_room([vm.allocation() for vm in vms], room)
+            members = await self._prepare(targets, command, "reinflate", body)
+            return _ended(operation, await self._host.resize(members, command.deadline_s))
 
     def _resuming(self, members: list[ManagedVM]) -> Run:
         async def run(operation: Operation) -> Operation:
@@ -254,7 +282,10 @@ class Commands:
             if vm.intent.phase is Phase.SETTLED:
                 vm.start()
                 return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs"})
-            if await self._paused(vm):
+            state = await self._state_of(vm)
+            if state == "running":
+                return await self._started(operation, vm)
+            if state == "paused":
                 return await self._create(operation, vm, fresh=False)
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
@@ -283,16 +314,31 @@ class Commands:
 
     async def _prepare(
         self, targets: Mapping[str, ResourceVector], command: Command, kind: Kind, body: dict[str, Any]
-    ) -> None:
-        """Write all intents before the first action: a kill in between leaves each VM at its old size or its target."""
-        for name, target in targets.items():
-            vm = self._host.vms[name]
-            await vm.prepare(target, self._cause(command, kind, body, vm.allocation().current))
+    ) -> list[ManagedVM]:
+        """Write all intents before the first action: a kill in between leaves each VM at its old size or its target.
 
-    async def _paused(self, vm: ManagedVM) -> bool:
-        return any(
-            found.name == vm.domain and found.state == "paused" for found in await self._host.hypervisor.domains()
-        )
+        :raises HypervisorError: an intent could not be stored; all are as they were.
+        """
+        members = [self._host.vms[name] for name in targets]
+        for vm in members:
+            # All in one turn of the loop: from here on nobody else counts on the room that is given.
+            vm.plan(targets[vm.name], self._cause(command, kind, body, vm.allocation().current))
+        await self._persist(members)
+        return members
+
+    async def _persist(self, members: list[ManagedVM]) -> None:
+        try:
+            for vm in members:
+                await vm.persist()
+        except HypervisorError:
+            for vm in members:
+                await vm.unplan()
+            raise
+
+    async def _state_of(self, vm: ManagedVM) -> str:
+        """The domain's state; "stopped" also where there is none."""
+        found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
+        return found.get(vm.domain, "stopped")
 
     async def _follow(self, command: Command) -> None:
         """Refuse a manager whose leadership is over, and remember the epoch of one that leads.
@@ -310,9 +356,6 @@ class Commands:
         return Cause(
             request_id=command.request_id, kind=kind, body=body, started_at=time.time(), before=Vector.of(before)
         )
-
-    def _members(self, targets: Mapping[str, ResourceVector]) -> list[ManagedVM]:
-        return [self._host.vms[name] for name in targets]
 
 
 def _body(command: Command) -> dict[str, Any]:

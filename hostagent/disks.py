@@ -12,18 +12,25 @@ from hostagent.errors import HypervisorError
 def create_overlay(base: Path, directory: Path) -> Path:
     """Make ``directory`` with an empty overlay over ``base`` in it. Blocks: call it in a thread.
 
-    :raises HypervisorError: qemu-img failed; nothing is left behind.
+    :raises HypervisorError: the directory is there already, or qemu-img failed; nothing new is left behind.
     """
     if not base.is_file():
         raise HypervisorError(f"there is no base image at {base}: build it with `ebb lab image build`")
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o755)
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise HypervisorError(f"the VM's directory {directory} cannot be made: {error.strerror}") from error
     overlay = directory / "disk.qcow2"
     command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(overlay)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if result.returncode != 0:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise HypervisorError(f"qemu-img could not make an overlay: {result.stderr.strip()}")
+    try:
+        directory.chmod(0o755)
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except subprocess.CalledProcessError as error:
+        remove(directory)
+        raise HypervisorError(f"qemu-img could not make an overlay: {error.stderr.strip()}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        remove(directory)
+        raise HypervisorError(f"qemu-img could not make an overlay: {error}") from error
     return overlay
 
 

@@ -27,6 +27,10 @@ class GuestRefused(HostAgentError):
     """The guest agent answered with an error."""
 
 
+class JournalError(HostAgentError):
+    """The agent's own state could not be written."""
+
+
 class RequestRefused(HostAgentError):
     """A request that cannot be carried out; nothing has been changed.
 

@@ -20,7 +20,7 @@ import structlog
 from pydantic import ValidationError
 
 from deflation.guest_messages import MAX_LINE, PROTOCOL, GuestBody, Hello
-from hostagent.errors import GuestRefused, GuestUnreachable
+from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 
 MESSAGES_PER_S: Final = 20
 #: How long one hello is waited for: a guest that boots answers the one that waits in its channel.
@@ -62,7 +62,8 @@ class GuestLink:
     async def run(self) -> None:
         """Keep the conversation up until cancelled."""
         while True:
-            with contextlib.suppress(GuestUnreachable, OSError):
+            # A hypervisor that does not say where the channel is may say so the next time.
+            with contextlib.suppress(GuestUnreachable, HypervisorError, OSError):
                 path = await self._find_channel()
                 if path is not None:
                     await self._converse(path)
@@ -105,7 +106,8 @@ class GuestLink:
             await asyncio.gather(reading, broken, return_exceptions=True)
             writer.close()
             for future in self._waiting.values():
-                future.cancel()
+                if not future.done():
+                    future.set_exception(GuestUnreachable(f"the conversation with {self._vm} broke off"))
             self._waiting.clear()
 
     async def _greet(self) -> None:
@@ -136,12 +138,9 @@ class GuestLink:
             writer.write(line)
             async with asyncio.timeout(limit_s):
                 return await future
-        except asyncio.CancelledError:
-            if future.cancelled():
-                raise GuestUnreachable(f"the conversation with {self._vm} broke off during {method}") from None
-            raise
         finally:
             self._waiting.pop(number, None)
+            future.cancel()
 
     async def _read_lines(self, reader: asyncio.StreamReader) -> None:
         """Hand answers to those who wait. Ends when the guest hangs up, floods or sends a line that is too long."""

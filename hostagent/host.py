@@ -16,7 +16,7 @@ from deflation.allocations import deflatable_capacity, free_capacity
 from deflation.instructions import Mode
 from deflation.messages import HostReport, Vector, VMOutcome
 from deflation.resources import ResourceVector
-from hostagent.errors import HypervisorError, RequestRefused
+from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from hostagent.hypervisor import Hypervisor
 from hostagent.intents import Intent, Phase
 from hostagent.journal import Journal
@@ -26,6 +26,8 @@ from hostagent.vms import ManagedVM
 CONCURRENT: Final = 8
 #: Core changes in one report; what is left waits for the next.
 MOST_CHANGES: Final = 500
+#: Phases in which a resize is to be gone on with.
+RESIZING: Final = (Phase.DEFLATING, Phase.REINFLATING)
 
 log = structlog.get_logger()
 
@@ -64,6 +66,8 @@ class Host:
     sizes: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set whenever the VMs should be looked at at once.
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def free(self) -> ResourceVector:
         """What could be given away now."""
@@ -92,13 +96,18 @@ class Host:
         except KeyError:
             raise RequestRefused(404, f"there is no VM {name} on {self.slice.host_id}", "name") from None
 
-    def settled(self) -> list[ManagedVM]:
-        """VMs whose size may be changed now."""
-        return [vm for vm in self.vms.values() if vm.intent.phase is Phase.SETTLED and vm.running]
+    def resizable(self) -> list[ManagedVM]:
+        """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
+        return [vm for vm in self.vms.values() if vm.running and vm.intent.phase in (Phase.SETTLED, *RESIZING)]
+
+    def holds(self, vm: ManagedVM) -> bool:
+        """Whether this very VM is still here: another one may have its name by now."""
+        return self.vms.get(vm.name) is vm
 
     def adopt(self, domain: str, intent: Intent, running: bool) -> ManagedVM:
+        overhead_mib = self.slice.vm_overhead_mib
         vm = ManagedVM(
-            domain, intent, self.slice.host_id, self.hypervisor, self.slice.vm_overhead_mib, self.record_change
+            domain, intent, self.slice.host_id, self.hypervisor, overhead_mib, self.record_change, self.stirred.set
         )
         vm.running = running
         self.vms[vm.name] = vm
@@ -145,7 +154,7 @@ class Host:
             async with slots:
                 try:
                     return await vm.resize(deadline_s, mode)
-                except HypervisorError as error:
+                except HostAgentError as error:
                     return vm.failed(str(error))
 
         return list(await asyncio.gather(*(one(vm) for vm in vms)))

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from deflation.bounds import Bound
+from deflation.messages import VMSpec
 from hostagent.intents import Intent
 
 
 def domain_name(host_id: str, vm: str) -> str:
-    """The libvirt name of a VM: agents that share a machine keep apart by it."""
-    return f"ebb-{host_id}-{vm}"
+    """The libvirt name of a VM. No host's names begin like another's, since a name of ours has no dot."""
+    return f"ebb-{host_id}.{vm}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ class Hypervisor(Protocol):
 
     async def sweep(self) -> None:
         """Remove what a killed agent left of VMs that have no domain."""
+
+    async def check(self, spec: VMSpec) -> None:
+        """Whether a VM like this could be made here.
+
+        :raises RequestRefused: with the field that is wrong.
+        """
 
     async def create(self, domain: str, intent: Intent) -> None:
         """Define the domain and start it paused, its intent in its metadata. Undone on failure."""

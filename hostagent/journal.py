@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from deflation.messages import CoreChange
+from hostagent.errors import JournalError
 
 
 class Journal:
@@ -24,9 +25,12 @@ class Journal:
         self._lock = threading.Lock()
         self.epoch = 0
         self._sequence = 0
+        #: The last change of each machine, as (cause, cores after): one that a kill made us repeat is known by it.
+        self._last: dict[str, tuple[str, float]] = {}
         if self._state_path.exists():
             state = json.loads(self._state_path.read_text())
             self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
+            self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
         if self._changes_path.exists():
             for line in self._changes_path.read_text().splitlines():
                 try:
@@ -37,11 +41,15 @@ class Journal:
                     break
         if self.changes:
             self._sequence = max(self._sequence, self.changes[-1].sequence)
+            self._last |= {change.machine: (change.cause, change.cores_after) for change in self.changes}
 
     def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
-        """Append a change, durably; one that is in the journal already (by machine and cause) is not repeated."""
+        """Append a change, durably; one that equals the machine's last in cause and outcome is not repeated.
+
+        :raises JournalError: it could not be written; nothing has changed.
+        """
         with self._lock:
-            if any(c.machine == machine and c.cause == cause and c.cores_after == after for c in self.changes):
+            if self._last.get(machine) == (cause, after):
                 return
             self._sequence += 1
             change = CoreChange(
@@ -53,11 +61,13 @@ class Journal:
                 cores_after=after,
                 cause=cause,
             )
-            with self._changes_path.open("a") as file:
-                file.write(change.model_dump_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                _append(self._changes_path, _lines([change]))
+            except OSError as error:
+                self._sequence -= 1
+                raise JournalError(f"a core change could not be written: {error}") from error
             self.changes.append(change)
+            self._last[machine] = (cause, after)
 
     def acknowledge(self, sequence: int) -> None:
         """Forget the changes that the manager has.
@@ -87,7 +97,20 @@ class Journal:
                 self._save_state()
 
     def _save_state(self) -> None:
-        _replace(self._state_path, json.dumps({"epoch": self.epoch, "sequence": self._sequence}))
+        _replace(self._state_path, json.dumps({"epoch": self.epoch, "sequence": self._sequence, "last": self._last}))
+
+
+def _append(path: Path, text: str) -> None:
+    """Append durably, or leave the file as it was."""
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, before)
+            raise
 
 
 def _lines(changes: list[CoreChange]) -> str:

@@ -18,8 +18,9 @@ from typing import Any, Final, Literal
 import libvirt
 import structlog
 
+from deflation.messages import VMSpec
 from hostagent import disks, intents
-from hostagent.errors import DomainGone, HypervisorError
+from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
@@ -95,25 +96,33 @@ class LibvirtHypervisor:
         return await self._connection.call(find)
 
     async def sweep(self) -> None:
-        known = {found.name for found in await self.domains()}
+        # By name, whoever owns the domain and whether or not its intent can be read: a disk in use is never removed.
+        names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})
 
         def remove() -> None:
             for directory in self._settings.disk_dir.glob(domain_name(self._settings.host_id, "*")):
-                if directory.name not in known:
+                if directory.name not in names:
                     disks.remove(directory)
 
         await asyncio.to_thread(remove)
+
+    async def check(self, spec: VMSpec) -> None:
+        try:
+            await asyncio.to_thread(DomainTemplate.load, spec.template, self._settings.template_dirs)
+        except TemplateError as error:
+            raise RequestRefused(400, str(error), "vm.template") from error
 
     async def create(self, domain: str, intent: Intent) -> None:
         spec = intent.spec
         directory = self._settings.disk_dir / domain
         disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        identity = str(uuid.uuid4())
         try:
             xml = render_domain(
                 DomainTemplate.load(spec.template, self._settings.template_dirs),
                 DomainParameters(
                     name=domain,
-                    uuid=str(uuid.uuid4()),
+                    uuid=identity,
                     cpu_cores=spec.nominal.cpu_cores,
                     memory_mib=int(spec.nominal.memory_mib),
                     accelerator=self._settings.accelerator,
@@ -133,20 +142,31 @@ class LibvirtHypervisor:
                 limit_s=60.0,
             )
         except (HypervisorError, TemplateError) as error:
-            await self.destroy(domain)
+            # Only what this call has defined: a domain of that name may be somebody else's.
+            await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
             raise HypervisorError(f"domain {domain} could not be started: {error}") from error
 
     async def resume(self, domain: str) -> None:
         await self._on(domain, lambda d: d.resume())
 
     async def destroy(self, domain: str) -> None:
-        def remove(d: Any) -> None:
-            if d.isActive():
-                d.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
-            d.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA)
+        await self._remove(domain, lambda connection: connection.lookupByName(domain))
+
+    async def _remove(self, domain: str, find: Callable[[Any], Any]) -> None:
+        def remove(connection: Any) -> None:
+            found = find(connection)
+            if found.isActive():
+                try:
+                    found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
+                except libvirt.libvirtError:
+                    # SIGTERM did not end it in libvirt's time: SIGKILL does.
+                    found.destroy()
+            found.undefineFlags(
+                libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            )
 
         with contextlib.suppress(DomainGone):
-            await self._on(domain, remove, limit_s=30.0)
+            await self._connection.call(remove, modifies=domain, limit_s=60.0)
         await asyncio.to_thread(disks.remove, self._settings.disk_dir / domain)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:

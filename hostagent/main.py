@@ -87,11 +87,14 @@ def _accelerator(arguments: argparse.Namespace) -> tuple[Any, str]:
 def _capacity(text: str) -> ResourceVector:
     try:
         pairs = (part.split("=", 1) for part in text.split(","))
-        return ResourceVector.of({name.strip(): float(value) for name, value in pairs})
+        capacity = ResourceVector.of({name.strip(): float(value) for name, value in pairs})
     except InvalidField as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not like cpu_cores=6,memory_mib=4096") from error
+    if capacity.disk_mib_s or capacity.network_mib_s:
+        raise argparse.ArgumentTypeError("disk_mib_s and network_mib_s cannot be handed out: no layer throttles them")
+    return capacity
 
 
 def _listen(text: str) -> tuple[str, int]:

@@ -8,7 +8,6 @@ from typing import Final
 
 import aiohttp
 import structlog
-from pydantic import ValidationError
 
 from deflation.messages import ReportReply
 from hostagent.host import Host
@@ -44,7 +43,7 @@ class Reporter:
                     if self._silent:
                         log.info("the manager answers again", manager=self._url)
                     self._silent = False
-                except (aiohttp.ClientError, TimeoutError, ValidationError, ValueError) as error:
+                except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
                     if not self._silent:
                         log.warning("the manager does not take our report; we go on", manager=self._url, why=str(error))
                     self._silent = True

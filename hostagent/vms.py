@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from deflation.allocations import Allocation
+from deflation.bounds import Bound
 from deflation.cascade import Cascade
 from deflation.guest_messages import Hello
 from deflation.instructions import Finish, Instruction, Mechanisms, Mode, Outcome
@@ -30,6 +31,10 @@ from hostagent.intents import Cause, Intent, Phase
 #: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
 PARKED_S = 0.05
 
+#: What may be over the committed size without anything being wrong: quotas and balloons are set in steps.
+SLACK = ResourceVector(cpu_cores=0.005, memory_mib=2.0)
+#: Time to bring a VM back to its committed size, in seconds.
+SETTLE_DEADLINE_S = 30.0
 #: What the API calls a running VM in each phase.
 STATES = {
     Phase.CREATING: VMState.STARTING,
@@ -43,9 +48,10 @@ log = structlog.get_logger()
 
 
 class ManagedVM:
-    """A VM of ours. Operations must not overlap: the host serialises them.
+    """A VM of ours. All that changes sizes or the intent runs under the host's lock for sizes.
 
     :param on_change: called with each change before it is committed: (name, size before, size after, cause).
+    :param on_stir: called when the VM should be looked at soon.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class ManagedVM:
         hypervisor: Hypervisor,
         overhead_mib: float,
         on_change: Callable[[str, ResourceVector, ResourceVector, str], Awaitable[None]],
+        on_stir: Callable[[], None] = lambda: None,
     ) -> None:
         self.domain = domain
         self.intent = intent
@@ -67,7 +74,10 @@ class ManagedVM:
         self._greeted = asyncio.Event()
         self.link = GuestLink(self.name, lambda: hypervisor.guest_channel(domain), self._hello)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._busy = asyncio.Lock()
+        self._unplanned = intent
+        #: Whether the state has to be applied anew, and how to say so.
+        self.unsettled = False
+        self._on_stir = on_stir
         #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
         self._parked: dict[int, float] = {}
         #: How often something had to be put right that somebody else had changed.
@@ -124,14 +134,6 @@ class ManagedVM:
         await self._hypervisor.write_intent(self.domain, intent)
         self.intent = intent
 
-    async def measured(self) -> ResourceVector:
-        """The bound now.
-
-        :raises HypervisorError: it cannot be read.
-        """
-        bound, _ = await self._executor("").measure()
-        return bound.size
-
     async def enforce(self) -> None:
         """Hold the VM to its committed CPU size from outside.
 
@@ -165,15 +167,16 @@ class ManagedVM:
         """The outcome of an operation that could not be carried out; the VM counts as before."""
         return self.summary().model_copy(update={"sentence": f"could not be resized: {why}"})
 
-    async def prepare(self, target: ResourceVector, cause: Cause, generation: int | None = None) -> None:
-        """Write down what is going to happen, before it does.
+    def plan(self, target: ResourceVector, cause: Cause, generation: int | None = None) -> None:
+        """Decide what is going to happen; :meth:`persist` it before anything does.
 
         What will be given is committed at once, so that nobody else counts on it.
         """
         committed = self.intent.committed.vector()
         grows = any(wanted > has for wanted, has in zip(target, committed, strict=True))
         shrinks = any(wanted < has for wanted, has in zip(target, committed, strict=True))
-        await self.store(
+        self._unplanned = self.intent
+        self.intent = self.intent.changed(
             generation=self.intent.generation + 1 if generation is None else generation,
             phase=Phase.DEFLATING if shrinks or not grows else Phase.REINFLATING,
             target=Vector.of(target),
@@ -181,55 +184,81 @@ class ManagedVM:
             cause=cause,
         )
 
+    async def persist(self) -> None:
+        """Store the plan durably.
+
+        :raises HypervisorError: it could not be stored.
+        """
+        await self._hypervisor.write_intent(self.domain, self.intent)
+
+    async def unplan(self) -> None:
+        """Take back a plan of which nothing was carried out."""
+        self.intent = self._unplanned
+        with contextlib.suppress(HypervisorError):
+            await self.persist()
+
     async def resize(self, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
         """Bring the VM to its intent's target: deflate what is too much, then reinflate what is missing.
 
         :raises HypervisorError: the size cannot be read; the intent stays, so that it is tried again.
         """
-        async with self._busy:
-            return await self._resize(deadline_s, mode)
-
-    async def _resize(self, deadline_s: float, mode: Mode) -> VMOutcome:
         cause = self.intent.cause
-        target = self.intent.target.vector()
+        outcome = await self._reach(self.intent.target.vector(), deadline_s, mode)
+        previous = cause.before.vector() if cause is not None else outcome.before.size
+        await self._commit(outcome, previous, outcome.after.size, cause.request_id if cause is not None else "resize")
+        return VMOutcome.of(self.name, self.intent.generation, outcome)
+
+    async def settle(self) -> None:
+        """Hold the VM to its committed size: after a reset, or when somebody has changed what it may have.
+
+        Nothing is given here beyond what is committed.
+
+        :raises HypervisorError: the size cannot be read or set.
+        """
+        self.unsettled = False
+        committed = self.intent.committed.vector()
+        bound, _ = await self._executor("").measure()
+        if bound.size.fits_in(committed + SLACK):
+            await self.enforce()
+            return
+        self.drift_total += 1
+        self._log.warning("the VM holds more than it should; put right", has=str(bound.size), may_have=str(committed))
+        await self.enforce()
+        outcome = await self._reach(bound.size.smaller(committed), SETTLE_DEADLINE_S, Mode.ASK)
+        # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
+        await self._commit(outcome, committed, outcome.after.size.larger(committed), "settle")
+
+    async def _reach(self, goal: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+        # No layer moves disk and network yet: they stay as they were committed.
+        target = ResourceVector(goal.cpu_cores, goal.memory_mib)
+        cause = self.intent.cause
         executor = self._executor(cause.request_id if cause else "")
         before, _ = await executor.measure()
-        outcome: Outcome | None = None
-        if not before.size.fits_in(target):
-            outcome = await self._run(executor, Cascade(before, target, deadline_s, self._mechanisms(), mode))
-        elif not target.fits_in(before.size):
-            reading = await self._hypervisor.read(self.domain)
-            outcome = await self._run(
-                executor,
-                Reinflation(before, target, self.intent.boot_mib, reading.vcpus, deadline_s, self._mechanisms()),
-            )
-        else:
-            cascade = Cascade(before, target, deadline_s, self._mechanisms(), mode)
-            outcome = await self._run(executor, cascade)
-        if not target.fits_in(outcome.after.size) and not outcome.before.size.fits_in(target):
-            # Down in one component and up in another: the second half, once what was taken has been taken.
-            reading = await self._hypervisor.read(self.domain)
-            back = Reinflation(
-                outcome.after, target, self.intent.boot_mib, reading.vcpus, deadline_s, self._mechanisms()
-            )
-            await self._run(executor, back)
-            outcome = _joined(outcome, back.outcome)
-        return await self._commit(executor, outcome)
+        if before.size.fits_in(target) and not target.fits_in(before.size):
+            return await self._run(executor, await self._reinflation(before, target, deadline_s))
+        down = await self._run(executor, Cascade(before, target, deadline_s, self._mechanisms(), mode))
+        if target.fits_in(down.after.size) or before.size.fits_in(target):
+            return down
+        # Down in one component and up in another: the second half, once what was taken has been taken.
+        return _joined(down, await self._run(executor, await self._reinflation(down.after, target, deadline_s)))
 
-    async def _commit(self, executor: Executor, outcome: Outcome) -> VMOutcome:
+    async def _reinflation(self, before: Bound, target: ResourceVector, deadline_s: float) -> Reinflation:
+        reading = await self._hypervisor.read(self.domain)
+        return Reinflation(before, target, self.intent.boot_mib, reading.vcpus, deadline_s, self._mechanisms())
+
+    async def _commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
         """Write down the size that was measured and hold the VM to it from outside."""
-        size = outcome.after.size.smaller(self.allocation().upper)
+        size = reached.smaller(self.allocation().upper)
         if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
-        await executor.enforce_cpu(size.cpu_cores)
-        previous = self.intent.cause.before.vector() if self.intent.cause else outcome.before.size
-        cause = self.intent.cause.request_id if self.intent.cause else "settle"
+        kept = self.intent.committed
+        size = ResourceVector(size.cpu_cores, size.memory_mib, kept.disk_mib_s, kept.network_mib_s)
+        await self._executor(cause).enforce_cpu(size.cpu_cores)
         # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
         await self._on_change(self.name, previous, size, cause)
         await self.store(phase=Phase.SETTLED, committed=Vector.of(size))
         self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)
-        return VMOutcome.of(self.name, self.intent.generation, outcome)
 
     async def _run(self, executor: Executor, machine: Cascade | Reinflation) -> Outcome:
         pending: list[Instruction] = machine.start(_now())
@@ -255,48 +284,35 @@ class ManagedVM:
     # --- drift ---------------------------------------------------------------------------------------------------
 
     def _hello(self, hello: Hello) -> None:
-        """The guest agent has come (back): after a reset all CPUs are on line again, so apply the state anew."""
+        """The guest agent has come (back): after a reset all CPUs are on line again, so the state is applied anew."""
         self._greeted.set()
-        task = asyncio.create_task(self._settle(), name=f"settle:{self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _settle(self) -> None:
-        async with self._busy:
-            if self.intent.phase is not Phase.SETTLED:
-                return
-            try:
-                size = await self.measured()
-                if not size.fits_in(self.intent.committed.vector() + ResourceVector(cpu_cores=0.005, memory_mib=1.0)):
-                    self.drift_total += 1
-                    self._log.warning("the VM holds more than it should; put right", has=str(size))
-                    await self._resize(30.0, Mode.ASK)
-                else:
-                    await self.enforce()
-            except HypervisorError as error:
-                self._log.warning("the VM's state could not be applied", why=str(error))
+        self.unsettled = True
+        self._on_stir()
 
     async def watch(self) -> None:
-        """Look whether a vCPU that the guest has parked runs nevertheless; then the quota counts all that are plugged.
+        """See whether the VM has more than is committed, and whether a parked vCPU runs nevertheless.
 
-        docs/contracts.md, accounting: an off-lined CPU is a promise of the guest.
+        docs/contracts.md, accounting: an off-lined CPU is a promise of the guest. Then the quota counts all that are
+        plugged.
+
+        :raises HypervisorError: the host's side cannot be read.
         """
-        if self._busy.locked() or self.intent.phase is not Phase.SETTLED or not self.running:
-            self._parked = {}
-            return
+        if self.unsettled:
+            await self.settle()
         status = await guest_status(self.link)
-        try:
-            reading = await self._hypervisor.read(self.domain)
-            online = set(status.cpus.online) if status is not None else set(range(reading.vcpus))
-            earlier, self._parked = self._parked, parked_seconds(reading.vcpu_seconds, online)
-            moving = [cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S]
-            allowed = self.intent.committed.cpu_cores
-            if moving and (reading.quota_per_cpu or 1.0) * reading.vcpus > allowed + 0.005:
-                self.drift_total += 1
-                self._log.warning("vCPUs that the guest reports as off line run; quota over all", vcpus=moving)
-                await self._hypervisor.set_quota(self.domain, allowed / reading.vcpus)
-        except HypervisorError as error:
-            self._log.warning("the VM could not be watched", why=str(error))
+        reading = await self._hypervisor.read(self.domain)
+        online = set(status.cpus.online) if status is not None else set(range(reading.vcpus))
+        earlier, self._parked = self._parked, parked_seconds(reading.vcpu_seconds, online)
+        moving = [cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S]
+        bound, committed = reading.bound(len(online)), self.intent.committed.vector()
+        if bound.memory_mib > committed.memory_mib + SLACK.memory_mib:
+            await self.settle()
+        allowed = committed.cpu_cores
+        over = bound.cpu_cores > allowed + SLACK.cpu_cores
+        if (moving or over) and (reading.quota_per_cpu or 1.0) * reading.vcpus > allowed + SLACK.cpu_cores:
+            self.drift_total += 1
+            self._log.warning("vCPUs run that were to be off line; quota over all", vcpus=moving or sorted(online))
+            await self._hypervisor.set_quota(self.domain, allowed / reading.vcpus)
 
 
 def parked_seconds(vcpu_seconds: Sequence[float], online: set[int]) -> dict[int, float]:

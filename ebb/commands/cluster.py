@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from deflation.messages import MachineRanking
 from ebb.commands.options import Json, Limit, Manager, TokenFile, ask
 from ebb.output import print_json, print_table, size
 
@@ -83,6 +85,11 @@ def machines(
     if json:
         print_json({"machines": found})
         return
+    print_machines(found)
+
+
+def print_machines(found: Sequence[MachineRanking]) -> None:
+    """A ranking as a table, best first."""
     print_table(
         ("machine", "host", "cores", "since last change", "last change", "keeps its cores"),
         (

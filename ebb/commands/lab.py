@@ -11,6 +11,7 @@ import typer
 
 from ebb import paths
 from ebb.client import ManagerClient
+from ebb.commands.cluster import print_machines
 from ebb.commands.options import Json
 from ebb.commands.vms import amounts
 from ebb.demo.report import DemoReport
@@ -162,6 +163,8 @@ def _print_report(report: DemoReport) -> None:
         ((vm.name, row.layer.value, row.resource, *amounts(row), row.reason) for vm in report.vms for row in vm.ledger),
         "the ledger is empty",
     )
+    print()
+    print_machines(report.ranking)
     print()
     print_table(
         ("", "check", "figures"),

@@ -17,6 +17,7 @@ from ebb.demo.report import Check, DemoReport, Readings, VMReport
 from ebb.errors import DemoFailed, EbbError, ManagerRefused, ReadingError
 from ebb.lab.state import LabState
 from ebb.readings import Gauge, Reading
+from hostagent.hypervisor import domain_name
 
 Report = Callable[[str], None]
 
@@ -154,7 +155,7 @@ class Demo:
             await self._finish(await self._create(name, _low_spec(name)))
         hosts = {vm.name: vm.host for vm in await self._client.vms()}
         for name in LOW:
-            self._gauges[name] = Gauge(f"ebb-{hosts[name]}-{name}", self._state.uri)
+            self._gauges[name] = Gauge(domain_name(hosts[name] or "", name), self._state.uri)
             self._caches[name] = Cache(name, self._gauges[name], KEYS)
         self._report("waiting for the guests")
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from ebb.lab.errors import LabError
 from ebb.lab.services import open_libvirt
 from hostagent import intents
+from hostagent.hypervisor import domain_name
 
 RUN = Path("/run/libvirt/qemu")
 LOGS = Path("/var/log/libvirt/qemu")
@@ -20,7 +21,7 @@ REMOVE_S = 30.0
 def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], None]) -> list[str]:
     """Destroy and undefine the domains of these hosts; returns their names.
 
-    A domain is one of ours if its name begins with ``ebb-HOST-`` and its metadata names HOST as the owner; one that has
+    A domain is one of ours if its name begins with ``ebb-HOST.`` and its metadata names HOST as the owner; one that has
     only the name is left and reported. Raises LabError when libvirt refuses.
     """
     connection = open_libvirt(uri)
@@ -28,7 +29,7 @@ def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], No
     try:
         for domain in connection.listAllDomains():
             name = domain.name()
-            hosts = [host for host in host_ids if name.startswith(f"ebb-{host}-")]
+            hosts = [host for host in host_ids if name.startswith(domain_name(host, ""))]
             if not hosts:
                 continue
             owner = _owner(domain)
@@ -68,14 +69,14 @@ def _remove(connection: Any, uuid: str, name: str) -> None:
 
 def domains_left(host_ids: Iterable[str], run: Path = RUN) -> bool:
     """Whether QEMU processes of these hosts may be alive though libvirtd is not: it keeps a pid file for each."""
-    return any(any(run.glob(f"ebb-{host}-*.pid")) for host in host_ids)
+    return any(any(run.glob(domain_name(host, "*.pid"))) for host in host_ids)
 
 
 def remove_logs(host_ids: Iterable[str], logs: Path = LOGS) -> None:
     """Remove the logs that libvirt wrote about the domains of these hosts."""
     for host in host_ids:
-        pattern = re.compile(rf"ebb-{re.escape(host)}-[a-z0-9-]+\.log(\.\d+)?")
-        for path in logs.glob(f"ebb-{host}-*.log*"):
+        pattern = re.compile(re.escape(domain_name(host, "")) + r"[a-z0-9-]+\.log(\.\d+)?")
+        for path in logs.glob(domain_name(host, "*.log*")):
             if pattern.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 

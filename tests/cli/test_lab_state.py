@@ -131,14 +131,14 @@ def test_up_of_a_lab_that_is_up_says_so_and_starts_nothing(tmp_path: Path) -> No
 
 
 def test_only_logs_of_our_own_domains_are_removed(tmp_path: Path) -> None:
-    for name in ("ebb-host-a-low-1.log", "ebb-host-a-low-1.log.0", "ebb-host-b-x.log", "other.log", "ebb-host-a-x.txt"):
+    for name in ("ebb-host-a.low-1.log", "ebb-host-a.low-1.log.0", "ebb-host-b.x.log", "other.log", "ebb-host-a.x.txt"):
         (tmp_path / name).touch()
     domains.remove_logs(["host-a"], tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ebb-host-a-x.txt", "ebb-host-b-x.log", "other.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ebb-host-a.x.txt", "ebb-host-b.x.log", "other.log"]
 
 
 def test_a_pid_file_of_our_domains_means_that_some_may_be_left(tmp_path: Path) -> None:
     (tmp_path / "other.pid").touch()
     assert not domains.domains_left(["host-a"], tmp_path)
-    (tmp_path / "ebb-host-a-low-1.pid").touch()
+    (tmp_path / "ebb-host-a.low-1.pid").touch()
     assert domains.domains_left(["host-a"], tmp_path)

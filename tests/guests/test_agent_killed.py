@@ -55,7 +55,7 @@ async def test_a_killed_agent_brings_a_real_guest_to_the_planned_size(lab: Runni
             await connected(client)
             host = (await client.vm(NAME)).host
             assert host is not None
-            domain = f"ebb-{host}-{NAME}"
+            domain = f"ebb-{host}.{NAME}"
             gauge = Gauge(domain)
             await Cache(NAME, gauge, 9600).fill(lambda done: None)
             before = await gauge.read()

@@ -63,7 +63,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(0.5):
             for name in NAMES:
-                sample = take_sample(f"ebb-{self.host}-{name}")
+                sample = take_sample(f"ebb-{self.host}.{name}")
                 if sample is not None:
                     self.samples[name].append(sample)
 
@@ -256,4 +256,4 @@ def test_the_matcher_heard_of_both_changes_and_ranks_the_machine(
 
 def test_the_demo_leaves_no_vm_behind(run: tuple[dict[str, Any], Sampler], lab: RunningLab) -> None:
     left = (virsh("list", "--all", "--name") or "").split()
-    assert [name for name in left if name.startswith(f"ebb-{lab.state.hosts[0].id}-")] == []
+    assert [name for name in left if name.startswith(f"ebb-{lab.state.hosts[0].id}.")] == []

@@ -185,11 +185,6 @@ async def test_memory_of_the_device_can_be_unplugged_and_plugged(domain: Any) ->
             assert abs(int(await shell(link, total_kib)) - expected_kib) < 4096
 
 
-async def test_the_file_system_follows_a_larger_overlay(domain: Any) -> None:
-    async with running(domain) as link:
-        await shell_until(link, "test $(busybox df -m / | awk '/vda/ {print $2}') -gt 2800 && echo grown", "grown")
-
-
 async def test_the_guest_agent_and_the_power_button_switch_off_cleanly(domain: Any) -> None:
     async with running(domain) as link:
         await shell_until(link, LISTENS_TO_BUTTON, "1")

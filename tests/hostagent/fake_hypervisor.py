@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostagent.errors import DomainGone, HypervisorError
+from deflation.messages import VMSpec
+from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, HostSideReading
 from hostagent.intents import Intent
 
@@ -41,6 +42,10 @@ class FakeHypervisor:
 
     async def sweep(self) -> None:
         pass
+
+    async def check(self, spec: VMSpec) -> None:
+        if spec.template != "lab":
+            raise RequestRefused(400, f"there is no template {spec.template}", "vm.template")
 
     async def create(self, domain: str, intent: Intent) -> None:
         nominal = intent.spec.nominal

@@ -99,12 +99,12 @@ async def test_a_target_that_cannot_be_is_refused_and_the_vm_stays_as_it_is(
     client: Client, command: Command, world: World, fields: dict[str, Any], status: int, field: str
 ) -> None:
     await create(command)
-    before = dict(vars(world.domains["ebb-host-a-low-1"]))
+    before = dict(vars(world.domains["ebb-host-a.low-1"]))
     body = {"request_id": "t", "generation": 2} | fields
     got, problem = await refused(client, "PUT", "/v1/vms/low-1/target", body)
     assert (got, problem["field"]) == (status, field)
     assert field in problem["error"]
-    assert vars(world.domains["ebb-host-a-low-1"]) == before
+    assert vars(world.domains["ebb-host-a.low-1"]) == before
 
 
 async def test_a_fixed_vm_is_never_given_another_size(client: Client, command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from deflation.messages import Operation, VMOutcome
 from deflation.resources import COMPONENTS
 from hostagent.agent import Agent
 from hostagent.host import Host
+from hostagent.hypervisor import DomainState
 from hostagent.intents import Intent, Phase
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.waiting import until
@@ -127,7 +129,7 @@ async def test_layers_come_back_in_reverse_order(command: Command, two_vms: list
     await reclaim(command, cpu_cores=3.0, memory_mib=1100.0)
     world.calls.clear()
     operation = await command("POST", "/v1/reinflations", {"request_id": "back"})
-    calls = [method for method, domain in world.calls if domain == "ebb-host-a-low-1" and method.startswith("set_")]
+    calls = [method for method, domain in world.calls if domain == "ebb-host-a.low-1" and method.startswith("set_")]
     assert calls.index("set_quota") < calls.index("set_balloon") < calls.index("set_plugged")
     assert [row.layer.value for row in operation.vms[0].ledger if row.resource == "memory_mib"] == [
         "hypervisor",
@@ -229,8 +231,8 @@ async def test_a_domain_that_came_into_being_after_its_creation_was_given_up_is_
 ) -> None:
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     (intent,) = (domain.intent for domain in world.domains.values())
-    await world.create("ebb-host-a-late", intent)
-    await until(lambda: list(world.domains) == ["ebb-host-a-low-1"])
+    await world.create("ebb-host-a.late", intent)
+    await until(lambda: list(world.domains) == ["ebb-host-a.low-1"])
     assert list(host.vms) == ["low-1"]
 
 
@@ -273,3 +275,139 @@ async def test_what_a_cpu_used_before_it_was_parked_is_no_lie(
     await looked_at(times=3)
     assert [domain.quota for domain in two_vms] == [0.75, 0.75]
     assert [vm.drift_total for vm in host.vms.values()] == [0, 0]
+
+
+async def test_room_that_is_being_given_back_cannot_be_sold_meanwhile(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    await reclaim(command, cpu_cores=3.0, memory_mib=1000.0)
+    world.delay = lambda: 0.02
+    await client.post("/v1/reinflations", json={"request_id": "back"})
+    vm = low_vm("late", priority="fixed", nominal={"cpu_cores": 3.0, "memory_mib": 512.0}, minimum={})
+    response = await client.post("/v1/vms", json={"request_id": "c-late", "vm": vm})
+    taken = [vm.allocation().charge.cpu_cores for vm in host.vms.values()]
+    assert response.status == 409 or sum(taken) <= host.slice.capacity.cpu_cores
+    await host_idle(host)
+    assert sum(vm.allocation().charge.cpu_cores for vm in host.vms.values()) <= host.slice.capacity.cpu_cores
+
+
+async def host_idle(host: Host) -> None:
+    await until(lambda: not host.sizes.locked() and all(v.intent.phase is Phase.SETTLED for v in host.vms.values()))
+
+
+async def test_of_two_targets_that_fit_only_alone_one_is_refused(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    for number, name in enumerate(("low-1", "low-2")):
+        body = {"request_id": f"d{number}", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 1024.0}}
+        assert (await command("PUT", f"/v1/vms/{name}/target", body)).state == "done"
+    vm = low_vm("fixed", priority="fixed", nominal={"cpu_cores": 2.0, "memory_mib": 512.0}, minimum={})
+    assert (await command("POST", "/v1/vms", {"request_id": "f", "vm": vm})).state == "done"
+    for number, name in enumerate(("low-1", "low-2")):
+        body = {"request_id": f"u{number}", "generation": 3, "target": {"cpu_cores": 3.0, "memory_mib": 1024.0}}
+        await client.put(f"/v1/vms/{name}/target", json=body)
+    await host_idle(host)
+    assert sorted(vm.status().current.cpu_cores for vm in host.vms.values()) == [1.0, 2.0, 3.0]
+
+
+async def test_an_undo_gives_up_what_would_be_tried_again(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    world.failures["read"] = "the monitor does not answer"
+    assert (await reclaim(command, cpu_cores=3.0)).state == "partial"
+    world.failures.clear()
+    await command("POST", "/v1/reinflations", {"request_id": "undo"})
+    await host_idle(host)
+    assert [len(domain.online) for domain in two_vms] == [3, 3]
+    assert all(vm.intent.target == vm.intent.committed == vm.intent.spec.nominal for vm in host.vms.values())
+
+
+async def test_intents_that_cannot_all_be_stored_change_nothing(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    world.failures["write_intent"] = "no space"
+    operation = await reclaim(command, cpu_cores=3.0)
+    assert (operation.state, operation.sentence) == ("failed", "no space")
+    world.failures.clear()
+    await host_idle(host)
+    assert [len(domain.online) for domain in two_vms] == [3, 3]
+    assert [vm.intent.generation for vm in host.vms.values()] == [1, 1]
+
+
+async def test_a_cpu_that_comes_back_on_line_by_itself_is_held_to_the_committed_size(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=3.0)
+    two_vms[0].online = {0, 1, 2}
+    await until(lambda: two_vms[0].quota == 0.5)
+    assert host.vms["low-1"].status().current.cpu_cores == 1.5
+
+
+async def test_after_a_reset_a_vm_gets_no_more_than_is_committed(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=3.0, memory_mib=1000.0)
+    domain, vm = two_vms[0], host.vms["low-1"]
+    # What a partial reinflation leaves: wanted is more than committed, and the rest was sold.
+    await vm.store(target=vm.intent.spec.nominal)
+    domain.online, domain.plugged_mib, domain.balloon_mib, domain.quota = {0, 1, 2}, 512.0, 512.0, None
+    vm._hello(None)  # type: ignore[arg-type]
+    await until(lambda: domain.bound_mib == 524)
+    assert vm.allocation().current.cpu_cores == 1.5
+    assert domain.quota == pytest.approx(1.5 / len(domain.online), abs=0.01)
+
+
+async def test_a_second_deletion_does_not_touch_a_new_vm_of_the_name(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    async with host.sizes:
+        for number in (1, 2):
+            assert (await client.delete(f"/v1/vms/low-1?request_id=d{number}")).status == 202
+    await until(lambda: "low-1" not in host.vms)
+    await command("POST", "/v1/vms", {"request_id": "again", "vm": low_vm("low-1")})
+    assert (await client.get("/v1/operations/d2?wait_s=10")).status == 200
+    assert "ebb-host-a.low-1" in world.domains
+    assert "low-1" in host.vms
+
+
+async def test_a_vm_whose_disk_cannot_be_made_is_no_longer_charged(
+    command: Command, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(domain: str, intent: Intent) -> None:
+        raise FileNotFoundError("qemu-img")
+
+    monkeypatch.setattr(host.hypervisor, "create", fail)
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "failed"
+    assert not host.vms
+
+
+async def test_a_vm_that_is_made_while_the_watch_looks_is_kept(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_domains, entered, go_on = host.hypervisor.domains, asyncio.Event(), asyncio.Event()
+
+    async def slow() -> list[DomainState]:
+        found = await list_domains()
+        entered.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(host.hypervisor, "domains", slow)
+    await entered.wait()
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "done"
+    monkeypatch.undo()
+    go_on.set()
+    await host_idle(host)
+    calls = len(world.calls)
+    await until(lambda: "domains" in [method for method, _ in world.calls[calls:]])
+    assert list(host.vms) == ["low-1"]
+    assert list(world.domains) == ["ebb-host-a.low-1"]
+
+
+async def test_an_agent_ends_although_a_guest_does_not_say_hello(command: Command, agent: Agent, world: World) -> None:
+    world.guests_answer = False
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    async with asyncio.timeout(5):
+        await agent.close()

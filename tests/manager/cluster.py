@@ -105,7 +105,7 @@ class Cluster:
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Ask again and again, a report's time apart."""
         never = asyncio.Event()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while not await condition():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.03):

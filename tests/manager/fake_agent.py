@@ -230,7 +230,7 @@ class FakeAgent:
             self.vms[spec.name] = VMStatus(
                 name=spec.name,
                 host=self.id,
-                domain=f"ebb-{self.id}-{spec.name}",
+                domain=f"ebb-{self.id}.{spec.name}",
                 state=VMState.RUNNING,
                 priority=spec.priority,
                 nominal=spec.nominal,

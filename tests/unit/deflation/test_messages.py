@@ -136,7 +136,7 @@ def test_a_vm_that_its_host_holds_valid_is_valid_for_the_manager(row: Allocation
     status = VMStatus(
         name="vm",
         host="host-a",
-        domain="ebb-host-a-vm",
+        domain="ebb-host-a.vm",
         state=VMState.RUNNING,
         priority=here.priority,
         nominal=Vector(**nominal.as_dict()),

@@ -106,7 +106,8 @@ def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
         _time_limit_respected(exchange, began, deadline_s)
     _memory_is_taken_by_fresh_readings_only(exchanges)
     if chosen.quota:
-        assert lowest.cpu_cores <= outcome.after.cpu_cores + 1e-3, "no quota of an earlier deflation is left too low"
+        # As it really is: the last reading may have failed.
+        assert lowest.cpu_cores <= vm.seen.cpu_cores + 1e-3, "no quota of an earlier deflation is left too low"
     assert outcome.seconds <= max(deadline_s, 0) + 4 * FLOOR_S + 1e-9
     assert busy <= vm.online, "neither CPU 0 nor one with pinned tasks goes off line"
     _ledger_adds_up(outcome)
