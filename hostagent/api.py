@@ -127,6 +127,8 @@ async def _reinflate(request: web.Request) -> web.Response:
 
 @routes.get("/v1/operations/{request_id}")
 async def _get_operation(request: web.Request) -> web.Response:
+    for name in request.query.keys() - {"wait_s"}:
+        raise RequestRefused(400, f"{name} is no parameter of this route", name)
     try:
         wait_s = float(request.query.get("wait_s", "0"))
     except ValueError:

@@ -33,6 +33,7 @@ BAD_CREATIONS = [
     pytest.param({"vm": VM | {"ceiling": {"cpu_cores": 4.0}}}, "vm.ceiling", id="ceiling of a deflatable VM"),
     pytest.param({"vm": VM | {"name": "No Such Name"}}, "vm.name", id="name"),
     pytest.param({"vm": VM | {"priority": "low"}}, "vm.priority", id="priority"),
+    pytest.param({"vm": VM | {"boot_memory_mib": 0.0}}, "vm.boot_memory_mib", id="no boot memory"),
     pytest.param({"vm": VM | {"boot_memory_mib": 4096.0}}, "vm.boot_memory_mib", id="boot memory over nominal"),
     pytest.param({"vm": VM, "extra": 1}, "extra", id="unknown field"),
     pytest.param({}, "vm", id="missing vm"),
@@ -160,3 +161,21 @@ async def test_a_body_that_is_too_large_is_refused(client: Client) -> None:
 async def test_a_malformed_wait_is_refused(client: Client, wait: str) -> None:
     status, problem = await refused(client, "GET", f"/v1/operations/x?wait_s={wait}", None)
     assert (status, problem["field"]) == (400, "wait_s")
+
+
+async def test_an_unknown_parameter_is_refused(client: Client) -> None:
+    status, problem = await refused(client, "GET", "/v1/operations/x?wait=3", None)
+    assert (status, problem["field"]) == (400, "wait")
+
+
+async def test_an_unknown_template_is_refused(client: Client, world: World) -> None:
+    body = {"request_id": "r", "vm": low_vm("low-1", template="windows")}
+    status, problem = await refused(client, "POST", "/v1/vms", body)
+    assert (status, problem["field"]) == (400, "vm.template")
+    assert not world.domains
+
+
+async def test_a_token_that_is_no_text_is_wrong(client: Client) -> None:
+    client.session.headers.clear()
+    status, _ = await refused(client, "GET", "/v1/host", None, headers={"Authorization": "Bearer \udcff\udcfe"})
+    assert status == 401
