@@ -126,10 +126,13 @@ class Demo:
         return vms, outcomes
 
     async def _refuse_leftovers(self) -> None:
-        taken = {vm.name for vm in await self._client.vms()} & {*LOW, HIGH}
-        if taken:
-            name = min(taken)
-            raise DemoFailed(f"there is a VM {name} already, which the demo needs the name of; `ebb delete {name}`")
+        """Other VMs would take part in every split, and the figures would not be the demo's."""
+        others = sorted(vm.name for vm in await self._client.vms() if vm.host is not None)
+        if others:
+            raise DemoFailed(
+                f"the lab holds VMs already ({', '.join(others)}), which would shrink with those of the demo; "
+                f"`ebb delete {others[0]}` removes one"
+            )
 
     async def _high_spec(self) -> VMSpec:
         """As large as what the host has free and GIVES of each low VM, less the overhead of this VM itself."""
