@@ -44,7 +44,7 @@ test: lint ## All checks and all tests, with real guests (root)
 	@$(AS_ROOT) $(BIN)/python -m pytest
 
 check: lint ## What needs neither root nor guests
-	@$(BIN)/python -m pytest -m "not guest and not service"
+	@$(BIN)/python -m pytest -n auto -m "not guest and not service"
 
 bench: install ## Benchmarks: make bench NAME=policies (all without NAME)
 	@$(AS_ROOT) $(BIN)/ebb bench $(NAME)
