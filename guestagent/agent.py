@@ -92,11 +92,6 @@ class Agent:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
 
-    @property
-    def wake_fd(self) -> int:
-        """Writing a byte here wakes the loop (for signal.set_wakeup_fd)."""
-        return self._wake_write
-
     def stop(self) -> None:
         """End the loop; safe in signal handlers and threads."""
         self._stopping = True

@@ -154,13 +154,6 @@ class DeflateResult:
 
 
 @dataclass
-class ApplicationStatusParams:
-    """`application.status` of one request."""
-
-    request_id: str
-
-
-@dataclass
 class ApplicationStatusResult:
     """`state`: running, released, failed or unknown. `released` holds measured amounts."""
 

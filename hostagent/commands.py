@@ -37,6 +37,8 @@ from hostagent.vms import ManagedVM
 
 #: How long a resumed operation waits for its guests to say hello.
 GREETING_S: Final = 60.0
+#: How long to wait before a hypervisor that did not say is asked again, in seconds.
+ASK_AGAIN_S: Final = 1.0
 #: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
 RESUMED_DEADLINE_S: Final = 60.0
 
@@ -336,9 +338,14 @@ class Commands:
             raise
 
     async def _state_of(self, vm: ManagedVM) -> str:
-        """The domain's state; "stopped" also where there is none."""
-        found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
-        return found.get(vm.domain, "stopped")
+        """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
+        while True:
+            try:
+                found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
+                return found.get(vm.domain, "stopped")
+            except HypervisorError as error:
+                log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
+                await asyncio.sleep(ASK_AGAIN_S)
 
     async def _follow(self, command: Command) -> None:
         """Refuse a manager whose leadership is over, and remember the epoch of one that leads.

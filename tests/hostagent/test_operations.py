@@ -10,6 +10,7 @@ import pytest
 
 from deflation.messages import Operation, VMOutcome
 from deflation.resources import COMPONENTS
+from hostagent import commands
 from hostagent.agent import Agent
 from hostagent.host import Host
 from hostagent.hypervisor import DomainState
@@ -411,3 +412,29 @@ async def test_an_agent_ends_although_a_guest_does_not_say_hello(command: Comman
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     async with asyncio.timeout(5):
         await agent.close()
+
+
+async def test_a_creation_is_gone_on_with_once_the_hypervisor_says_how_far_it_got(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await agent.close()
+    # As a kill before the last write would leave it.
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
+    monkeypatch.setattr(commands, "ASK_AGAIN_S", 0.05)
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        world.failures["domains"] = "the monitor does not answer"
+        running = await successor.commands.operations.get("c", 0.3)
+        assert running is not None
+        assert running.state == "running"
+        world.failures.clear()
+        operation = await successor.commands.operations.get("c", 10)
+        assert operation is not None
+        assert operation.state == "done"
+        assert successor.host.vm("low-1").intent.phase is Phase.SETTLED
+        assert list(world.domains.values()) == [domain]
+    finally:
+        await successor.close()

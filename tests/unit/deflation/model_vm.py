@@ -241,8 +241,3 @@ def run(
         now = answer.now
         pending = machine.handle(answer)
     raise AssertionError(f"no end after {at_most} instructions")
-
-
-def application_share(outcome: Outcome) -> float:
-    """Memory that the ledger says the application has made possible."""
-    return sum(e.verified for e in outcome.ledger if e.layer.value == "application" and e.resource == "memory_mib")
