@@ -26,6 +26,8 @@ class Bound:
     #: Disk and network limits as read back, MiB/s; 0 where none is declared.
     disk_mib_s: float = 0.0
     network_mib_s: float = 0.0
+    #: Limit on the guest's whole memory that swap backs, MiB; None where there is none.
+    limit_mib: float | None = None
 
     @property
     def cpu_cores(self) -> float:
@@ -36,8 +38,9 @@ class Bound:
 
     @property
     def memory_mib(self) -> float:
-        """Balloon actual and plugged memory together, in MiB."""
-        return self.balloon_mib + self.plugged_mib
+        """Balloon actual and plugged memory together, or a lower limit that swap backs, in MiB."""
+        held = self.balloon_mib + self.plugged_mib
+        return held if self.limit_mib is None else min(held, self.limit_mib)
 
     @property
     def size(self) -> ResourceVector:

@@ -29,7 +29,6 @@ from deflation.instructions import (
     GuestReading,
     Instruction,
     Measured,
-    Mechanisms,
     Mode,
     Outcome,
     PollApplication,
@@ -39,6 +38,7 @@ from deflation.instructions import (
     Unplug,
 )
 from deflation.ledger import Layer, LayerAccount, LedgerEntry
+from deflation.mechanisms import LAYER_OF, Mechanism, Mechanisms
 from deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
 from deflation.steps import balloon_to_keep, cpus_to_keep, memory_to_keep
 
@@ -161,8 +161,8 @@ class Cascade:
 
     def _enter_application(self, now: float) -> list[Instruction]:
         account = self._open(Layer.APPLICATION, now)
-        if not self.mechanisms.application:
-            account.say(self.mechanisms.reason(Layer.APPLICATION))
+        if why := self.mechanisms.why_not(Layer.APPLICATION):
+            account.say(why)
             return self._enter_guest(now)
         left = self._time_left(Layer.APPLICATION, now)
         if left <= 0:
@@ -209,8 +209,8 @@ class Cascade:
     def _enter_guest(self, now: float) -> list[Instruction]:
         self._close(Layer.APPLICATION, now)
         account = self._open(Layer.GUEST, now)
-        if not self.mechanisms.guest:
-            account.say(self.mechanisms.reason(Layer.GUEST))
+        if why := self.mechanisms.why_not(Layer.GUEST):
+            account.say(why)
             return self._enter_hypervisor(now)
         left = self._time_left(Layer.GUEST, now)
         if left <= 0:
@@ -224,7 +224,7 @@ class Cascade:
         than its target: spread the target over those that are left, before memory takes its time."""
         taken_off = isinstance(self._taking, Unplug) and self._taking.online is not None
         wanted = min(self.target.cpu_cores, float(self.bound.cpus_online))
-        if not (taken_off and self.mechanisms.quota and self.bound.cpu_cores < wanted - TOLERANCE):
+        if not (taken_off and self.mechanisms.has(Mechanism.QUOTA) and self.bound.cpu_cores < wanted - TOLERANCE):
             return []
         self.phase = Phase.RESPREADING
         limit = max(self._time_left(Layer.GUEST, now), 1.0)
@@ -243,9 +243,9 @@ class Cascade:
             account.say("stopped at its share of the deadline")
             return self._enter_hypervisor(now)
         online = plugged = None
-        if not self._cpus_refused:
+        if not self._cpus_refused and self._usable(Mechanism.CPU_OFFLINE, self.need.cpu_cores):
             online = cpus_to_keep(self.bound, self.guest, self.target.cpu_cores)
-        if not self._memory_refused:
+        if not self._memory_refused and self._usable(Mechanism.VIRTIO_MEM, self.need.memory_mib):
             plugged = memory_to_keep(self.bound, self.guest, self.need.memory_mib, self.mechanisms.block_mib)
         if online is None and plugged is None:
             return self._enter_hypervisor(now)
@@ -277,12 +277,15 @@ class Cascade:
         if not first and balloon is None:
             return self._finish(now)
         cpu = None
-        if first and self.mechanisms.quota and self.before.cpu_cores > self.target.cpu_cores + TOLERANCE:
+        if first and self.mechanisms.has(Mechanism.QUOTA) and self.before.cpu_cores > self.target.cpu_cores + TOLERANCE:
             cpu = self.target.cpu_cores
-        elif first and self.need.cpu_cores > TOLERANCE and not self.mechanisms.quota:
-            account.say(self.mechanisms.reason(Layer.HYPERVISOR))
-        disk = self.target.disk_mib_s if first and self.need.disk_mib_s > TOLERANCE else None
-        network = self.target.network_mib_s if first and self.need.network_mib_s > TOLERANCE else None
+        elif first and self.need.cpu_cores > TOLERANCE and not self.mechanisms.has(Mechanism.QUOTA):
+            account.say(self.mechanisms.reason(Mechanism.QUOTA))
+        disk = network = None
+        if first and self._usable(Mechanism.DISK, self.need.disk_mib_s):
+            disk = self.target.disk_mib_s
+        if first and self._usable(Mechanism.NETWORK, self.need.network_mib_s):
+            network = self.target.network_mib_s
         if (cpu, balloon, disk, network) == (None, None, None, None):
             return self._finish(now)
         promised = ResourceVector(
@@ -297,14 +300,23 @@ class Cascade:
         self._taking = Throttle(self._next_step(), limit, cpu, balloon, disk, network)
         return [self._taking]
 
+    def _usable(self, mechanism: Mechanism, need: float) -> bool:
+        """Whether something is needed that this can give; says why if it could, but is blocked."""
+        if need <= TOLERANCE:
+            return False
+        if self.mechanisms.has(mechanism):
+            return True
+        self._accounts[LAYER_OF[mechanism]].say(self.mechanisms.reason(mechanism))
+        return False
+
     def _balloon_step(self, now: float) -> float | None:
         """The next balloon size, or None with the reason why there is none."""
         account = self._accounts[Layer.HYPERVISOR]
         missing = self.need.memory_mib
         if missing < 1.0:
             return None
-        if not self.mechanisms.balloon:
-            account.say("no balloon in this VM")
+        if not self.mechanisms.has(Mechanism.BALLOON):
+            account.say(self.mechanisms.reason(Mechanism.BALLOON))
         elif self.guest is None:
             account.say("no fresh reading of the guest, so no memory is taken")
         elif self._blind:

@@ -6,12 +6,11 @@ One instruction is under way at a time. The executor answers each with one event
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from deflation.bounds import Bound
-from deflation.ledger import Layer, LedgerEntry
+from deflation.ledger import LedgerEntry
 from deflation.resources import ZERO, ResourceVector
 
 
@@ -32,22 +31,6 @@ class GuestReading:
     unpluggable: tuple[int, ...]
     #: MemAvailable less the reserve, MiB.
     spare_mib: float
-
-
-@dataclass(frozen=True, slots=True)
-class Mechanisms:
-    """What can be used on this VM now, and why not where it cannot. Reasons stand in the ledger."""
-
-    application: bool = True
-    guest: bool = True
-    #: Granularity of memory unplug in MiB; 0 if the VM has no device for it.
-    block_mib: float = 2.0
-    balloon: bool = True
-    quota: bool = True
-    reasons: Mapping[Layer, str] = field(default_factory=dict)
-
-    def reason(self, layer: Layer) -> str:
-        return self.reasons.get(layer, f"the {layer.value} layer is not available on this VM")
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------
@@ -101,7 +84,8 @@ class Unplug(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Throttle(Instruction):
-    """Limit from outside: CPU by quota over the CPUs on line, boot memory by balloon. Answer: :class:`Measured`.
+    """Limit from outside: CPU by quota over the CPUs on line, boot memory by balloon, all memory by a limit that swap
+    backs, disk and network by bandwidth. Answer: :class:`Measured`.
 
     When it is answered nothing that takes is under way any more, as with :class:`Unplug`; what is given may be.
     """
@@ -112,6 +96,8 @@ class Throttle(Instruction):
     network_mib_s: float | None = None
     #: Over how many CPUs to spread the quota; None: those on line when it is set.
     cpus_online: int | None = None
+    #: Limit on the guest's whole memory, MiB; None leaves as is, infinity lifts it.
+    limit_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

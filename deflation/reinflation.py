@@ -21,13 +21,13 @@ from deflation.instructions import (
     GuestReading,
     Instruction,
     Measured,
-    Mechanisms,
     Outcome,
     Stopped,
     Throttle,
     Unplug,
 )
 from deflation.ledger import Layer, LedgerEntry
+from deflation.mechanisms import Mechanism, Mechanisms
 from deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
 
 
@@ -150,7 +150,7 @@ class Reinflation:
 
     def _raise_limits(self, phase: Phase, cpus: int, now: float) -> list[Instruction]:
         cpu = None
-        if self.mechanisms.quota and self.target.cpu_cores > self.before.cpu_cores + TOLERANCE:
+        if self.mechanisms.has(Mechanism.QUOTA) and self.target.cpu_cores > self.before.cpu_cores + TOLERANCE:
             cpu = self.target.cpu_cores
             if phase is Phase.RAISING:
                 # Spread over CPUs that are still off line, the target alone could be less than the VM has now.
@@ -169,7 +169,7 @@ class Reinflation:
         # A guest that is slow to take back its boot memory still may: it is not to be given twice.
         reached = max(self._balloon_allowed, self.bound.balloon_mib) + self.bound.plugged_mib
         missing = max(self.target.memory_mib - reached, 0.0)
-        block = self.mechanisms.block_mib
+        block = self.mechanisms.block_mib if self.mechanisms.has(Mechanism.VIRTIO_MEM) else 0.0
         plugged = self.bound.plugged_mib + math.floor(missing / block + TOLERANCE) * block if block > 0 else 0.0
         wants_memory = missing >= max(block, 1.0) and block > 0
         wants_cpus = cpus > self.bound.cpus_online
@@ -192,8 +192,8 @@ class Reinflation:
         ]
 
     def _tell(self, now: float) -> list[Instruction]:
-        if not self.mechanisms.application:
-            self._say(Layer.APPLICATION, self.mechanisms.reason(Layer.APPLICATION))
+        if why := self.mechanisms.reason(Mechanism.APPLICATION):
+            self._say(Layer.APPLICATION, why)
             return self._finish(now)
         self.phase = Phase.TELLING
         limit = self._time_left(now)

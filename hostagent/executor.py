@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import Any
 
 from deflation.bounds import Bound
@@ -26,7 +27,7 @@ from deflation.instructions import (
     Unplug,
 )
 from deflation.reinflation import TellApplication, Told
-from deflation.resources import ResourceVector
+from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.guestlink import GuestLink
 from hostagent.hypervisor import Hypervisor
@@ -39,13 +40,17 @@ class Executor:
     """One VM's hands: hypervisor from outside, guest agent inside.
 
     :param request_id: goes to the application, so that a repeated question is recognised.
+    :param declared: what the VM was sold: its disk and network count only where they are declared.
     """
 
-    def __init__(self, domain: str, hypervisor: Hypervisor, link: GuestLink, request_id: str) -> None:
+    def __init__(
+        self, domain: str, hypervisor: Hypervisor, link: GuestLink, request_id: str, declared: ResourceVector = ZERO
+    ) -> None:
         self._domain = domain
         self._hypervisor = hypervisor
         self._link = link
         self._request_id = request_id
+        self._declared = declared
 
     async def carry_out(self, instruction: Instruction) -> Event:
         """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
@@ -75,7 +80,7 @@ class Executor:
         if status is not None:
             cpus = status.cpus
             guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), status.memory.unpluggable_mib)
-        return reading.bound(len(guest.online) if guest is not None else None), guest
+        return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
 
     # --- application ---------------------------------------------------------------------------------------------
 
@@ -144,9 +149,19 @@ class Executor:
     async def _throttle(self, instruction: Throttle) -> str:
         if instruction.cpu_cores is not None:
             await self.enforce_cpu(instruction.cpu_cores, instruction.cpus_online)
+        reasons = []
+        if instruction.disk_mib_s is not None:
+            reasons.append(await self._hypervisor.set_disk(self._domain, instruction.disk_mib_s))
+        if instruction.network_mib_s is not None:
+            reasons.append(await self._hypervisor.set_network(self._domain, instruction.network_mib_s))
+        until = _now() + instruction.limit_s
+        if instruction.limit_mib is not None:
+            limit = instruction.limit_mib if math.isfinite(instruction.limit_mib) else None
+            reasons.append(await self._hypervisor.set_limit(self._domain, limit, instruction.limit_s))
         if instruction.balloon_mib is not None:
-            return await self._hypervisor.set_balloon(self._domain, instruction.balloon_mib, instruction.limit_s)
-        return ""
+            left = max(until - _now(), 0.0)
+            reasons.append(await self._hypervisor.set_balloon(self._domain, instruction.balloon_mib, left))
+        return "; ".join(reason for reason in reasons if reason)
 
     async def enforce_cpu(self, cpu_cores: float, cpus_online: int | None = None) -> None:
         """Set the quota of each vCPU to size / on line, or size / plugged where the guest does not say.

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from deflation.bounds import Bound
 from deflation.messages import VMSpec
+from deflation.resources import ZERO, ResourceVector
 from hostagent.intents import Intent
 
 
@@ -31,11 +32,34 @@ class HostSideReading:
     plugged_mib: float
     #: Host-side CPU time of each vCPU thread, seconds, by vCPU number.
     vcpu_seconds: tuple[float, ...] = ()
+    #: Bandwidth limits as read back, MiB/s; None where there is no limit.
+    disk_mib_s: float | None = None
+    network_mib_s: float | None = None
+    #: Limit on the guest's memory (less the emulator's own), MiB; None where there is none.
+    limit_mib: float | None = None
 
-    def bound(self, cpus_online: int | None) -> Bound:
-        """The bound, given what the guest says is on line; unknown counts as all that are plugged."""
+    def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
+        """The bound, given what the guest says is on line; unknown counts as all that are plugged.
+
+        :param declared: what the VM was sold: disk and network count only where they are declared, and without a limit
+            in full.
+        """
         online = self.vcpus if cpus_online is None else min(cpus_online, self.vcpus)
-        return Bound(online, self.quota_per_cpu, self.balloon_mib, self.plugged_mib)
+        return Bound(
+            online,
+            self.quota_per_cpu,
+            self.balloon_mib,
+            self.plugged_mib,
+            _limited(self.disk_mib_s, declared.disk_mib_s),
+            _limited(self.network_mib_s, declared.network_mib_s),
+            self.limit_mib,
+        )
+
+
+def _limited(limit: float | None, declared: float) -> float:
+    if declared <= 0:
+        return 0.0
+    return declared if limit is None else limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +114,25 @@ class Hypervisor(Protocol):
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         """Bring virtio-mem to this size and wait while it moves; what is not reached is no longer asked for.
 
+        :returns: why it did not get there; empty if it did.
+        """
+
+    async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
+        """Limit the bandwidth of the domain's disks together; None lifts the limit.
+
+        :returns: why it is not as asked for; empty if it is.
+        """
+
+    async def set_network(self, domain: str, network_mib_s: float | None) -> str:
+        """Limit the bandwidth of the domain's interfaces, each way; None lifts the limit.
+
+        :returns: why it is not as asked for; empty if it is.
+        """
+
+    async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        """Bring a limit on the guest's whole memory to this size, gradually and only as far as swap backs it.
+
+        :param limit_mib: of the guest's memory, the emulator's own not counted; None lifts the limit.
         :returns: why it did not get there; empty if it did.
         """
 

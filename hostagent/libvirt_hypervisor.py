@@ -217,6 +217,15 @@ class LibvirtHypervisor:
             await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
         return reason
 
+    async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
+        return "this agent cannot limit disk bandwidth"
+
+    async def set_network(self, domain: str, network_mib_s: float | None) -> str:
+        return "this agent cannot limit network bandwidth"
+
+    async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        return "this agent cannot limit memory from outside"
+
     async def _request_balloon(self, domain: str, balloon_mib: float) -> None:
         # setMemory takes the boot part alone, although the domain's currentMemory reads the sum with virtio-mem.
         await self._on(domain, lambda d: d.setMemoryFlags(round(balloon_mib * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE))

@@ -16,8 +16,9 @@ from deflation.allocations import Allocation
 from deflation.bounds import Bound
 from deflation.cascade import Cascade
 from deflation.guest_messages import Hello
-from deflation.instructions import Finish, Instruction, Mechanisms, Mode, Outcome
+from deflation.instructions import Finish, Instruction, Mode, Outcome
 from deflation.ledger import Layer
+from deflation.mechanisms import LAYER_OF, Mechanism, Mechanisms
 from deflation.messages import Vector, VMOutcome, VMState, VMStatus
 from deflation.reinflation import Reinflation
 from deflation.resources import ResourceVector
@@ -35,6 +36,12 @@ PARKED_S = 0.05
 SLACK = ResourceVector(cpu_cores=0.005, memory_mib=2.0)
 #: Time to bring a VM back to its committed size, in seconds.
 SETTLE_DEADLINE_S = 30.0
+#: What cannot be used on a guest that does not answer: without a fresh reading no memory is taken (rule 5).
+NEED_THE_GUEST = (
+    *(mechanism for mechanism, layer in LAYER_OF.items() if layer is not Layer.HYPERVISOR),
+    Mechanism.BALLOON,
+    Mechanism.MEMORY_LIMIT,
+)
 #: What the API calls a running VM in each phase.
 STATES = {
     Phase.CREATING: VMState.STARTING,
@@ -229,8 +236,7 @@ class ManagedVM:
         await self._commit(outcome, committed, outcome.after.size.larger(committed), "settle")
 
     async def _reach(self, goal: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
-        # No layer moves disk and network yet: they stay as they were committed.
-        target = ResourceVector(goal.cpu_cores, goal.memory_mib)
+        target = goal
         cause = self.intent.cause
         executor = self._executor(cause.request_id if cause else "")
         before, _ = await executor.measure()
@@ -252,8 +258,6 @@ class ManagedVM:
         if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
-        kept = self.intent.committed
-        size = ResourceVector(size.cpu_cores, size.memory_mib, kept.disk_mib_s, kept.network_mib_s)
         await self._executor(cause).enforce_cpu(size.cpu_cores)
         # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
         await self._on_change(self.name, previous, size, cause)
@@ -272,14 +276,10 @@ class ManagedVM:
     def _mechanisms(self) -> Mechanisms:
         connected = self.link.connected
         silent = "the guest agent is not connected"
-        return Mechanisms(
-            application=connected,
-            guest=connected,
-            reasons={} if connected else {Layer.APPLICATION: silent, Layer.GUEST: silent},
-        )
+        return Mechanisms({} if connected else dict.fromkeys(NEED_THE_GUEST, silent))
 
     def _executor(self, request_id: str) -> Executor:
-        return Executor(self.domain, self._hypervisor, self.link, request_id)
+        return Executor(self.domain, self._hypervisor, self.link, request_id, self.intent.spec.nominal.vector())
 
     # --- drift ---------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,8 @@ class ManagedVM:
         online = set(status.cpus.online) if status is not None else set(range(reading.vcpus))
         earlier, self._parked = self._parked, parked_seconds(reading.vcpu_seconds, online)
         moving = [cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S]
-        bound, committed = reading.bound(len(online)), self.intent.committed.vector()
+        bound = reading.bound(len(online), self.intent.spec.nominal.vector())
+        committed = self.intent.committed.vector()
         if bound.memory_mib > committed.memory_mib + SLACK.memory_mib:
             await self.settle()
         allowed = committed.cpu_cores

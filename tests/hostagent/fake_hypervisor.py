@@ -72,7 +72,16 @@ class FakeHypervisor:
 
     async def read(self, domain: str) -> HostSideReading:
         r = await self._call("read", domain=domain)
-        return HostSideReading(r["vcpus"], r["quota"], r["balloon_mib"], r["plugged_mib"], tuple(r["vcpu_seconds"]))
+        return HostSideReading(
+            r["vcpus"],
+            r["quota"],
+            r["balloon_mib"],
+            r["plugged_mib"],
+            tuple(r["vcpu_seconds"]),
+            r["disk_mib_s"],
+            r["network_mib_s"],
+            r["limit_mib"],
+        )
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
         await self._call("set_quota", domain=domain, cores=cores_per_cpu)
@@ -82,6 +91,15 @@ class FakeHypervisor:
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return str(await self._call("set_plugged", domain=domain, mib=plugged_mib))
+
+    async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
+        return str(await self._call("set_disk", domain=domain, mib_s=disk_mib_s))
+
+    async def set_network(self, domain: str, network_mib_s: float | None) -> str:
+        return str(await self._call("set_network", domain=domain, mib_s=network_mib_s))
+
+    async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        return str(await self._call("set_limit", domain=domain, mib=limit_mib))
 
     async def guest_channel(self, domain: str) -> Path | None:
         return self._socket.parent / f"{domain}.sock"

@@ -41,6 +41,9 @@ class Domain:
     #: Host-side seconds of each vCPU thread, and those that lie about being parked.
     vcpu_seconds: list[float] = field(default_factory=list)
     liars: set[int] = field(default_factory=set)
+    disk_mib_s: float | None = None
+    network_mib_s: float | None = None
+    limit_mib: float | None = None
 
     @property
     def bound_mib(self) -> float:
@@ -149,7 +152,22 @@ class World:
             "quota": d.quota,
             "balloon_mib": d.balloon_mib,
             "plugged_mib": d.plugged_mib,
+            "disk_mib_s": d.disk_mib_s,
+            "network_mib_s": d.network_mib_s,
+            "limit_mib": d.limit_mib,
         }
+
+    async def _do_set_disk(self, domain: str, mib_s: float | None) -> str:
+        self.domains[domain].disk_mib_s = mib_s
+        return ""
+
+    async def _do_set_network(self, domain: str, mib_s: float | None) -> str:
+        self.domains[domain].network_mib_s = mib_s
+        return ""
+
+    async def _do_set_limit(self, domain: str, mib: float | None) -> str:
+        self.domains[domain].limit_mib = mib
+        return ""
 
     async def _do_set_quota(self, domain: str, cores: float | None) -> None:
         self.domains[domain].quota = None if cores is None or cores >= 1 else cores

@@ -10,7 +10,6 @@ from deflation.bounds import Bound
 from deflation.cascade import Cascade
 from deflation.instructions import (
     AskApplication,
-    Mechanisms,
     Mode,
     PollApplication,
     ReadGuest,
@@ -18,7 +17,9 @@ from deflation.instructions import (
     Unplug,
 )
 from deflation.ledger import Layer
+from deflation.mechanisms import Mechanism
 from deflation.resources import ResourceVector
+from tests.unit.deflation.blocked import without
 from tests.unit.deflation.script import (
     ApplicationAnswered,
     ApplicationReported,
@@ -33,8 +34,8 @@ from tests.unit.deflation.script import (
 
 FULL = Bound(4, None, 512, 512)
 ALL_CPUS: dict[str, Any] = {"online": (0, 1, 2, 3), "unpluggable": (3, 2, 1)}
-NO_APPLICATION = Mechanisms(application=False, reasons={Layer.APPLICATION: "the guest agent is not connected"})
-HYPERVISOR_ONLY = Mechanisms(application=False, guest=False)
+NO_APPLICATION = without(Layer.APPLICATION, why={Layer.APPLICATION: "the guest agent is not connected"})
+HYPERVISOR_ONLY = without(Layer.APPLICATION, Layer.GUEST)
 
 
 def test_all_three_layers_give_their_part() -> None:
@@ -246,7 +247,7 @@ def test_a_quota_from_an_earlier_deflation_is_spread_anew_as_soon_as_cpus_go_off
 
 def test_a_vm_without_a_memory_device_is_ballooned() -> None:
     before = Bound(1, None, 1024, 0)
-    bare = Mechanisms(application=False, block_mib=0.0)
+    bare = without(Layer.APPLICATION, Mechanism.VIRTIO_MEM)
     play(
         Cascade(before, ResourceVector(1, 724), 60.0, bare),
         [
@@ -260,7 +261,7 @@ def test_a_vm_without_a_memory_device_is_ballooned() -> None:
 def test_what_is_no_whole_block_goes_by_balloon() -> None:
     unplugged = measured(Bound(4, None, 512, 384), (0,), spare_mib=800)
     outcome = play(
-        Cascade(FULL, ResourceVector(4, 883), 60.0, Mechanisms(application=False, block_mib=128.0)),
+        Cascade(FULL, ResourceVector(4, 883), 60.0, without(Layer.APPLICATION, block_mib=128.0)),
         [
             Row(ReadGuest, {}, Measured, measured(FULL, (0,), spare_mib=800)),
             Row(Unplug, {"plugged_mib": 384}, Measured, unplugged),
@@ -292,7 +293,7 @@ def test_a_boasting_guest_keeps_the_boot_memory_its_kernel_lives_in() -> None:
     """It says it can spare more than it has, and nothing can be unplugged: no balloon below the hard floor."""
     before = Bound(1, None, 384, 2000)
     play(
-        Cascade(before, ResourceVector(1, 1000), 60.0, Mechanisms(application=False, block_mib=0.0)),
+        Cascade(before, ResourceVector(1, 1000), 60.0, without(Layer.APPLICATION, Mechanism.VIRTIO_MEM)),
         [
             Row(ReadGuest, {}, Measured, measured(before, spare_mib=1e6)),
             Row(ReadGuest, {}, Measured, measured(before, spare_mib=1e6)),
@@ -373,7 +374,7 @@ def test_bandwidth_is_throttled_from_outside() -> None:
 
 
 def test_a_missing_quota_is_named_only_where_cpu_was_asked_for() -> None:
-    bare = Mechanisms(application=False, guest=False, quota=False, reasons={Layer.HYPERVISOR: "no cgroup"})
+    bare = without(Layer.APPLICATION, Layer.GUEST, Mechanism.QUOTA, why={Mechanism.QUOTA: "no cgroup"})
     full = measured(FULL, (0,), spare_mib=800)
     memory = play(
         Cascade(FULL, ResourceVector(4, 924), 60.0, bare),

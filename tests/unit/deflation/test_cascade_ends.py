@@ -13,13 +13,13 @@ from deflation.errors import InvalidField, ProtocolViolation
 from deflation.instructions import (
     AskApplication,
     Finish,
-    Mechanisms,
     Mode,
     Stopped,
     Unplug,
 )
 from deflation.ledger import Layer
 from deflation.resources import ZERO, ResourceVector
+from tests.unit.deflation.blocked import without
 from tests.unit.deflation.script import (
     ApplicationAnswered,
     Measured,
@@ -31,7 +31,7 @@ from tests.unit.deflation.script import (
 
 FULL = Bound(4, None, 512, 512)
 ALL_CPUS: dict[str, Any] = {"online": (0, 1, 2, 3), "unpluggable": (3, 2, 1)}
-NO_APPLICATION = Mechanisms(application=False)
+NO_APPLICATION = without(Layer.APPLICATION)
 
 
 def test_components_above_the_bound_are_left_alone() -> None:

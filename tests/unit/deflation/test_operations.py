@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -13,7 +14,6 @@ from deflation.instructions import (
     AskApplication,
     Instruction,
     Measured,
-    Mechanisms,
     Mode,
     Outcome,
     PollApplication,
@@ -22,9 +22,11 @@ from deflation.instructions import (
     Unplug,
 )
 from deflation.ledger import Layer
+from deflation.mechanisms import Mechanism, Mechanisms
 from deflation.reinflation import Reinflation
 from deflation.resources import COMPONENTS, ResourceVector
 from deflation.steps import STEP_SHARE
+from tests.unit.deflation.blocked import without
 from tests.unit.deflation.model_vm import Behaviour, Exchange, ModelVM, run
 from tests.unit.deflation.strategies import runs
 
@@ -71,24 +73,25 @@ def targets(draw: st.DrawFn) -> ResourceVector:
     return ResourceVector(draw(st.integers(10, 900)) / 100, float(draw(st.integers(192, 3000))))
 
 
-mechanisms = st.builds(
-    Mechanisms,
-    application=st.sampled_from([True, True, False]),
-    guest=st.sampled_from([True, True, False]),
-    balloon=st.sampled_from([True, True, False]),
-    quota=st.sampled_from([True, True, False]),
+BLOCKED: tuple[tuple[Layer | Mechanism, ...], ...] = (
+    (),
+    (),
+    (Layer.APPLICATION,),
+    (Layer.GUEST,),
+    (Layer.APPLICATION, Layer.GUEST),
+    (Mechanism.BALLOON,),
+    (Mechanism.QUOTA,),
+    (Mechanism.VIRTIO_MEM, Mechanism.BALLOON),
+    (Layer.GUEST, Mechanism.BALLOON, Mechanism.QUOTA),
 )
+mechanisms = st.sampled_from(BLOCKED).map(lambda blocked: without(*blocked))
 deadlines = st.sampled_from([0.0, 0.5, 3.0, 60.0, 60.0, 600.0])
 
 
 def with_block(chosen: Mechanisms, vm: ModelVM) -> Mechanisms:
-    return Mechanisms(
-        chosen.application,
-        chosen.guest,
-        vm.block_mib if vm.device_mib > 0 else 0.0,
-        chosen.balloon,
-        chosen.quota,
-    )
+    if vm.device_mib > 0:
+        return replace(chosen, block_mib=vm.block_mib)
+    return chosen.without([Mechanism.VIRTIO_MEM], "the VM has no virtio-mem device")
 
 
 @runs(2500)
@@ -105,19 +108,19 @@ def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
         assert exchange.after.memory_mib >= min(lowest.memory_mib, exchange.before.memory_mib) - 1e-6
         _time_limit_respected(exchange, began, deadline_s)
     _memory_is_taken_by_fresh_readings_only(exchanges)
-    if chosen.quota:
+    if chosen.has(Mechanism.QUOTA):
         # As it really is: the last reading may have failed.
         assert lowest.cpu_cores <= vm.seen.cpu_cores + 1e-3, "no quota of an earlier deflation is left too low"
     assert outcome.seconds <= max(deadline_s, 0) + 4 * FLOOR_S + 1e-9
     assert busy <= vm.online, "neither CPU 0 nor one with pinned tasks goes off line"
     _ledger_adds_up(outcome)
-    if not chosen.application:
+    if chosen.why_not(Layer.APPLICATION):
         assert not any(isinstance(e.instruction, AskApplication | PollApplication) for e in exchanges)
-    if not chosen.guest:
+    if chosen.why_not(Layer.GUEST):
         assert not any(isinstance(e.instruction, Unplug) for e in exchanges)
-    if not chosen.balloon:
+    if not chosen.has(Mechanism.BALLOON):
         assert not any(isinstance(e.instruction, Throttle) and e.instruction.balloon_mib for e in exchanges)
-    if not chosen.quota:
+    if not chosen.has(Mechanism.QUOTA):
         assert not any(isinstance(e.instruction, Throttle) and e.instruction.cpu_cores for e in exchanges)
 
 
@@ -141,7 +144,7 @@ def test_whatever_the_vm_does_a_reinflation_keeps_the_rules(
     assert vm.bound.memory_mib <= upper.memory_mib + 1e-6, "also when the balloon follows late"
     if vm.vanishes_at > 100 and not vm.blind_at:
         assert all(e.after.cpu_cores >= before.cpu_cores - 1e-3 for e in exchanges), "a reinflation shrinks nothing"
-        if chosen.quota and target.cpu_cores > before.cpu_cores + 1e-3:
+        if chosen.has(Mechanism.QUOTA) and target.cpu_cores > before.cpu_cores + 1e-3:
             assert outcome.after.cpu_cores <= upper.cpu_cores + 1e-3
     assert outcome.seconds <= deadline_s + 4 * FLOOR_S + 1e-9
 

@@ -8,10 +8,12 @@ import pytest
 
 from deflation.bounds import Bound
 from deflation.errors import InvalidField, ProtocolViolation
-from deflation.instructions import Finish, Mechanisms, Stopped, Throttle, Unplug
+from deflation.instructions import Finish, Stopped, Throttle, Unplug
 from deflation.ledger import Layer
+from deflation.mechanisms import Mechanism, Mechanisms
 from deflation.reinflation import Phase, Reinflation, TellApplication
 from deflation.resources import ResourceVector
+from tests.unit.deflation.blocked import without
 from tests.unit.deflation.script import Measured, Row, Told, entry, measured, play
 
 NOMINAL = ResourceVector(4, 1024)
@@ -144,17 +146,17 @@ def test_a_guest_that_says_nothing_gets_memory_but_no_map_of_cpus() -> None:
 def test_a_vm_without_a_memory_device_comes_back_by_balloon() -> None:
     before = Bound(1, None, 300, 0)
     outcome = play(
-        reinflation(before, ResourceVector(1, 512), Mechanisms(block_mib=0.0, application=False)),
+        reinflation(before, ResourceVector(1, 512), without(Layer.APPLICATION, Mechanism.VIRTIO_MEM)),
         [Row(Throttle, {"balloon_mib": 512, "cpu_cores": None}, Measured, measured(Bound(1, None, 512, 0)))],
     )
     assert outcome.reached
-    assert "not available" in entry(outcome, Layer.APPLICATION, "memory_mib").reason
+    assert "blocked by the test" in entry(outcome, Layer.APPLICATION, "memory_mib").reason
 
 
 def test_without_quota_none_is_set() -> None:
     before = Bound(2, None, 512, 512)
     play(
-        reinflation(before, NOMINAL, Mechanisms(quota=False, application=False)),
+        reinflation(before, NOMINAL, without(Layer.APPLICATION, Mechanism.QUOTA)),
         [
             Row(Throttle, {"cpu_cores": None}, Measured, measured(before, (0, 1))),
             Row(Unplug, {"online": (0, 1, 2, 3)}, Measured, measured(Bound(4, None, 512, 512), (0, 1, 2, 3))),
@@ -166,7 +168,7 @@ def test_without_quota_none_is_set() -> None:
 def test_a_rest_below_a_block_is_left() -> None:
     before = Bound(1, None, 512, 212)
     outcome = play(
-        reinflation(before, ResourceVector(1, 727), Mechanisms(block_mib=128.0, application=False)),
+        reinflation(before, ResourceVector(1, 727), without(Layer.APPLICATION, block_mib=128.0)),
         [Row(Throttle, {"balloon_mib": None}, Measured, measured(before))],
     )
     assert outcome.shortfall == ResourceVector(memory_mib=3)
@@ -175,7 +177,7 @@ def test_a_rest_below_a_block_is_left() -> None:
 def test_bandwidth_is_raised_from_outside() -> None:
     before = Bound(1, None, 512, 0, disk_mib_s=10, network_mib_s=10)
     play(
-        reinflation(before, ResourceVector(1, 512, 100, 10), Mechanisms(application=False)),
+        reinflation(before, ResourceVector(1, 512, 100, 10), without(Layer.APPLICATION)),
         [
             Row(
                 Throttle,

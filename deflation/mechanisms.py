@@ -1,0 +1,76 @@
+"""The means by which a layer takes and gives: which of them a VM has now, and why not where it has not.
+
+A layer (seed 004 Fig. 3) has several means, each for one resource; what blocks one of them does not block the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from deflation.ledger import Layer
+
+
+class Mechanism(StrEnum):
+    """One means of one layer."""
+
+    APPLICATION = "application"
+    #: CPUs off line inside the guest, by explicit map.
+    CPU_OFFLINE = "cpu-offline"
+    #: ACPI hot-unplug of vCPUs: only where a throw-away guest on the host has passed it.
+    CPU_UNPLUG = "cpu-unplug"
+    VIRTIO_MEM = "virtio-mem"
+    #: Unplug of whole DIMMs.
+    DIMM = "dimm"
+    #: Quota on each vCPU thread.
+    QUOTA = "quota"
+    BALLOON = "balloon"
+    #: A limit on QEMU's memory that the host's swap backs.
+    MEMORY_LIMIT = "memory-limit"
+    DISK = "disk-bandwidth"
+    NETWORK = "network-bandwidth"
+
+
+LAYER_OF: Final[Mapping[Mechanism, Layer]] = {
+    Mechanism.APPLICATION: Layer.APPLICATION,
+    Mechanism.CPU_OFFLINE: Layer.GUEST,
+    Mechanism.CPU_UNPLUG: Layer.GUEST,
+    Mechanism.VIRTIO_MEM: Layer.GUEST,
+    Mechanism.DIMM: Layer.GUEST,
+    Mechanism.QUOTA: Layer.HYPERVISOR,
+    Mechanism.BALLOON: Layer.HYPERVISOR,
+    Mechanism.MEMORY_LIMIT: Layer.HYPERVISOR,
+    Mechanism.DISK: Layer.HYPERVISOR,
+    Mechanism.NETWORK: Layer.HYPERVISOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanisms:
+    """What can be used on one VM now. The reasons stand in the ledger."""
+
+    #: What cannot be used, and why, in words; all others can.
+    blocked: Mapping[Mechanism, str] = field(default_factory=dict)
+    #: Granularity of virtio-mem in MiB.
+    block_mib: float = 2.0
+
+    def has(self, mechanism: Mechanism) -> bool:
+        """Whether it can be used."""
+        return mechanism not in self.blocked
+
+    def reason(self, mechanism: Mechanism) -> str:
+        """Why it cannot be used; empty if it can."""
+        return self.blocked.get(mechanism, "")
+
+    def why_not(self, layer: Layer) -> str:
+        """Why nothing of a layer can be used; empty if something can."""
+        members = [mechanism for mechanism, its in LAYER_OF.items() if its is layer]
+        if any(self.has(mechanism) for mechanism in members):
+            return ""
+        return "; ".join(dict.fromkeys(self.reason(mechanism) for mechanism in members))
+
+    def without(self, mechanisms: Iterable[Mechanism], why: str) -> Mechanisms:
+        """A copy with some more blocked; what is blocked already keeps its reason."""
+        return replace(self, blocked=dict.fromkeys(mechanisms, why) | dict(self.blocked))
