@@ -24,6 +24,7 @@ class Agent:
 
     async def start(self) -> None:
         """Find our domains and go on with whatever an earlier agent left unfinished."""
+        await self.host.sample()
         for found in await self.host.hypervisor.domains():
             self.host.adopt(found.name, found.intent, running=found.state == "running")
         await self.host.hypervisor.sweep()

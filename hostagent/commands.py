@@ -1,7 +1,8 @@
 """The commands of a manager or operator, as operations: create, delete, target, reclaim, reinflate.
 
-Operations that change sizes run one after another on a host, the VMs of one operation concurrently. Who gives how much
-is decided in :mod:`deflation.proportional`.
+The VMs of an operation are worked on side by side, and so are operations on different VMs; what is done to one VM is
+done one after another. Who gives how much is decided in :mod:`deflation.proportional`, in one turn of the event loop
+with the plans that come of it, so that no room is counted twice.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from hostagent.vms import ManagedVM
 GREETING_S: Final = 60.0
 #: How long to wait before a hypervisor that did not say is asked again, in seconds.
 ASK_AGAIN_S: Final = 1.0
+#: How much of its deadline an operation on many VMs waits for one that is busy.
+WAIT_SHARE: Final = 0.5
 #: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
 RESUMED_DEADLINE_S: Final = 60.0
 
@@ -89,6 +92,7 @@ class Commands:
             return known
         spec = command.vm
         await self._host.hypervisor.check(spec)
+        await self._host.sample()
         if known := self.operations.known(command.request_id, "create", body):
             return known
         if spec.name in self._host.vms:
@@ -144,6 +148,9 @@ class Commands:
         """
         body = _body(command) | {"name": name}
         await self._follow(command)
+        if known := self.operations.known(command.request_id, "target", body):
+            return known
+        await self._host.sample()
         if known := self.operations.known(command.request_id, "target", body):
             return known
         vm = self._host.vm(name)
@@ -226,7 +233,8 @@ class Commands:
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs with {size}"})
 
     async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
-        async with self._host.sizes:
+        vm.interrupt.ask("it is being removed")
+        async with vm.lock:
             size = vm.allocation().current
             if self._host.holds(vm):
                 with contextlib.suppress(DomainGone):
@@ -240,7 +248,9 @@ class Commands:
     async def _target(
         self, operation: Operation, vm: ManagedVM, command: TargetCommand, body: dict[str, Any]
     ) -> Operation:
-        async with self._host.sizes:
+        until = _now() + command.deadline_s
+        async with vm.lock:
+            await self._host.sample()
             # Again: other operations may have ended since this one was taken on.
             if not self._host.holds(vm) or vm not in self._host.resizable():
                 raise RequestRefused(409, f"{vm.name} cannot be resized now: it is stopped or being removed", "name")
@@ -248,27 +258,32 @@ class Commands:
             cause = self._cause(command, "target", body, vm.allocation().current)
             vm.plan(command.target.vector(), cause, command.generation)
             await self._persist([vm])
-            return _ended(operation, await self._host.resize([vm], command.deadline_s, command.mode))
+            return _ended(operation, await self._host.resize([vm], _left(until), command.mode))
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, body: dict[str, Any]) -> Operation:
-        async with self._host.sizes:
-            need = command.need.vector()
-            split = split_need([vm.allocation() for vm in self._host.resizable()], need)
-            members = await self._prepare(split.targets, command, "reclaim", body)
-            outcomes = await self._host.resize(members, command.deadline_s, command.mode)
+        until, need = _now() + command.deadline_s, command.need.vector()
+        async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
+            split = split_need([vm.row() for vm in claim.vms], need)
+            members = self._plan(split.targets, command, "reclaim", body)
+            claim.keep(members)
+            await self._persist(members)
+            outcomes = await self._host.resize(members, _left(until), command.mode)
         return _ended(operation, outcomes, need)
 
     async def _reinflate(self, operation: Operation, command: ReinflateCommand, body: dict[str, Any]) -> Operation:
-        async with self._host.sizes:
+        until = _now() + command.deadline_s
+        async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
+            await self._host.sample()
             room = self._host.free()
             if command.room is not None:
                 room = room.smaller(command.room.vector())
-            vms = self._host.resizable()
             # A resize that failed is given up: otherwise it would be tried again after this.
-            targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
-            targets |= share_room([vm.allocation() for vm in vms], room)
-            members = await self._prepare(targets, command, "reinflate", body)
-            return _ended(operation, await self._host.resize(members, command.deadline_s))
+            targets = {vm.name: vm.allocation().current for vm in claim.vms if vm.intent.phase in RESIZING}
+            targets |= share_room([vm.allocation() for vm in claim.vms], room)
+            members = self._plan(targets, command, "reinflate", body)
+            claim.keep(members)
+            await self._persist(members)
+            return _ended(operation, await self._host.resize(members, _left(until)))
 
     def _resuming(self, members: list[ManagedVM]) -> Run:
         async def run(operation: Operation) -> Operation:
@@ -298,8 +313,8 @@ class Commands:
             return await self._delete(operation, vm, cause)
         for vm in members:
             vm.start()
-        async with self._host.sizes:
-            going = [vm for vm in members if vm.intent.phase is not Phase.SETTLED]
+        async with self._host.locked(members):
+            going = [vm for vm in members if vm.intent.phase in RESIZING]
             await asyncio.gather(*(vm.greeted(GREETING_S) for vm in going))
             await self._host.resize(going, RESUMED_DEADLINE_S)
         need = None
@@ -309,33 +324,30 @@ class Commands:
 
     def _repeated(self, vm: ManagedVM) -> Run:
         async def answer(operation: Operation) -> Operation:
-            async with self._host.sizes:
+            async with vm.lock:
                 return _ended(operation, [vm.summary()])
 
         return answer
 
-    async def _prepare(
+    def _plan(
         self, targets: Mapping[str, ResourceVector], command: Command, kind: Kind, body: dict[str, Any]
     ) -> list[ManagedVM]:
+        """Plan for each VM, all in one turn of the loop: from here on nobody else counts on the room that is given."""
+        members = [self._host.vms[name] for name in targets]
+        for vm in members:
+            vm.plan(targets[vm.name], self._cause(command, kind, body, vm.allocation().current))
+        return members
+
+    async def _persist(self, members: list[ManagedVM]) -> None:
         """Write all intents before the first action: a kill in between leaves each VM at its old size or its target.
 
         :raises HypervisorError: an intent could not be stored; all are as they were.
         """
-        members = [self._host.vms[name] for name in targets]
-        for vm in members:
-            # All in one turn of the loop: from here on nobody else counts on the room that is given.
-            vm.plan(targets[vm.name], self._cause(command, kind, body, vm.allocation().current))
-        await self._persist(members)
-        return members
-
-    async def _persist(self, members: list[ManagedVM]) -> None:
-        try:
-            for vm in members:
-                await vm.persist()
-        except HypervisorError:
-            for vm in members:
-                await vm.unplan()
-            raise
+        results = await asyncio.gather(*(vm.persist() for vm in members), return_exceptions=True)
+        failed = [result for result in results if isinstance(result, BaseException)]
+        if failed:
+            await asyncio.gather(*(vm.unplan() for vm in members))
+            raise failed[0]
 
     async def _state_of(self, vm: ManagedVM) -> str:
         """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
@@ -363,6 +375,14 @@ class Commands:
         return Cause(
             request_id=command.request_id, kind=kind, body=body, started_at=time.time(), before=Vector.of(before)
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _left(until: float) -> float:
+    return max(until - _now(), 0.0)
 
 
 def _body(command: Command) -> dict[str, Any]:

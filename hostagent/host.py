@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,8 +24,8 @@ from hostagent.intents import Intent, Phase
 from hostagent.journal import Journal
 from hostagent.vms import ManagedVM
 
-#: VMs of one operation that are worked on at the same time.
-CONCURRENT: Final = 8
+#: VMs that are worked on at the same time.
+CONCURRENT: Final = 64
 #: Core changes in one report; what is left waits for the next.
 MOST_CHANGES: Final = 500
 #: Phases in which a resize is to be gone on with.
@@ -52,6 +54,20 @@ def host_memory_available_mib() -> float:
 
 
 @dataclass(slots=True)
+class Claim:
+    """VMs whose locks are held."""
+
+    vms: list[ManagedVM]
+
+    def keep(self, vms: Collection[ManagedVM]) -> None:
+        """Let go of all others."""
+        for vm in self.vms:
+            if vm not in vms:
+                vm.lock.release()
+        self.vms = [vm for vm in self.vms if vm in vms]
+
+
+@dataclass(slots=True)
 class Host:
     """The VMs of one agent, and what they leave."""
 
@@ -62,16 +78,23 @@ class Host:
     vms: dict[str, ManagedVM] = field(default_factory=dict)
     #: Differs after each start of the agent.
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    #: Held by whoever changes sizes: such operations run one after another.
-    sizes: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: What the host had available when it was last asked, MiB. Files are never read on the event loop's thread.
+    available_mib: float = 0.0
+    #: VMs that are worked on now: no more than :data:`CONCURRENT`.
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT))
+    _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set whenever the VMs should be looked at at once.
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
+    async def sample(self) -> None:
+        """Ask the machine what memory it has available: before each decision about free room."""
+        self.available_mib = await asyncio.to_thread(self.memory_available_mib)
+
     def free(self) -> ResourceVector:
-        """What could be given away now."""
-        available = self.memory_available_mib() - self.slice.reserve_mib
+        """What could be given away at the last :meth:`sample`, less what has been charged since."""
+        available = self.available_mib - self.slice.reserve_mib
         return free_capacity(self.slice.capacity, [vm.allocation() for vm in self.vms.values()], max(available, 0.0))
 
     def report(self) -> HostReport:
@@ -82,7 +105,7 @@ class Host:
             incarnation=self.incarnation,
             capacity=Vector.of(self.slice.capacity),
             free=Vector.of(self.free()),
-            deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values())),
+            deflatable=Vector.of(deflatable_capacity(vm.row() for vm in self.vms.values())),
             vm_overhead_mib=self.slice.vm_overhead_mib,
             accelerator=self.slice.accelerator,
             vms=tuple(vm.status() for vm in self.vms.values()),
@@ -100,6 +123,37 @@ class Host:
         """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
         return [vm for vm in self.vms.values() if vm.running and vm.intent.phase in (Phase.SETTLED, *RESIZING)]
 
+    @contextlib.asynccontextmanager
+    async def claimed(self, wait_s: float) -> AsyncIterator[Claim]:
+        """Hold the locks of all VMs that may be resized; one that is busy for longer than ``wait_s`` is left out.
+
+        Taken in the order of names, so that two who claim never wait for each other.
+        """
+        until = asyncio.get_running_loop().time() + wait_s
+        claim = Claim([])
+        try:
+            for vm in sorted(self.resizable(), key=lambda vm: vm.name):
+                try:
+                    async with asyncio.timeout_at(until):
+                        await vm.lock.acquire()
+                except TimeoutError:
+                    log.info("busy for too long, so left out of the operation", vm=vm.name)
+                    continue
+                claim.vms.append(vm)
+            present = self.resizable()
+            claim.keep([vm for vm in claim.vms if vm in present])
+            yield claim
+        finally:
+            claim.keep([])
+
+    @contextlib.asynccontextmanager
+    async def locked(self, vms: Iterable[ManagedVM]) -> AsyncIterator[None]:
+        """Hold the locks of these VMs, in the order of names."""
+        async with contextlib.AsyncExitStack() as stack:
+            for vm in sorted(vms, key=lambda vm: vm.name):
+                await stack.enter_async_context(vm.lock)
+            yield
+
     def holds(self, vm: ManagedVM) -> bool:
         """Whether this very VM is still here: another one may have its name by now."""
         return self.vms.get(vm.name) is vm
@@ -107,11 +161,23 @@ class Host:
     def adopt(self, domain: str, intent: Intent, running: bool) -> ManagedVM:
         overhead_mib = self.slice.vm_overhead_mib
         vm = ManagedVM(
-            domain, intent, self.slice.host_id, self.hypervisor, overhead_mib, self.record_change, self.stirred.set
+            domain,
+            intent,
+            self.slice.host_id,
+            self.hypervisor,
+            overhead_mib,
+            self.record_change,
+            self.stirred.set,
+            self.note,
+            self._attempt,
         )
         vm.running = running
         self.vms[vm.name] = vm
         return vm
+
+    def _attempt(self) -> str:
+        """A suffix for request ids that no attempt, of this agent or an earlier one, has had."""
+        return f"#{self.incarnation[:6]}.{next(self._attempts)}"
 
     async def forget(self, vm: ManagedVM) -> None:
         """Remove a VM and its domain.
@@ -143,15 +209,18 @@ class Host:
             )
         self.changed.set()
 
+    def note(self, vm: str, kind: str, sentence: str, inputs: Mapping[str, object]) -> None:
+        """Tell of a decision: one sentence, with what it rests on."""
+        log.info(sentence, vm=vm, kind=kind, **inputs)
+
     async def resize(self, vms: Iterable[ManagedVM], deadline_s: float, mode: Mode = Mode.ASK) -> list[VMOutcome]:
         """Bring VMs to their intents' targets, concurrently.
 
         One that fails is reported by its shortfall and stays with its intent.
         """
-        slots = asyncio.Semaphore(CONCURRENT)
 
         async def one(vm: ManagedVM) -> VMOutcome:
-            async with slots:
+            async with self.slots:
                 try:
                     return await vm.resize(deadline_s, mode)
                 except HostAgentError as error:

@@ -72,11 +72,29 @@ class DomainState:
     intent: Intent
 
 
+@dataclass(frozen=True, slots=True)
+class DomainSummary:
+    """What one call says of a domain among all."""
+
+    #: Differs when a domain was removed and another one made under its name.
+    uuid: str
+    #: "running", "paused" or "stopped".
+    state: str
+    #: vCPUs plugged, and the host-side CPU time of each, seconds.
+    vcpus: int = 0
+    vcpu_seconds: tuple[float, ...] = ()
+    #: What libvirt calls the balloon's size, MiB: not the bound, but it changes with it.
+    balloon_mib: float = 0.0
+
+
 class Hypervisor(Protocol):
     """Every method raises :class:`hostagent.errors.HypervisorError` when the hypervisor refuses or fails."""
 
     async def domains(self) -> list[DomainState]:
         """Our domains: those whose intent names this host as their owner."""
+
+    async def survey(self) -> dict[str, DomainSummary]:
+        """All domains that bear a name of this host, whoever owns them, by name: cheap, for every few seconds."""
 
     async def sweep(self) -> None:
         """Remove what a killed agent left of VMs that have no domain."""
@@ -90,8 +108,14 @@ class Hypervisor(Protocol):
     async def create(self, domain: str, intent: Intent) -> None:
         """Define the domain and start it paused, its intent in its metadata. Undone on failure."""
 
+    async def suspend(self, domain: str) -> None:
+        """Stop a running domain's vCPUs."""
+
     async def resume(self, domain: str) -> None:
         """Let a paused domain's vCPUs run."""
+
+    async def prepare_start(self, domain: str, size: ResourceVector) -> None:
+        """Write into the persistent definition that the domain comes up no larger than this, whoever starts it."""
 
     async def destroy(self, domain: str) -> None:
         """Stop the domain and remove it with its disk; no error if it is gone already."""

@@ -29,6 +29,8 @@ class Phase(StrEnum):
     DEFLATING = "deflating"
     REINFLATING = "reinflating"
     DELETING = "deleting"
+    #: Started by somebody else: paused by us until it is held to its committed size.
+    ADMITTING = "admitting"
 
 
 class Cause(Body):

@@ -1,5 +1,8 @@
 """Calls to libvirt from asyncio: a bounded pool, a time limit for each, one modifying call per domain at a time.
 
+libvirtd works on few calls of one connection at once (max_client_requests), so more connections are opened as they are
+needed: many domains are then worked on side by side, and one whose monitor hangs holds up its own connection only.
+
 libvirt's event loop runs in a thread of its own (the default implementation, registered before the first connection);
 its callbacks are handed to asyncio by ``call_soon_threadsafe``. The loop's own thread never calls libvirt.
 Source: https://libvirt.org/html/libvirt-libvirt-event.html; docs/contracts.md, concurrency with libvirt.
@@ -19,8 +22,9 @@ import structlog
 
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 
-#: Calls in flight on one connection (docs/contracts.md).
+#: Calls in flight on one connection (docs/contracts.md), and connections at most.
 IN_FLIGHT: Final = 4
+CONNECTIONS: Final = 16
 CALL_LIMIT_S: Final = 15.0
 
 T = TypeVar("T")
@@ -49,20 +53,51 @@ def start_event_thread() -> None:
     threading.Thread(target=_run_events, name="libvirt-events", daemon=True).start()
 
 
-class LibvirtConnection:
-    """One connection and its pool. Reconnects when libvirtd was restarted."""
+class _Connection:
+    """One connection of the pool; opened again when libvirtd was restarted."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-        self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="libvirt")
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._connection: Any = None
+    def __init__(self, opener: Callable[[], Any], on_open: Callable[[Any], None]) -> None:
+        self._opener = opener
+        self._on_open = on_open
+        self._opened: Any = None
         self._opening = threading.Lock()
+        #: Calls under way.
+        self.in_flight = 0
+
+    def use(self) -> Any:
+        """The connection, alive. Runs in a pool thread."""
+        with self._opening:
+            if self._opened is None or not self._opened.isAlive():
+                connection = self._opener()
+                with contextlib.suppress(libvirt.libvirtError):  # drivers without a network have nothing to keep alive
+                    connection.setKeepAlive(5, 3)
+                self._on_open(connection)
+                self._opened = connection
+            return self._opened
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+
+class LibvirtConnection:
+    """The pool of connections to one libvirt. Reconnects when libvirtd was restarted.
+
+    :param opener: opens one connection; tests put something else in libvirt's place.
+    """
+
+    def __init__(self, uri: str, opener: Callable[[str], Any] = libvirt.open) -> None:
+        self.uri = uri
+        self._pool = ThreadPoolExecutor(IN_FLIGHT * CONNECTIONS, thread_name_prefix="libvirt")
+        self._slots = asyncio.Semaphore(IN_FLIGHT * CONNECTIONS)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._opener = opener
+        self._connections: list[_Connection] = []
         self._on_open: list[Callable[[Any], None]] = []
 
     def on_open(self, callback: Callable[[Any], None]) -> None:
-        """Call back (in a pool thread) with every new connection, to register for events."""
+        """Call back (in a pool thread) with the first connection whenever it is opened, to register for events."""
         self._on_open.append(callback)
 
     async def call(
@@ -90,41 +125,57 @@ class LibvirtConnection:
             if isinstance(error, TimeoutError):
                 raise HypervisorTimeout(f"an earlier libvirt call has not returned within {limit_s:g} s") from None
             raise
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, function)
-        future.add_done_callback(lambda done: _give_back(done, held))
+        connection = self._least_busy()
+        connection.in_flight += 1
+        future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, connection, function)
+        future.add_done_callback(lambda done: _give_back(done, connection, held))
         try:
             return await asyncio.wait_for(asyncio.shield(future), limit_s)
         except TimeoutError:
             raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s") from None
 
-    def _run(self, function: Callable[[Any], T]) -> T:
+    def forget(self, domain: str) -> None:
+        """Keep no lock for a domain that is gone."""
+        lock = self._locks.get(domain)
+        if lock is not None and not lock.locked():
+            del self._locks[domain]
+
+    def _least_busy(self) -> _Connection:
+        """A connection with room, the earlier ones first, so that no more are open than are needed."""
+        for connection in self._connections:
+            if connection.in_flight < IN_FLIGHT:
+                return connection
+        first = not self._connections
+        connection = _Connection(lambda: self._opener(self.uri), self._opened_first if first else _nothing)
+        self._connections.append(connection)
+        return connection
+
+    def _opened_first(self, connection: Any) -> None:
+        for callback in self._on_open:
+            callback(connection)
+
+    def _run(self, connection: _Connection, function: Callable[[Any], T]) -> T:
         try:
-            return function(self._open())
+            return function(connection.use())
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 raise DomainGone(str(error)) from error
             raise HypervisorError(str(error)) from error
 
-    def _open(self) -> Any:
-        with self._opening:
-            if self._connection is None or not self._connection.isAlive():
-                connection = libvirt.open(self.uri)
-                with contextlib.suppress(libvirt.libvirtError):  # drivers without a network have nothing to keep alive
-                    connection.setKeepAlive(5, 3)
-                for callback in self._on_open:
-                    callback(connection)
-                self._connection = connection
-            return self._connection
-
     async def close(self) -> None:
-        """Close the connection; calls that hang are left to their threads."""
+        """Close the connections; calls that hang are left to their threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
             await asyncio.to_thread(connection.close)
 
 
-def _give_back(done: asyncio.Future[Any], held: list[Callable[[], None]]) -> None:
+def _nothing(_connection: Any) -> None:
+    """Further connections need no events: the first one has them all."""
+
+
+def _give_back(done: asyncio.Future[Any], connection: _Connection, held: list[Callable[[], None]]) -> None:
+    connection.in_flight -= 1
     for release in held:
         release()
     if not done.cancelled():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import uuid
 import xml.etree.ElementTree as ElementTree
@@ -19,9 +20,11 @@ import libvirt
 import structlog
 
 from deflation.messages import VMSpec
+from deflation.reconcile import quota_of
+from deflation.resources import ResourceVector
 from hostagent import disks, intents
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
-from hostagent.hypervisor import DomainState, HostSideReading, domain_name
+from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
 from hostagent.templates import (
@@ -61,10 +64,10 @@ class LibvirtSettings:
 class LibvirtHypervisor:
     """See :class:`hostagent.hypervisor.Hypervisor`."""
 
-    def __init__(self, settings: LibvirtSettings) -> None:
+    def __init__(self, settings: LibvirtSettings, opener: Callable[[str], Any] = libvirt.open) -> None:
         start_event_thread()
         self._settings = settings
-        self._connection = LibvirtConnection(settings.uri)
+        self._connection = LibvirtConnection(settings.uri, opener)
         self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[str], None]] = []
         self._connection.on_open(self._register)
@@ -94,6 +97,18 @@ class LibvirtHypervisor:
             return found
 
         return await self._connection.call(find)
+
+    async def survey(self) -> dict[str, DomainSummary]:
+        prefix = domain_name(self._settings.host_id, "")
+        what = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON | libvirt.VIR_DOMAIN_STATS_VCPU
+        # NOWAIT: a domain that is busy says less instead of holding up all others.
+        flags = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+
+        def look(connection: Any) -> dict[str, DomainSummary]:
+            rows = connection.getAllDomainStats(what, flags)
+            return {d.name(): _summary(d, stats) for d, stats in rows if d.name().startswith(prefix)}
+
+        return await self._connection.call(look)
 
     async def sweep(self) -> None:
         # By name, whoever owns the domain and whether or not its intent can be read: a disk in use is never removed.
@@ -148,6 +163,29 @@ class LibvirtHypervisor:
 
     async def resume(self, domain: str) -> None:
         await self._on(domain, lambda d: d.resume())
+
+    async def suspend(self, domain: str) -> None:
+        await self._on(domain, lambda d: d.suspend())
+
+    async def prepare_start(self, domain: str, size: ResourceVector) -> None:
+        def prepare(d: Any) -> None:
+            root = ElementTree.fromstring(d.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+            vcpu = root.find("vcpu")
+            plugged = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
+            quota = quota_parameters(quota_of(size.cpu_cores, plugged))
+            d.setSchedulerParametersFlags(quota, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+            device = _memory_device(root)
+            requested = device.find("target/requested") if device is not None else None
+            if device is None or requested is None:
+                return
+            boot_mib = sum(_kib(cell, "memory") for cell in root.findall("./cpu/numa/cell")) / 1024
+            block_mib = _kib(device.find("target/block")) / 1024 or 2.0
+            plugged_mib = max(math.floor((size.memory_mib - boot_mib) / block_mib) * block_mib, 0.0)
+            requested.set("unit", "KiB")
+            requested.text = str(round(plugged_mib * 1024))
+            d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+        await self._on(domain, prepare)
 
     async def destroy(self, domain: str) -> None:
         await self._remove(domain, lambda connection: connection.lookupByName(domain))
@@ -205,14 +243,22 @@ class LibvirtHypervisor:
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         await self._request_balloon(domain, balloon_mib)
-        reason = await self._settled(domain, lambda r: r.balloon_mib, balloon_mib, "the balloon", limit_s)
+        try:
+            reason = await self._settled(domain, lambda r: r.balloon_mib, balloon_mib, "the balloon", limit_s)
+        except asyncio.CancelledError:
+            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+            raise
         if reason:
             await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
         return reason
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         await self._request_plugged(domain, plugged_mib)
-        reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
+        try:
+            reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
+        except asyncio.CancelledError:
+            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
+            raise
         if reason:
             await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
         return reason
@@ -337,13 +383,34 @@ def _memory_device(root: ElementTree.Element) -> ElementTree.Element | None:
     return next(iter(named or devices), None)
 
 
-def _kib(element: ElementTree.Element | None) -> float:
-    """libvirt always writes sizes of live XML in KiB."""
-    return float(element.text or 0) if element is not None else 0.0
+def _kib(element: ElementTree.Element | None, attribute: str | None = None) -> float:
+    """libvirt always writes sizes in KiB, as an element's text or in an attribute."""
+    if element is None:
+        return 0.0
+    return float((element.text if attribute is None else element.get(attribute)) or 0)
+
+
+def _summary(domain: Any, stats: dict[str, Any]) -> DomainSummary:
+    vcpus = int(stats.get("vcpu.current", 0))
+    state = stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE)
+    return DomainSummary(
+        domain.UUIDString(),
+        _STATES.get(state, "stopped"),
+        vcpus,
+        tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
+        stats.get("balloon.current", 0) / 1024,
+    )
+
+
+#: States in which vCPUs run, or would if nobody had paused them (virDomainState); all others are "stopped".
+_STATES: Final = {
+    libvirt.VIR_DOMAIN_RUNNING: "running",
+    libvirt.VIR_DOMAIN_BLOCKED: "running",
+    libvirt.VIR_DOMAIN_SHUTDOWN: "running",
+    libvirt.VIR_DOMAIN_PAUSED: "paused",
+    libvirt.VIR_DOMAIN_PMSUSPENDED: "paused",
+}
 
 
 def _state(domain: Any) -> str:
-    state = domain.state()[0]
-    if state in (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED):
-        return "paused"
-    return "running" if domain.isActive() else "stopped"
+    return _STATES.get(domain.state()[0], "stopped")

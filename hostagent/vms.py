@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -16,10 +17,11 @@ from deflation.allocations import Allocation
 from deflation.bounds import Bound
 from deflation.cascade import Cascade
 from deflation.guest_messages import Hello
-from deflation.instructions import Finish, Instruction, Mode, Outcome
+from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer
 from deflation.mechanisms import LAYER_OF, Mechanism, Mechanisms
 from deflation.messages import Vector, VMOutcome, VMState, VMStatus
+from deflation.reconcile import Repair, RepairPace, Resize, SetDisk, SetNetwork, SetQuota, Sight, quota_of, repairs
 from deflation.reinflation import Reinflation
 from deflation.resources import ResourceVector
 from hostagent.errors import HypervisorError
@@ -28,14 +30,14 @@ from hostagent.executor import Executor, guest_status
 from hostagent.guestlink import GuestLink
 from hostagent.hypervisor import Hypervisor
 from hostagent.intents import Cause, Intent, Phase
+from hostagent.running import Interrupt, run
 
 #: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
 PARKED_S = 0.05
-
-#: What may be over the committed size without anything being wrong: quotas and balloons are set in steps.
-SLACK = ResourceVector(cpu_cores=0.005, memory_mib=2.0)
+#: A guest that has booted just now is still taking its memory.
+YOUNG_S = 30.0
 #: Time to bring a VM back to its committed size, in seconds.
-SETTLE_DEADLINE_S = 30.0
+REPAIR_DEADLINE_S = 30.0
 #: What cannot be used on a guest that does not answer: without a fresh reading no memory is taken (rule 5).
 NEED_THE_GUEST = (
     *(mechanism for mechanism, layer in LAYER_OF.items() if layer is not Layer.HYPERVISOR),
@@ -49,16 +51,23 @@ STATES = {
     Phase.DEFLATING: VMState.DEFLATING,
     Phase.REINFLATING: VMState.REINFLATING,
     Phase.DELETING: VMState.STOPPED,
+    Phase.ADMITTING: VMState.STARTING,
 }
 
 log = structlog.get_logger()
 
 
+#: Tells of a decision: (VM, kind, sentence, inputs).
+Note = Callable[[str, str, str, Mapping[str, object]], None]
+
+
 class ManagedVM:
-    """A VM of ours. All that changes sizes or the intent runs under the host's lock for sizes.
+    """A VM of ours. All that changes its size or its intent runs under its :attr:`lock`.
 
     :param on_change: called with each change before it is committed: (name, size before, size after, cause).
     :param on_stir: called when the VM should be looked at soon.
+    :param note: told of each decision.
+    :param attempt: makes the ids under which applications are asked differ between attempts at one operation.
     """
 
     def __init__(
@@ -70,6 +79,8 @@ class ManagedVM:
         overhead_mib: float,
         on_change: Callable[[str, ResourceVector, ResourceVector, str], Awaitable[None]],
         on_stir: Callable[[], None] = lambda: None,
+        note: Note = lambda vm, kind, sentence, inputs: None,
+        attempt: Callable[[], str] = lambda: "",
     ) -> None:
         self.domain = domain
         self.intent = intent
@@ -82,13 +93,25 @@ class ManagedVM:
         self.link = GuestLink(self.name, lambda: hypervisor.guest_channel(domain), self._hello)
         self._tasks: set[asyncio.Task[None]] = set()
         self._unplanned = intent
-        #: Whether the state has to be applied anew, and how to say so.
-        self.unsettled = False
         self._on_stir = on_stir
+        self._note = note
+        self._attempt = attempt
+        #: Held by whoever changes the VM's size or its intent.
+        self.lock = asyncio.Lock()
+        #: Stops the deflation that is under way.
+        self.interrupt = Interrupt()
+        #: Whether the VM is to be looked at closely as soon as possible.
+        self.unsettled = True
+        #: CPUs on line at the guest's last word; None: not known.
+        self.online: frozenset[int] | None = None
         #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
         self._parked: dict[int, float] = {}
-        #: How often something had to be put right that somebody else had changed.
+        self._parked_running: tuple[int, ...] = ()
+        #: Why the VM is under pressure; empty if it is not.
+        self.pressure = ""
+        #: How often something had to be put right that somebody else had changed, and when it may be tried again.
         self.drift_total = 0
+        self.pace = RepairPace()
         self._log = log.bind(vm=self.name, host=host)
 
     @property
@@ -109,6 +132,11 @@ class ManagedVM:
     def allocation(self) -> Allocation:
         """The row that policies read; its current size is what is committed."""
         return self.intent.spec.allocation(self.intent.committed.vector(), self._overhead_mib)
+
+    def row(self) -> Allocation:
+        """The row by which a need is split: a VM under pressure gives nothing (rule 6)."""
+        allocation = self.allocation()
+        return replace(allocation, minimum=allocation.current) if self.pressure else allocation
 
     def status(self) -> VMStatus:
         """What the API says of this VM."""
@@ -147,6 +175,19 @@ class ManagedVM:
         :raises HypervisorError: the quota could not be set.
         """
         await self._executor("").enforce_cpu(self.intent.committed.cpu_cores)
+
+    async def enforce_at_start(self) -> None:
+        """Hold a VM whose guest does not run yet to its committed size: all vCPUs count.
+
+        :raises HypervisorError: a limit could not be set.
+        """
+        committed, nominal = self.intent.committed.vector(), self.intent.spec.nominal.vector()
+        reading = await self._hypervisor.read(self.domain)
+        await self._hypervisor.set_quota(self.domain, quota_of(committed.cpu_cores, reading.vcpus))
+        if nominal.disk_mib_s > 0:
+            await self._hypervisor.set_disk(self.domain, committed.disk_mib_s)
+        if nominal.network_mib_s > 0:
+            await self._hypervisor.set_network(self.domain, committed.network_mib_s)
 
     async def greeted(self, limit_s: float) -> None:
         """Wait until the guest has said hello, or ``limit_s`` at most: without it only its CPU can be taken."""
@@ -215,38 +256,18 @@ class ManagedVM:
         await self._commit(outcome, previous, outcome.after.size, cause.request_id if cause is not None else "resize")
         return VMOutcome.of(self.name, self.intent.generation, outcome)
 
-    async def settle(self) -> None:
-        """Hold the VM to its committed size: after a reset, or when somebody has changed what it may have.
-
-        Nothing is given here beyond what is committed.
-
-        :raises HypervisorError: the size cannot be read or set.
-        """
-        self.unsettled = False
-        committed = self.intent.committed.vector()
-        bound, _ = await self._executor("").measure()
-        if bound.size.fits_in(committed + SLACK):
-            await self.enforce()
-            return
-        self.drift_total += 1
-        self._log.warning("the VM holds more than it should; put right", has=str(bound.size), may_have=str(committed))
-        await self.enforce()
-        outcome = await self._reach(bound.size.smaller(committed), SETTLE_DEADLINE_S, Mode.ASK)
-        # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
-        await self._commit(outcome, committed, outcome.after.size.larger(committed), "settle")
-
-    async def _reach(self, goal: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
-        target = goal
+    async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+        self.interrupt.clear()
         cause = self.intent.cause
-        executor = self._executor(cause.request_id if cause else "")
+        executor = self._executor(f"{cause.request_id}{self._attempt()}" if cause else "")
         before, _ = await executor.measure()
         if before.size.fits_in(target) and not target.fits_in(before.size):
-            return await self._run(executor, await self._reinflation(before, target, deadline_s))
-        down = await self._run(executor, Cascade(before, target, deadline_s, self._mechanisms(), mode))
+            return await self._run(await self._reinflation(before, target, deadline_s), executor)
+        down = await self._run(Cascade(before, target, deadline_s, self._mechanisms(), mode), executor)
         if target.fits_in(down.after.size) or before.size.fits_in(target):
             return down
         # Down in one component and up in another: the second half, once what was taken has been taken.
-        return _joined(down, await self._run(executor, await self._reinflation(down.after, target, deadline_s)))
+        return _joined(down, await self._run(await self._reinflation(down.after, target, deadline_s), executor))
 
     async def _reinflation(self, before: Bound, target: ResourceVector, deadline_s: float) -> Reinflation:
         reading = await self._hypervisor.read(self.domain)
@@ -259,19 +280,15 @@ class ManagedVM:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
         await self._executor(cause).enforce_cpu(size.cpu_cores)
+        await self._hypervisor.prepare_start(self.domain, size)
         # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
         await self._on_change(self.name, previous, size, cause)
         await self.store(phase=Phase.SETTLED, committed=Vector.of(size))
         self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)
 
-    async def _run(self, executor: Executor, machine: Cascade | Reinflation) -> Outcome:
-        pending: list[Instruction] = machine.start(_now())
-        while True:
-            (instruction,) = pending
-            if isinstance(instruction, Finish):
-                return instruction.outcome
-            self._log.debug("step", machine=type(machine).__name__, instruction=str(instruction))
-            pending = machine.handle(await executor.carry_out(instruction))
+    async def _run(self, machine: Cascade | Reinflation, executor: Executor) -> Outcome:
+        with structlog.contextvars.bound_contextvars(vm=self.name):
+            return await run(machine, executor, self.interrupt)
 
     def _mechanisms(self) -> Mechanisms:
         connected = self.link.connected
@@ -281,42 +298,78 @@ class ManagedVM:
     def _executor(self, request_id: str) -> Executor:
         return Executor(self.domain, self._hypervisor, self.link, request_id, self.intent.spec.nominal.vector())
 
-    # --- drift ---------------------------------------------------------------------------------------------------
+    # --- looking after ---------------------------------------------------------------------------------------------
 
     def _hello(self, hello: Hello) -> None:
         """The guest agent has come (back): after a reset all CPUs are on line again, so the state is applied anew."""
         self._greeted.set()
+        self.stir()
+
+    def stir(self) -> None:
+        """Have the VM looked at closely, soon."""
         self.unsettled = True
+        self.pace.held()
         self._on_stir()
 
-    async def watch(self) -> None:
-        """See whether the VM has more than is committed, and whether a parked vCPU runs nevertheless.
+    def glance(self, vcpus: int, vcpu_seconds: Sequence[float]) -> None:
+        """Take note of what can be seen of all VMs at once: whether a parked vCPU runs nevertheless."""
+        online = self.online if self.online is not None else frozenset(range(vcpus))
+        earlier, self._parked = self._parked, parked_seconds(vcpu_seconds, online)
+        running = tuple(cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S)
+        if running != self._parked_running and running:
+            self.unsettled = True
+        self._parked_running = running or tuple(cpu for cpu in self._parked_running if cpu in self._parked)
 
-        docs/contracts.md, accounting: an off-lined CPU is a promise of the guest. Then the quota counts all that are
-        plugged.
+    async def look(self) -> tuple[Repair, ...]:
+        """Compare what the VM has with what it should have, and put right what differs. Under the VM's lock.
 
-        :raises HypervisorError: the host's side cannot be read.
+        :returns: what was put right.
+        :raises HypervisorError: the host's side cannot be read or set.
         """
-        if self.unsettled:
-            await self.settle()
+        self.unsettled = False
         status = await guest_status(self.link)
         reading = await self._hypervisor.read(self.domain)
-        online = set(status.cpus.online) if status is not None else set(range(reading.vcpus))
-        earlier, self._parked = self._parked, parked_seconds(reading.vcpu_seconds, online)
-        moving = [cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S]
-        bound = reading.bound(len(online), self.intent.spec.nominal.vector())
-        committed = self.intent.committed.vector()
-        if bound.memory_mib > committed.memory_mib + SLACK.memory_mib:
-            await self.settle()
-        allowed = committed.cpu_cores
-        over = bound.cpu_cores > allowed + SLACK.cpu_cores
-        if (moving or over) and (reading.quota_per_cpu or 1.0) * reading.vcpus > allowed + SLACK.cpu_cores:
+        nominal, committed = self.intent.spec.nominal.vector(), self.intent.committed.vector()
+        self.online = frozenset(status.cpus.online) if status is not None else None
+        sight = Sight(
+            reading.bound(len(status.cpus.online) if status is not None else None, nominal),
+            reading.vcpus,
+            status is not None,
+            self._parked_running,
+            reading.disk_mib_s,
+            reading.network_mib_s,
+            young=status is not None and status.uptime_s < YOUNG_S,
+        )
+        needed = repairs(committed, nominal, sight)
+        now = _now()
+        if not needed:
+            self.pace.held()
+        elif self.pace.due(now):
+            self.pace.tried(now)
             self.drift_total += 1
-            self._log.warning("vCPUs run that were to be off line; quota over all", vcpus=moving or sorted(online))
-            await self._hypervisor.set_quota(self.domain, allowed / reading.vcpus)
+            for repair in needed:
+                self._note(self.name, "repair", repair.why, {"committed": committed.as_dict()})
+                await self._put_right(repair, committed, sight)
+            return needed
+        return ()
+
+    async def _put_right(self, repair: Repair, committed: ResourceVector, sight: Sight) -> None:
+        match repair:
+            case SetQuota():
+                await self._hypervisor.set_quota(self.domain, repair.cores_per_cpu)
+            case SetDisk():
+                await self._hypervisor.set_disk(self.domain, repair.disk_mib_s)
+            case SetNetwork():
+                await self._hypervisor.set_network(self.domain, repair.network_mib_s)
+            case Resize():
+                if not sight.online_known:
+                    return
+                outcome = await self._reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
+                # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
+                await self._commit(outcome, committed, outcome.after.size.larger(committed), "repair")
 
 
-def parked_seconds(vcpu_seconds: Sequence[float], online: set[int]) -> dict[int, float]:
+def parked_seconds(vcpu_seconds: Sequence[float], online: frozenset[int]) -> dict[int, float]:
     """The host-side CPU time of each vCPU that the guest calls off line: what one used before does not count."""
     return {cpu: seconds for cpu, seconds in enumerate(vcpu_seconds) if cpu not in online}
 

@@ -1,4 +1,8 @@
-"""Looks after the VMs: sees which run, goes on with what failed, removes what nobody owns, checks for drift."""
+"""Looks after the VMs: sees which run, goes on with what failed, removes what nobody owns, puts drift right.
+
+Every few seconds one cheap call tells what all domains do; a VM is looked at closely when that call, its guest or an
+event gives reason to, and now and then in any case.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,19 @@ from typing import Final
 import structlog
 
 from deflation.resources import ZERO
+from hostagent.admission import admit
 from hostagent.errors import HypervisorError
 from hostagent.host import RESIZING, Host
-from hostagent.hypervisor import DomainState
+from hostagent.hypervisor import DomainSummary
 from hostagent.intents import Phase
 from hostagent.vms import ManagedVM
 
-#: How often the VMs are looked at, in seconds.
+#: How often all domains are surveyed, in seconds.
 WATCH_S: Final = 2.0
+#: How often a VM is looked at closely although nothing seems to have changed, in seconds.
+CLOSE_LOOK_S: Final = 15.0
+#: How often it is asked whether the domains still bear our intents, in seconds.
+OWNERS_S: Final = 60.0
 #: Time for a resize that is tried again, in seconds.
 RETRY_DEADLINE_S: Final = 60.0
 
@@ -24,68 +33,139 @@ log = structlog.get_logger()
 
 
 class Watch:
-    """Looks at each VM now and then, and at once when a domain has started or stopped or a guest says hello."""
+    """Runs the looks, each VM's in a task of its own, so that one that hangs keeps nobody from being looked at."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        host.hypervisor.on_lifecycle(lambda domain: host.stirred.set())
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        #: When each VM was looked at closely, and what the survey said then.
+        self._seen: dict[str, tuple[float, DomainSummary]] = {}
+        self._owners_at = 0.0
+        #: Domains that bear a name of this host and are not ours, as of the last asking.
+        self._foreign: set[str] = set()
+        host.hypervisor.on_lifecycle(self._on_lifecycle)
+
+    def _on_lifecycle(self, domain: str) -> None:
+        for vm in self._host.vms.values():
+            if vm.domain == domain:
+                vm.stir()
+        self._host.stirred.set()
 
     async def run(self) -> None:
         """Watch until cancelled. A round that fails is logged, the next one comes all the same."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_S):
-                    await self._host.stirred.wait()
-            self._host.stirred.clear()
-            try:
-                if not self._host.sizes.locked():
-                    async with self._host.sizes:
-                        await self._round()
-            except HypervisorError as error:
-                log.warning("the VMs could not be looked at", why=str(error))
-            except Exception:
-                log.exception("a round of the watch broke")
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_S):
+                        await self._host.stirred.wait()
+                self._host.stirred.clear()
+                try:
+                    await self._round()
+                except HypervisorError as error:
+                    log.warning("the VMs could not be looked at", why=str(error))
+                except Exception:
+                    log.exception("a round of the watch broke")
+        finally:
+            for task in self._looks.values():
+                task.cancel()
+            await asyncio.gather(*self._looks.values(), return_exceptions=True)
 
     async def _round(self) -> None:
         # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
         vms = [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.CREATING]
-        found = {domain.name: domain for domain in await self._host.hypervisor.domains()}
-        await asyncio.gather(*(self._guarded(vm, found.get(vm.domain)) for vm in vms))
+        await self._host.sample()
+        found = await self._host.hypervisor.survey()
+        now = asyncio.get_running_loop().time()
+        if now - self._owners_at >= OWNERS_S:
+            self._foreign = found.keys() - {domain.name for domain in await self._host.hypervisor.domains()}
+            self._owners_at = now
+        found = {name: summary for name, summary in found.items() if name not in self._foreign}
+        for vm in vms:
+            self._consider(vm, found.get(vm.domain))
         known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
-        for name in found.keys() - known:
-            # A creation that was given up, but libvirt carried it out in the end.
-            log.warning("removing a domain of ours that no VM belongs to", domain=name)
-            await self._host.hypervisor.destroy(name)
+        if found.keys() - known:
+            await self._remove_unowned(known)
 
-    async def _guarded(self, vm: ManagedVM, domain: DomainState | None) -> None:
-        """One VM that cannot be looked at must not keep the others from it."""
+    def _consider(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
+        """Begin a close look where there is reason for one."""
+        if vm.name in self._looks or not self._host.holds(vm):
+            return
+        if summary is not None and summary.state == "running":
+            vm.glance(summary.vcpus, summary.vcpu_seconds)
+        at, earlier = self._seen.get(vm.domain, (0.0, None))
+        now = asyncio.get_running_loop().time()
+        calm = (
+            summary is not None
+            and earlier is not None
+            and (summary.uuid, summary.state, summary.vcpus, summary.balloon_mib)
+            == (earlier.uuid, earlier.state, earlier.vcpus, earlier.balloon_mib)
+            and not vm.unsettled
+            and vm.intent.phase is Phase.SETTLED
+            and now - at < CLOSE_LOOK_S
+        )
+        if calm or vm.lock.locked():
+            return
+        if summary is not None:
+            self._seen[vm.domain] = (now, summary)
+        task = asyncio.create_task(self._guarded(vm, summary, earlier), name=f"look:{vm.name}")
+        self._looks[vm.name] = task
+        task.add_done_callback(lambda done: self._looks.pop(vm.name, None))
+
+    async def _guarded(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
         try:
-            await self._look_at(vm, domain)
+            async with self._host.slots, vm.lock:
+                if self._host.holds(vm):
+                    await self._look_at(vm, summary, earlier)
         except HypervisorError as error:
+            vm.unsettled = True
             log.warning("the VM could not be looked at", vm=vm.name, why=str(error))
+        except Exception:
+            vm.unsettled = True
+            log.exception("a look at a VM broke", vm=vm.name)
 
-    async def _look_at(self, vm: ManagedVM, domain: DomainState | None) -> None:
+    async def _look_at(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
         size, cause = vm.allocation().current, vm.intent.cause
+        if vm.intent.phase is Phase.CREATING:
+            return
         if vm.intent.phase is Phase.DELETING:
             reason = cause.request_id if cause is not None and cause.kind == "delete" else "could not be started"
             if reason != "could not be started":
                 await self._host.record_change(vm.name, size, ZERO, reason)
             await self._host.forget(vm)
             return
-        if domain is None:
-            log.warning("the VM's domain was removed or taken over by somebody else", vm=vm.name)
-            await self._host.record_change(vm.name, size, ZERO, "removed by somebody else")
-            await self._host.drop(vm)
+        if summary is None or (earlier is not None and earlier.uuid != summary.uuid):
+            owned = {domain.name for domain in await self._host.hypervisor.domains()}
+            if vm.domain not in owned:
+                log.warning("the VM's domain was removed or taken over by somebody else", vm=vm.name)
+                self._seen.pop(vm.domain, None)
+                await self._host.record_change(vm.name, size, ZERO, "removed by somebody else")
+                await self._host.drop(vm)
+                return
+        if summary is None:
             return
-        running = domain.state == "running"
+        running = summary.state == "running"
         if running != vm.running:
-            log.info("the VM started" if running else "the VM stopped", vm=vm.name)
+            if running or vm.intent.phase is Phase.ADMITTING:
+                # Not started by us: it is held to its committed size first.
+                running = await admit(self._host, vm)
+            else:
+                self._host.note(vm.name, "stopped", "the VM stopped", {"state": summary.state})
             vm.running = running
             self._host.changed.set()
-            if running:
-                # Not started by us: at once no more CPU than is committed; memory as soon as its guest says hello.
-                await vm.enforce()
-        if running and vm.intent.phase in RESIZING:
-            await self._host.resize([vm], RETRY_DEADLINE_S)
-        elif running:
-            await vm.watch()
+        elif vm.intent.phase is Phase.ADMITTING:
+            vm.running = running = await admit(self._host, vm)
+        if not running:
+            vm.unsettled = False
+        elif vm.intent.phase in RESIZING:
+            if vm.pace.due(asyncio.get_running_loop().time()):
+                vm.pace.tried(asyncio.get_running_loop().time())
+                await vm.resize(RETRY_DEADLINE_S)
+        else:
+            await vm.look()
+
+    async def _remove_unowned(self, known: set[str]) -> None:
+        """Remove domains of ours that no VM belongs to: creations that were given up, but carried out in the end."""
+        for domain in await self._host.hypervisor.domains():
+            if domain.name not in known and domain.name not in {vm.domain for vm in self._host.vms.values()}:
+                log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
+                await self._host.hypervisor.destroy(domain.name)

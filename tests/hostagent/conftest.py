@@ -19,7 +19,8 @@ from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import usable_boot_mib
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.world import World
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
 
 TOKEN = "token-of-the-test"
 Client = TestClient[Any, Any]
@@ -30,6 +31,8 @@ Command = Callable[..., Awaitable[Operation]]
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and retries come ten times as often: sockets and processes cannot run in faked time."""
     monkeypatch.setattr(watch, "WATCH_S", 0.2)
+    monkeypatch.setattr(watch, "CLOSE_LOOK_S", 0.2)
+    monkeypatch.setattr(watch, "OWNERS_S", 0.4)
     monkeypatch.setattr(guestlink, "RETRY_S", 0.2)
 
 
@@ -92,3 +95,15 @@ def low_vm(name: str, **fields: Any) -> dict[str, Any]:
         "minimum": {"cpu_cores": 0.5, "memory_mib": 320.0},
         **fields,
     }
+
+
+@pytest.fixture
+async def two_vms(command: Command, host: Host, world: World) -> list[Domain]:
+    """low-1 and low-2, both with 500 MiB of cache, their guests connected."""
+    for name in ("low-1", "low-2"):
+        operation = await command("POST", "/v1/vms", {"request_id": f"c-{name}", "vm": low_vm(name)})
+        assert operation.state == "done", operation.sentence
+    await until(lambda: all(vm.link.connected for vm in host.vms.values()))
+    for domain in world.domains.values():
+        domain.cache_mib = 500.0
+    return list(world.domains.values())

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from deflation.messages import VMSpec
+from deflation.resources import ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
-from hostagent.hypervisor import DomainState, HostSideReading
+from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading
 from hostagent.intents import Intent
 
 
@@ -40,6 +41,12 @@ class FakeHypervisor:
         read = [DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found]
         return [domain for domain in read if domain.intent.owner == "host-a"]
 
+    async def survey(self) -> dict[str, DomainSummary]:
+        return {
+            d["name"]: DomainSummary(d["uuid"], d["state"], d["vcpus"], tuple(d["vcpu_seconds"]), d["balloon_mib"])
+            for d in await self._call("survey")
+        }
+
     async def sweep(self) -> None:
         pass
 
@@ -57,6 +64,12 @@ class FakeHypervisor:
             boot_mib=intent.boot_mib,
             plugged_mib=nominal.memory_mib - intent.boot_mib,
         )
+
+    async def suspend(self, domain: str) -> None:
+        await self._call("suspend", domain=domain)
+
+    async def prepare_start(self, domain: str, size: ResourceVector) -> None:
+        await self._call("prepare_start", domain=domain, cores=size.cpu_cores, memory_mib=size.memory_mib)
 
     async def resume(self, domain: str) -> None:
         await self._call("resume", domain=domain)

@@ -92,21 +92,32 @@ async def test_modifying_calls_on_one_domain_never_overlap(connection: LibvirtCo
     assert most == 1
 
 
-async def test_at_most_four_calls_are_in_flight(connection: LibvirtConnection) -> None:
+async def test_at_most_four_calls_are_in_flight_on_one_connection(connection: LibvirtConnection) -> None:
     lock = threading.Lock()
-    running, most = 0, 0
+    used: dict[int, int] = {}
+    most = 0
 
-    def work(_: Any) -> None:
-        nonlocal running, most
+    def work(c: Any) -> None:
+        nonlocal most
         with lock:
-            running += 1
-            most = max(most, running)
+            used[id(c)] = used.get(id(c), 0) + 1
+            most = max(most, used[id(c)])
         time.sleep(0.05)
         with lock:
-            running -= 1
+            used[id(c)] -= 1
 
     await asyncio.gather(*(connection.call(work) for _ in range(12)))
-    assert most == IN_FLIGHT
+    assert most <= IN_FLIGHT
+    assert len(used) == 3, "all at once, on as many connections as that takes"
+
+
+async def test_a_busy_domain_leaves_the_others_connections_to_work_on(connection: LibvirtConnection) -> None:
+    release = threading.Event()
+    stuck = [asyncio.create_task(connection.call(lambda c: release.wait(20))) for _ in range(IN_FLIGHT + 1)]
+    await asyncio.sleep(0)
+    assert await connection.call(lambda c: c.getVersion(), limit_s=5.0) > 0
+    release.set()
+    await asyncio.gather(*stuck)
 
 
 async def test_the_loop_goes_on_while_libvirt_hangs(connection: LibvirtConnection) -> None:

@@ -8,32 +8,17 @@ from typing import Any
 
 import pytest
 
-from deflation.messages import Operation, VMOutcome
+from deflation.messages import VMOutcome
 from deflation.resources import COMPONENTS
 from hostagent import commands
 from hostagent.agent import Agent
 from hostagent.host import Host
-from hostagent.hypervisor import DomainState
+from hostagent.hypervisor import DomainSummary
 from hostagent.intents import Intent, Phase
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.doing import host_idle, reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
-
-
-@pytest.fixture
-async def two_vms(command: Command, host: Host, world: World) -> list[Domain]:
-    """low-1 and low-2, both with 500 MiB of cache, their guests connected."""
-    for name in ("low-1", "low-2"):
-        operation = await command("POST", "/v1/vms", {"request_id": f"c-{name}", "vm": low_vm(name)})
-        assert operation.state == "done", operation.sentence
-    await until(lambda: all(vm.link.connected for vm in host.vms.values()))
-    for domain in world.domains.values():
-        domain.cache_mib = 500.0
-    return list(world.domains.values())
-
-
-async def reclaim(command: Command, **need: float) -> Operation:
-    return await command("POST", "/v1/reclaims", {"request_id": "reclaim", "need": need, "deadline_s": 30.0})
 
 
 def verified(outcome: VMOutcome, layer: str, resource: str) -> float:
@@ -222,9 +207,9 @@ async def test_a_domain_that_somebody_else_took_over_is_left_alone(host: Host, w
     domain.intent = Intent.model_validate_json(domain.intent).changed(owner="host-b").model_dump_json()
     await until(lambda: not host.vms)
     calls = len(world.calls)
-    await until(lambda: "domains" in [method for method, _ in world.calls[calls:]])
+    await until(lambda: "survey" in [method for method, _ in world.calls[calls:]])
     assert list(world.domains.values()) == [domain]
-    assert not [method for method, _ in world.calls[calls:] if method != "domains"]
+    assert not [method for method, _ in world.calls[calls:] if method not in ("survey", "domains")]
 
 
 async def test_a_domain_that_came_into_being_after_its_creation_was_given_up_is_removed(
@@ -292,10 +277,6 @@ async def test_room_that_is_being_given_back_cannot_be_sold_meanwhile(
     assert sum(vm.allocation().charge.cpu_cores for vm in host.vms.values()) <= host.slice.capacity.cpu_cores
 
 
-async def host_idle(host: Host) -> None:
-    await until(lambda: not host.sizes.locked() and all(v.intent.phase is Phase.SETTLED for v in host.vms.values()))
-
-
 async def test_of_two_targets_that_fit_only_alone_one_is_refused(
     client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:
@@ -361,7 +342,7 @@ async def test_after_a_reset_a_vm_gets_no_more_than_is_committed(
 async def test_a_second_deletion_does_not_touch_a_new_vm_of_the_name(
     client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:
-    async with host.sizes:
+    async with host.vms["low-1"].lock:
         for number in (1, 2):
             assert (await client.delete(f"/v1/vms/low-1?request_id=d{number}")).status == 202
     await until(lambda: "low-1" not in host.vms)
@@ -386,15 +367,15 @@ async def test_a_vm_whose_disk_cannot_be_made_is_no_longer_charged(
 async def test_a_vm_that_is_made_while_the_watch_looks_is_kept(
     command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list_domains, entered, go_on = host.hypervisor.domains, asyncio.Event(), asyncio.Event()
+    survey, entered, go_on = host.hypervisor.survey, asyncio.Event(), asyncio.Event()
 
-    async def slow() -> list[DomainState]:
-        found = await list_domains()
+    async def slow() -> dict[str, DomainSummary]:
+        found = await survey()
         entered.set()
         await go_on.wait()
         return found
 
-    monkeypatch.setattr(host.hypervisor, "domains", slow)
+    monkeypatch.setattr(host.hypervisor, "survey", slow)
     await entered.wait()
     operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     assert operation.state == "done"
@@ -402,7 +383,7 @@ async def test_a_vm_that_is_made_while_the_watch_looks_is_kept(
     go_on.set()
     await host_idle(host)
     calls = len(world.calls)
-    await until(lambda: "domains" in [method for method, _ in world.calls[calls:]])
+    await until(lambda: "survey" in [method for method, _ in world.calls[calls:]])
     assert list(host.vms) == ["low-1"]
     assert list(world.domains) == ["ebb-host-a.low-1"]
 

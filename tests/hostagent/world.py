@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,9 @@ class Domain:
     #: Host-side seconds of each vCPU thread, and those that lie about being parked.
     vcpu_seconds: list[float] = field(default_factory=list)
     liars: set[int] = field(default_factory=set)
+    uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    #: Cores and memory that the persistent definition would start the domain with.
+    starts_with: tuple[float, float] | None = None
     disk_mib_s: float | None = None
     network_mib_s: float | None = None
     limit_mib: float | None = None
@@ -61,6 +65,8 @@ class World:
     directory: Path
     domains: dict[str, Domain] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
+    #: What guests were asked: method and request id.
+    guest_calls: list[tuple[str, str]] = field(default_factory=list)
     delay: Callable[[], float] = lambda: 0.0
     #: The hypervisor's error that every call of a method ends in, while it stands here.
     failures: dict[str, str] = field(default_factory=dict)
@@ -131,6 +137,29 @@ class World:
         """A domain of 1 vCPU that appears from outside."""
         await self._do_create(domain, intent, 1, 512.0, 0.0)
 
+    async def _do_survey(self) -> list[Reply]:
+        for d in self.domains.values():
+            if d.state == "running":
+                for cpu in d.online | d.liars:
+                    d.vcpu_seconds[cpu] += 0.5
+        return [
+            {
+                "name": name,
+                "uuid": d.uuid,
+                "state": d.state,
+                "vcpus": d.vcpus,
+                "vcpu_seconds": d.vcpu_seconds,
+                "balloon_mib": d.bound_mib,
+            }
+            for name, d in self.domains.items()
+        ]
+
+    async def _do_suspend(self, domain: str) -> None:
+        self.domains[domain].state = "paused"
+
+    async def _do_prepare_start(self, domain: str, cores: float, memory_mib: float) -> None:
+        self.domains[domain].starts_with = (cores, memory_mib)
+
     async def _do_resume(self, domain: str) -> None:
         found = self.domains[domain]
         found.state, found.resumed_with_quota = "running", found.quota
@@ -144,8 +173,6 @@ class World:
 
     async def _do_read(self, domain: str) -> Reply:
         d = self.domains[domain]
-        for cpu in d.online | d.liars:
-            d.vcpu_seconds[cpu] += 0.5
         return {
             "vcpu_seconds": d.vcpu_seconds,
             "vcpus": d.vcpus,
@@ -195,6 +222,7 @@ class World:
     async def _guest_call(self, d: Domain, method: str, params: Reply) -> Reply:
         if not self.guests_answer or d.state != "running":
             await asyncio.sleep(3600)
+        self.guest_calls.append((method, str(params.get("request_id", ""))))
         handler = {
             "hello": self._hello,
             "status": self._status,

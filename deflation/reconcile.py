@@ -1,0 +1,149 @@
+"""What a VM really has against what it should have: which repairs bring the two together.
+
+Level-triggered: every look compares all that libvirt, the cgroups and the guest say with the committed size, whatever
+was or was not heard of before (a service manager's reload resets limits, a reset puts CPUs back, people use virsh).
+Accounting as in docs/contracts.md: an off-lined CPU is a promise of the guest, so the quota counts all that are plugged
+as long as the guest does not say which are off line, or where one of those runs nevertheless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from deflation.bounds import Bound
+from deflation.resources import ResourceVector
+
+#: What may differ without anything being wrong: quotas and balloons are set in steps, virtio-mem moves in blocks.
+SLACK: Final = ResourceVector(cpu_cores=0.005, memory_mib=2.0, disk_mib_s=0.5, network_mib_s=0.5)
+#: A repair that did not hold is tried again after this, and ever later, in seconds.
+FIRST_PAUSE_S: Final = 4.0
+LONGEST_PAUSE_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One look at a VM, from outside and inside."""
+
+    bound: Bound
+    #: vCPUs plugged, on line or not.
+    vcpus: int
+    #: Whether the guest has said which of them are on line; else the bound counts all.
+    online_known: bool = True
+    #: vCPUs that the guest calls off line and that use the host's CPU nevertheless.
+    parked_running: tuple[int, ...] = ()
+    #: Bandwidth limits as read back, MiB/s; None where there is none.
+    disk_mib_s: float | None = None
+    network_mib_s: float | None = None
+    #: Whether the guest has booted just now: it is still taking the memory that it was given.
+    young: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing to put right, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetQuota(Repair):
+    """Limit each vCPU thread to this many cores; None lifts the limit."""
+
+    cores_per_cpu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetDisk(Repair):
+    """Limit the disks to this, MiB/s."""
+
+    disk_mib_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetNetwork(Repair):
+    """Limit the interfaces to this, MiB/s."""
+
+    network_mib_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(Repair):
+    """Bring CPU and memory to this size, by the cascade or its reverse."""
+
+    target: ResourceVector
+
+
+def quota_of(cores: float, cpus: int) -> float | None:
+    """The quota of one vCPU for a size spread over this many of them; None where no limit is needed."""
+    share = cores / max(cpus, 1)
+    return share if share < 1.0 - SLACK.cpu_cores / max(cpus, 1) else None
+
+
+def repairs(committed: ResourceVector, nominal: ResourceVector, sight: Sight) -> tuple[Repair, ...]:
+    """What is to be done so that a VM has its committed size again; empty if it has.
+
+    Limits come first: they hold at once. Memory that is missing is given back as well as surplus is taken.
+
+    :param nominal: what the VM was sold: disk and network count only where they are declared.
+    """
+    found: list[Repair] = []
+    bound = sight.bound
+    spread = bound.cpus_online if sight.online_known and not sight.parked_running else sight.vcpus
+    wanted = quota_of(committed.cpu_cores, spread)
+    if abs(_share(bound.quota_per_cpu) - _share(wanted)) * spread > SLACK.cpu_cores:
+        found.append(SetQuota(_why_quota(sight, wanted), wanted))
+    for component, limit, repair in (
+        ("disk_mib_s", sight.disk_mib_s, SetDisk),
+        ("network_mib_s", sight.network_mib_s, SetNetwork),
+    ):
+        if nominal[component] > 0 and (limit is None or abs(limit - committed[component]) > SLACK[component]):
+            has = "no limit" if limit is None else f"a limit of {limit:g}"
+            found.append(repair(f"{component} has {has} instead of {committed[component]:g}", committed[component]))
+    surplus = bound.memory_mib > committed.memory_mib + SLACK.memory_mib
+    lacks_memory = bound.memory_mib < committed.memory_mib - SLACK.memory_mib
+    lacks_cpus = sight.online_known and bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
+    if surplus or ((lacks_memory or lacks_cpus) and not sight.young):
+        found.append(
+            Resize(
+                f"the VM has {bound.cpus_online} CPUs on line and {bound.memory_mib:g} MiB; "
+                f"committed are {committed.cpu_cores:g} cores and {committed.memory_mib:g} MiB",
+                committed,
+            )
+        )
+    return tuple(found)
+
+
+def _share(quota: float | None) -> float:
+    return 1.0 if quota is None else min(quota, 1.0)
+
+
+def _why_quota(sight: Sight, wanted: float | None) -> str:
+    has = "no quota" if sight.bound.quota_per_cpu is None else f"a quota of {sight.bound.quota_per_cpu:.3g} cores"
+    goal = "none" if wanted is None else f"{wanted:.3g}"
+    if sight.parked_running:
+        return (
+            f"vCPU {', '.join(map(str, sight.parked_running))} runs although the guest calls it off line: quota {goal}"
+        )
+    unknown = "" if sight.online_known else ", reckoned over all vCPUs because the guest does not say which are on line"
+    return f"each vCPU has {has} instead of {goal}{unknown}"
+
+
+@dataclass(slots=True)
+class RepairPace:
+    """When a repair may be tried again: one that does not hold is tried ever more rarely."""
+
+    not_before: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+
+    def due(self, now: float) -> bool:
+        return now >= self.not_before
+
+    def tried(self, now: float) -> None:
+        """A repair was made at ``now``: the next one after a pause, which doubles."""
+        self.not_before = now + self.pause_s
+        self.pause_s = min(self.pause_s * 2, LONGEST_PAUSE_S)
+
+    def held(self) -> None:
+        """A look found nothing to repair."""
+        self.not_before, self.pause_s = 0.0, FIRST_PAUSE_S

@@ -1,0 +1,46 @@
+"""A VM that somebody else has started: it runs on only at its committed size, or not at all.
+
+docs/contracts.md, accounting: every start is admitted at the VM's committed size before its vCPUs run. The persistent
+definition carries the limits, so that a start by anybody comes up with them; what it cannot carry (the balloon, which
+only a running guest can fill) must fit into what is free, or the VM stays paused.
+"""
+
+from __future__ import annotations
+
+from deflation.messages import Vector
+from deflation.reconcile import SLACK
+from hostagent.host import Host
+from hostagent.intents import Phase
+from hostagent.vms import ManagedVM
+
+
+async def admit(host: Host, vm: ManagedVM) -> bool:
+    """Pause the VM, hold it to its committed size from outside, and let it run if what it may touch fits.
+
+    Under the VM's lock; repeated by the watch as long as the VM is not admitted.
+
+    :returns: whether the VM runs.
+    :raises HypervisorError: it could not be limited; it stays paused.
+    """
+    if vm.intent.phase is not Phase.ADMITTING:
+        await vm.store(phase=Phase.ADMITTING)
+    await host.hypervisor.suspend(vm.domain)
+    await vm.enforce_at_start()
+    await host.sample()
+    reading = await host.hypervisor.read(vm.domain)
+    committed = vm.intent.committed.vector()
+    more_mib = reading.bound(None).memory_mib - committed.memory_mib
+    free_mib = host.free().memory_mib
+    inputs = {"committed_mib": committed.memory_mib, "more_mib": round(more_mib, 1), "free_mib": round(free_mib, 1)}
+    if more_mib > SLACK.memory_mib:
+        if more_mib > free_mib:
+            host.note(vm.name, "refused", "started by somebody else and paused: its memory does not fit", inputs)
+            return False
+        # Charged with what it can touch until its guest has given it back.
+        grown = committed.with_component("memory_mib", committed.memory_mib + more_mib)
+        await vm.store(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+    await vm.store(phase=Phase.SETTLED)
+    await host.hypervisor.resume(vm.domain)
+    host.note(vm.name, "admit", "started by somebody else and admitted at its committed size", inputs)
+    vm.stir()
+    return True

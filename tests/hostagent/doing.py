@@ -1,0 +1,17 @@
+"""What several tests of the host agent do."""
+
+from __future__ import annotations
+
+from deflation.messages import Operation
+from hostagent.host import Host
+from hostagent.intents import Phase
+from tests.hostagent.conftest import Command
+from tests.hostagent.waiting import until
+
+
+async def reclaim(command: Command, **need: float) -> Operation:
+    return await command("POST", "/v1/reclaims", {"request_id": "reclaim", "need": need, "deadline_s": 30.0})
+
+
+async def host_idle(host: Host) -> None:
+    await until(lambda: all(not v.lock.locked() and v.intent.phase is Phase.SETTLED for v in host.vms.values()))
