@@ -48,6 +48,22 @@ LAYER_OF: Final[Mapping[Mechanism, Layer]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether one mechanism can be used on one VM."""
+
+    mechanism: Mechanism
+    available: bool
+    #: Why not; where it is available: what is used.
+    reason: str
+    #: What would make it available (or better), to be copied; empty where nothing can.
+    fix: str = ""
+
+    @property
+    def layer(self) -> Layer:
+        return LAYER_OF[self.mechanism]
+
+
+@dataclass(frozen=True, slots=True)
 class Mechanisms:
     """What can be used on one VM now. The reasons stand in the ledger."""
 
@@ -70,6 +86,11 @@ class Mechanisms:
         if any(self.has(mechanism) for mechanism in members):
             return ""
         return "; ".join(dict.fromkeys(self.reason(mechanism) for mechanism in members))
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding], block_mib: float = 2.0) -> Mechanisms:
+        """What was found, as the machines take it; a mechanism that nothing was found about can be used."""
+        return cls({f.mechanism: f.reason for f in findings if not f.available}, block_mib)
 
     def without(self, mechanisms: Iterable[Mechanism], why: str) -> Mechanisms:
         """A copy with some more blocked; what is blocked already keeps its reason."""
