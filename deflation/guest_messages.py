@@ -7,6 +7,7 @@ newer guest agent can say more.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,7 +19,9 @@ MAX_LINE: Final = 65_536
 
 Mib = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Cpu = Annotated[int, Field(ge=0, le=4095)]
+Counter = Annotated[int, Field(ge=0, lt=2**64)]
 MAX_TEXT: Final = 1000
+MAX_REQUEST_REASON: Final = 200
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 #: Words for people: cut where they are too long, since a long story is no reason to throw a promise away.
 Reason = Annotated[str, BeforeValidator(lambda value: value[:MAX_TEXT] if isinstance(value, str) else value), Text]
@@ -59,11 +62,13 @@ class Memory(GuestBody):
 
 
 class Pressure(GuestBody):
-    """Averages over 10 s of the guest's PSI, per cent."""
+    """The guest's PSI: averages over 10 s in per cent, and microseconds stalled since boot."""
 
     memory_some_avg10: Annotated[float, Field(ge=0, le=100)]
     memory_full_avg10: Annotated[float, Field(ge=0, le=100)]
     cpu_some_avg10: Annotated[float, Field(ge=0, le=100)]
+    memory_some_total_us: Counter | None = None
+    memory_full_total_us: Counter | None = None
 
 
 class GuestApplication(GuestBody):
@@ -73,16 +78,44 @@ class GuestApplication(GuestBody):
     resident_mib: Mib
 
 
-class GuestStatus(GuestBody):
-    """Answer to ``status``."""
+class MemoryState(GuestBody):
+    """What pressure is judged by. What is left out is not known, which is not zero."""
 
     boot_id: Text
-    uptime_s: Annotated[float, Field(ge=0)]
-    cpus: Cpus
     memory: Memory
     pressure: Pressure | None = None
-    major_faults: Annotated[int, Field(ge=0)] = 0
+    #: Since boot: faults that waited for a disk, and pages swapped in and out.
+    major_faults: Counter | None = None
+    swap_in_pages: Counter | None = None
+    swap_out_pages: Counter | None = None
+
+
+class GuestStatus(MemoryState):
+    """Answer to ``status``. A brief one names no unpluggable CPUs and no applications."""
+
+    uptime_s: Annotated[float, Field(ge=0)]
+    cpus: Cpus
     applications: Annotated[list[GuestApplication], Field(max_length=64)] = []
+
+
+class PressureNotice(MemoryState):
+    """Notification ``pressure``: tasks of the guest have waited for memory."""
+
+
+class RequestNotice(GuestBody):
+    """Notification ``request``: somebody in the guest asks for so much more than the VM has."""
+
+    cpu_cores: Annotated[float, Field(ge=0, le=4096, allow_inf_nan=False)] = 0.0
+    memory_mib: Mib = 0.0
+    reason: Annotated[str, Field(max_length=MAX_REQUEST_REASON)] = ""
+
+
+Notice = PressureNotice | RequestNotice
+#: Notifications by method; others are not known to this version.
+NOTICES: Final[Mapping[str, type[PressureNotice] | type[RequestNotice]]] = {
+    "pressure": PressureNotice,
+    "request": RequestNotice,
+}
 
 
 class CpuFailure(GuestBody):
