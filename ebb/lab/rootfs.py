@@ -23,7 +23,16 @@ DEFAULT_MIRROR = "https://deb.debian.org/debian"
 MIRROR_VARIABLE = "EBB_DEBIAN_MIRROR"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # In the order in which they are loaded; what they depend on is put before them.
-MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_balloon", "virtio_mem", "evdev", "button")
+MODULES = (
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_console",
+    "virtio_balloon",
+    "virtio_mem",
+    "virtio_net",
+    "evdev",
+    "button",
+)
 # Nothing of this is used in a guest without people; leaving it out more than halves the image.
 UNUSED = (
     "boot",
