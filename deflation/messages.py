@@ -231,6 +231,9 @@ class VMStatus(Body):
     guest_connected: bool
     template: Name = "lab"
     boot_memory_mib: float
+    pressure: str | None = Field(None, description="why the guest is under pressure; null if it is not")
+    asks: Vector = Field(Vector(), description="what it wants under pressure and its host cannot spare")
+    drift_total: int = Field(0, description="how often something had to be put right that somebody else had changed")
 
     def allocation(self) -> Allocation:
         """The row that policies read."""

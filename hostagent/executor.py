@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
+from deflation.asking import Refusal
 from deflation.bounds import Bound
 from deflation.guest_messages import ApplicationPromise, ApplicationRelease, CpusSet, GuestAmounts, GuestStatus
 from deflation.instructions import (
@@ -41,16 +43,26 @@ class Executor:
 
     :param request_id: goes to the application, so that a repeated question is recognised.
     :param declared: what the VM was sold: its disk and network count only where they are declared.
+    :param on_status: told of everything that the guest says of itself.
     """
 
     def __init__(
-        self, domain: str, hypervisor: Hypervisor, link: GuestLink, request_id: str, declared: ResourceVector = ZERO
+        self,
+        domain: str,
+        hypervisor: Hypervisor,
+        link: GuestLink,
+        request_id: str,
+        declared: ResourceVector = ZERO,
+        on_status: Callable[[GuestStatus], None] = lambda status: None,
     ) -> None:
         self._domain = domain
         self._hypervisor = hypervisor
         self._link = link
         self._request_id = request_id
         self._declared = declared
+        self._on_status = on_status
+        #: The application's refusal, where there was one.
+        self.refusal: Refusal | None = None
 
     async def carry_out(self, instruction: Instruction) -> Event:
         """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
@@ -78,6 +90,7 @@ class Executor:
         reading = await self._hypervisor.read(self._domain)
         guest = None
         if status is not None:
+            self._on_status(status)
             cpus = status.cpus
             guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), status.memory.unpluggable_mib)
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
@@ -96,6 +109,8 @@ class Executor:
             return ApplicationAnswered(_now(), instruction.step, reason=str(error))
         if answer.state == "none":
             return ApplicationAnswered(_now(), instruction.step, reason="no application is registered in the guest")
+        if answer.state == "refused":
+            self.refusal = Refusal(_now(), answer.retry_after_s, instruction.mode)
         promised = _vector(answer.promised) if answer.state == "promised" else ResourceVector()
         refused = "" if answer.state == "promised" else f"refused: {answer.reason}"
         return ApplicationAnswered(_now(), instruction.step, promised, answer.expected_s, refused or answer.reason)
@@ -169,7 +184,7 @@ class Executor:
         :raises HypervisorError: the quota could not be set.
         """
         if cpus_online is None:
-            status = await guest_status(self._link)
+            status = await guest_status(self._link, brief=True)
             reading = await self._hypervisor.read(self._domain)
             cpus_online = min(len(status.cpus.online), reading.vcpus) if status is not None else reading.vcpus
         await self._hypervisor.set_quota(self._domain, cpu_cores / max(cpus_online, 1))
@@ -188,10 +203,13 @@ class Executor:
             return str(error)
 
 
-async def guest_status(link: GuestLink) -> GuestStatus | None:
-    """The guest's own figures, fresh; None if it does not say."""
+async def guest_status(link: GuestLink, brief: bool = False) -> GuestStatus | None:
+    """The guest's own figures, fresh; None if it does not say.
+
+    :param brief: without what costs the guest a look at all its tasks: which CPUs could be taken.
+    """
     with contextlib.suppress(GuestUnreachable, GuestRefused):
-        return await link.call("status", {}, GuestStatus, STATUS_LIMIT_S)
+        return await link.call("status", {"brief": True} if brief else {}, GuestStatus, STATUS_LIMIT_S)
     return None
 
 

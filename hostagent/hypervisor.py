@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deflation.bounds import Bound
+from deflation.mechanisms import Finding
 from deflation.messages import VMSpec
 from deflation.resources import ZERO, ResourceVector
 from hostagent.intents import Intent
@@ -113,6 +114,9 @@ class Hypervisor(Protocol):
 
     async def resume(self, domain: str) -> None:
         """Let a paused domain's vCPUs run."""
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        """Which mechanisms this domain and this host have, and why not where they have not."""
 
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         """Write into the persistent definition that the domain comes up no larger than this, whoever starts it."""

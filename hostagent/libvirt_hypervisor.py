@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import libvirt
 import structlog
 
+from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
@@ -166,6 +167,9 @@ class LibvirtHypervisor:
 
     async def suspend(self, domain: str) -> None:
         await self._on(domain, lambda d: d.suspend())
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        return (Finding(Mechanism.MEMORY_LIMIT, False, "this agent cannot limit memory from outside"),)
 
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         def prepare(d: Any) -> None:

@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import structlog
 
 from deflation.allocations import Allocation
+from deflation.asking import Refusal, mode_of_asking
 from deflation.bounds import Bound
 from deflation.cascade import Cascade
 from deflation.guest_messages import Hello
 from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer
-from deflation.mechanisms import LAYER_OF, Mechanism, Mechanisms
+from deflation.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
 from deflation.messages import Vector, VMOutcome, VMState, VMStatus
-from deflation.reconcile import Repair, RepairPace, Resize, SetDisk, SetNetwork, SetQuota, Sight, quota_of, repairs
+from deflation.reconcile import quota_of
 from deflation.reinflation import Reinflation
-from deflation.resources import ResourceVector
+from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import HypervisorError
 from hostagent.eternal import guarded
-from hostagent.executor import Executor, guest_status
+from hostagent.executor import Executor
 from hostagent.guestlink import GuestLink
 from hostagent.hypervisor import Hypervisor
 from hostagent.intents import Cause, Intent, Phase
+from hostagent.outcomes import joined, shortfall
+from hostagent.pressure import GuestPressure
 from hostagent.running import Interrupt, run
+from hostagent.upkeep import Upkeep
 
-#: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
-PARKED_S = 0.05
-#: A guest that has booted just now is still taking its memory.
-YOUNG_S = 30.0
-#: Time to bring a VM back to its committed size, in seconds.
-REPAIR_DEADLINE_S = 30.0
 #: What cannot be used on a guest that does not answer: without a fresh reading no memory is taken (rule 5).
 NEED_THE_GUEST = (
     *(mechanism for mechanism, layer in LAYER_OF.items() if layer is not Layer.HYPERVISOR),
@@ -86,7 +84,7 @@ class ManagedVM:
         self.intent = intent
         self.running = True
         self._host = host
-        self._hypervisor = hypervisor
+        self.hypervisor = hypervisor
         self._overhead_mib = overhead_mib
         self._on_change = on_change
         self._greeted = asyncio.Event()
@@ -94,24 +92,21 @@ class ManagedVM:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unplanned = intent
         self._on_stir = on_stir
-        self._note = note
+        self.note = note
         self._attempt = attempt
         #: Held by whoever changes the VM's size or its intent.
         self.lock = asyncio.Lock()
         #: Stops the deflation that is under way.
         self.interrupt = Interrupt()
-        #: Whether the VM is to be looked at closely as soon as possible.
-        self.unsettled = True
-        #: CPUs on line at the guest's last word; None: not known.
-        self.online: frozenset[int] | None = None
-        #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
-        self._parked: dict[int, float] = {}
-        self._parked_running: tuple[int, ...] = ()
-        #: Why the VM is under pressure; empty if it is not.
-        self.pressure = ""
-        #: How often something had to be put right that somebody else had changed, and when it may be tried again.
-        self.drift_total = 0
-        self.pace = RepairPace()
+        self.pressure = GuestPressure(
+            self.allocation,
+            self._pressed,
+            lambda kind, sentence, inputs: note(self.name, kind, sentence, inputs),
+        )
+        #: What the VM wants under pressure and its host cannot spare.
+        self.asks = ZERO
+        self._refusal: Refusal | None = None
+        self.upkeep = Upkeep(self)
         self._log = log.bind(vm=self.name, host=host)
 
     @property
@@ -136,7 +131,7 @@ class ManagedVM:
     def row(self) -> Allocation:
         """The row by which a need is split: a VM under pressure gives nothing (rule 6)."""
         allocation = self.allocation()
-        return replace(allocation, minimum=allocation.current) if self.pressure else allocation
+        return replace(allocation, minimum=allocation.current) if self.pressure.sentence else allocation
 
     def status(self) -> VMStatus:
         """What the API says of this VM."""
@@ -156,6 +151,9 @@ class ManagedVM:
             guest_connected=self.link.connected,
             template=spec.template,
             boot_memory_mib=self.intent.boot_mib,
+            pressure=self.pressure.sentence or None,
+            asks=Vector.of(self.asks if self.pressure.sentence else ZERO),
+            drift_total=self.upkeep.drift_total,
         )
 
     def _state(self) -> VMState:
@@ -166,7 +164,7 @@ class ManagedVM:
     async def store(self, **fields: object) -> None:
         """Change the intent: in the domain's metadata first, then here."""
         intent = self.intent.changed(**fields)
-        await self._hypervisor.write_intent(self.domain, intent)
+        await self.hypervisor.write_intent(self.domain, intent)
         self.intent = intent
 
     async def enforce(self) -> None:
@@ -182,12 +180,12 @@ class ManagedVM:
         :raises HypervisorError: a limit could not be set.
         """
         committed, nominal = self.intent.committed.vector(), self.intent.spec.nominal.vector()
-        reading = await self._hypervisor.read(self.domain)
-        await self._hypervisor.set_quota(self.domain, quota_of(committed.cpu_cores, reading.vcpus))
+        reading = await self.hypervisor.read(self.domain)
+        await self.hypervisor.set_quota(self.domain, quota_of(committed.cpu_cores, reading.vcpus))
         if nominal.disk_mib_s > 0:
-            await self._hypervisor.set_disk(self.domain, committed.disk_mib_s)
+            await self.hypervisor.set_disk(self.domain, committed.disk_mib_s)
         if nominal.network_mib_s > 0:
-            await self._hypervisor.set_network(self.domain, committed.network_mib_s)
+            await self.hypervisor.set_network(self.domain, committed.network_mib_s)
 
     async def greeted(self, limit_s: float) -> None:
         """Wait until the guest has said hello, or ``limit_s`` at most: without it only its CPU can be taken."""
@@ -198,7 +196,7 @@ class ManagedVM:
     def summary(self) -> VMOutcome:
         """What became of the VM's latest operation, from its intent alone: the ledger went with an earlier agent."""
         before = self.intent.cause.before if self.intent.cause else self.intent.committed
-        missing = _shortfall(before.vector(), self.intent.committed.vector(), self.intent.target.vector())
+        missing = shortfall(before.vector(), self.intent.committed.vector(), self.intent.target.vector())
         return VMOutcome(
             name=self.name,
             generation=self.intent.generation,
@@ -237,7 +235,7 @@ class ManagedVM:
 
         :raises HypervisorError: it could not be stored.
         """
-        await self._hypervisor.write_intent(self.domain, self.intent)
+        await self.hypervisor.write_intent(self.domain, self.intent)
 
     async def unplan(self) -> None:
         """Take back a plan of which nothing was carried out."""
@@ -251,36 +249,50 @@ class ManagedVM:
         :raises HypervisorError: the size cannot be read; the intent stays, so that it is tried again.
         """
         cause = self.intent.cause
-        outcome = await self._reach(self.intent.target.vector(), deadline_s, mode)
+        outcome = await self.reach(self.intent.target.vector(), deadline_s, mode)
         previous = cause.before.vector() if cause is not None else outcome.before.size
-        await self._commit(outcome, previous, outcome.after.size, cause.request_id if cause is not None else "resize")
+        await self.commit(outcome, previous, outcome.after.size, cause.request_id if cause is not None else "resize")
         return VMOutcome.of(self.name, self.intent.generation, outcome)
 
-    async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+    async def reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
         self.interrupt.clear()
         cause = self.intent.cause
         executor = self._executor(f"{cause.request_id}{self._attempt()}" if cause else "")
         before, _ = await executor.measure()
+        mechanisms = await self.mechanisms()
         if before.size.fits_in(target) and not target.fits_in(before.size):
-            return await self._run(await self._reinflation(before, target, deadline_s), executor)
-        down = await self._run(Cascade(before, target, deadline_s, self._mechanisms(), mode), executor)
+            return await self._run(await self._reinflation(before, target, deadline_s, mechanisms), executor)
+        asking = mode_of_asking(_now(), mode, self._refusal)
+        if asking is None:
+            mechanisms = mechanisms.without([Mechanism.APPLICATION], "refused a while ago and is left alone until then")
+        if self.pressure.sentence:
+            self.interrupt.ask(self.pressure.sentence)
+        down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)
+        self._refusal = executor.refusal or self._refusal
+        if not down.after.size.fits_in(before.size) or down.after.size != before.size:
+            self.pressure.deflated()
         if target.fits_in(down.after.size) or before.size.fits_in(target):
             return down
         # Down in one component and up in another: the second half, once what was taken has been taken.
-        return _joined(down, await self._run(await self._reinflation(down.after, target, deadline_s), executor))
+        self.interrupt.clear()
+        return joined(
+            down, await self._run(await self._reinflation(down.after, target, deadline_s, mechanisms), executor)
+        )
 
-    async def _reinflation(self, before: Bound, target: ResourceVector, deadline_s: float) -> Reinflation:
-        reading = await self._hypervisor.read(self.domain)
-        return Reinflation(before, target, self.intent.boot_mib, reading.vcpus, deadline_s, self._mechanisms())
+    async def _reinflation(
+        self, before: Bound, target: ResourceVector, deadline_s: float, mechanisms: Mechanisms
+    ) -> Reinflation:
+        reading = await self.hypervisor.read(self.domain)
+        return Reinflation(before, target, self.intent.boot_mib, reading.vcpus, deadline_s, mechanisms)
 
-    async def _commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
+    async def commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
         """Write down the size that was measured and hold the VM to it from outside."""
         size = reached.smaller(self.allocation().upper)
         if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
         await self._executor(cause).enforce_cpu(size.cpu_cores)
-        await self._hypervisor.prepare_start(self.domain, size)
+        await self.hypervisor.prepare_start(self.domain, size)
         # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
         await self._on_change(self.name, previous, size, cause)
         await self.store(phase=Phase.SETTLED, committed=Vector.of(size))
@@ -290,13 +302,29 @@ class ManagedVM:
         with structlog.contextvars.bound_contextvars(vm=self.name):
             return await run(machine, executor, self.interrupt)
 
-    def _mechanisms(self) -> Mechanisms:
-        connected = self.link.connected
+    async def findings(self) -> tuple[Finding, ...]:
+        """What can be used on this VM now, and why not where it cannot.
+
+        :raises HypervisorError: the domain cannot be examined.
+        """
+        found = await self.hypervisor.findings(self.domain)
+        if self.link.connected:
+            return found
         silent = "the guest agent is not connected"
-        return Mechanisms({} if connected else dict.fromkeys(NEED_THE_GUEST, silent))
+        return tuple(
+            replace(finding, available=False, reason=silent)
+            if finding.available and finding.mechanism in NEED_THE_GUEST
+            else finding
+            for finding in found
+        )
+
+    async def mechanisms(self) -> Mechanisms:
+        """The findings as the state machines take them."""
+        return Mechanisms.of(await self.findings())
 
     def _executor(self, request_id: str) -> Executor:
-        return Executor(self.domain, self._hypervisor, self.link, request_id, self.intent.spec.nominal.vector())
+        nominal = self.intent.spec.nominal.vector()
+        return Executor(self.domain, self.hypervisor, self.link, request_id, nominal, self.pressure.observe)
 
     # --- looking after ---------------------------------------------------------------------------------------------
 
@@ -305,98 +333,17 @@ class ManagedVM:
         self._greeted.set()
         self.stir()
 
+    def _pressed(self, sentence: str) -> None:
+        """Pressure has begun: what takes is stopped; what can be spared is given once the watch has heard of it."""
+        if self.intent.phase is Phase.DEFLATING:
+            self.interrupt.ask(sentence)
+        self.stir()
+
     def stir(self) -> None:
         """Have the VM looked at closely, soon."""
-        self.unsettled = True
-        self.pace.held()
+        self.upkeep.unsettled = True
+        self.upkeep.pace.held()
         self._on_stir()
-
-    def glance(self, vcpus: int, vcpu_seconds: Sequence[float]) -> None:
-        """Take note of what can be seen of all VMs at once: whether a parked vCPU runs nevertheless."""
-        online = self.online if self.online is not None else frozenset(range(vcpus))
-        earlier, self._parked = self._parked, parked_seconds(vcpu_seconds, online)
-        running = tuple(cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S)
-        if running != self._parked_running and running:
-            self.unsettled = True
-        self._parked_running = running or tuple(cpu for cpu in self._parked_running if cpu in self._parked)
-
-    async def look(self) -> tuple[Repair, ...]:
-        """Compare what the VM has with what it should have, and put right what differs. Under the VM's lock.
-
-        :returns: what was put right.
-        :raises HypervisorError: the host's side cannot be read or set.
-        """
-        self.unsettled = False
-        status = await guest_status(self.link)
-        reading = await self._hypervisor.read(self.domain)
-        nominal, committed = self.intent.spec.nominal.vector(), self.intent.committed.vector()
-        self.online = frozenset(status.cpus.online) if status is not None else None
-        sight = Sight(
-            reading.bound(len(status.cpus.online) if status is not None else None, nominal),
-            reading.vcpus,
-            status is not None,
-            self._parked_running,
-            reading.disk_mib_s,
-            reading.network_mib_s,
-            young=status is not None and status.uptime_s < YOUNG_S,
-        )
-        needed = repairs(committed, nominal, sight)
-        now = _now()
-        if not needed:
-            self.pace.held()
-        elif self.pace.due(now):
-            self.pace.tried(now)
-            self.drift_total += 1
-            for repair in needed:
-                self._note(self.name, "repair", repair.why, {"committed": committed.as_dict()})
-                await self._put_right(repair, committed, sight)
-            return needed
-        return ()
-
-    async def _put_right(self, repair: Repair, committed: ResourceVector, sight: Sight) -> None:
-        match repair:
-            case SetQuota():
-                await self._hypervisor.set_quota(self.domain, repair.cores_per_cpu)
-            case SetDisk():
-                await self._hypervisor.set_disk(self.domain, repair.disk_mib_s)
-            case SetNetwork():
-                await self._hypervisor.set_network(self.domain, repair.network_mib_s)
-            case Resize():
-                if not sight.online_known:
-                    return
-                outcome = await self._reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
-                # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
-                await self._commit(outcome, committed, outcome.after.size.larger(committed), "repair")
-
-
-def parked_seconds(vcpu_seconds: Sequence[float], online: frozenset[int]) -> dict[int, float]:
-    """The host-side CPU time of each vCPU that the guest calls off line: what one used before does not count."""
-    return {cpu: seconds for cpu, seconds in enumerate(vcpu_seconds) if cpu not in online}
-
-
-def _shortfall(before: ResourceVector, after: ResourceVector, target: ResourceVector) -> ResourceVector:
-    """What the target still asks for, in the direction in which each component was to go."""
-    return ResourceVector(
-        *(
-            max((now - goal) if was >= goal else (goal - now), 0.0)
-            for was, now, goal in zip(before, after, target, strict=True)
-        )
-    )
-
-
-def _joined(down: Outcome, up: Outcome | None) -> Outcome:
-    """One outcome for a resize that went down in one component and up in another."""
-    if up is None:
-        return down
-    return Outcome(
-        before=down.before,
-        after=up.after,
-        target=down.target,
-        ledger=down.ledger + up.ledger,
-        shortfall=down.shortfall + up.shortfall,
-        seconds=down.seconds + up.seconds,
-        sentence=f"{down.sentence}; {up.sentence}",
-    )
 
 
 def _now() -> float:

@@ -14,16 +14,19 @@ import structlog
 
 from deflation.resources import ZERO
 from hostagent.admission import admit
-from hostagent.errors import HypervisorError
+from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.host import RESIZING, Host
 from hostagent.hypervisor import DomainSummary
 from hostagent.intents import Phase
+from hostagent.relief import relieve_vm
 from hostagent.vms import ManagedVM
 
 #: How often all domains are surveyed, in seconds.
 WATCH_S: Final = 2.0
 #: How often a VM is looked at closely although nothing seems to have changed, in seconds.
 CLOSE_LOOK_S: Final = 15.0
+#: How often a VM that stays under pressure is given what has come free meanwhile, in seconds.
+RELIEF_PAUSE_S: Final = 5.0
 #: How often it is asked whether the domains still bear our intents, in seconds.
 OWNERS_S: Final = 60.0
 #: Time for a resize that is tried again, in seconds.
@@ -41,6 +44,8 @@ class Watch:
         #: When each VM was looked at closely, and what the survey said then.
         self._seen: dict[str, tuple[float, DomainSummary]] = {}
         self._owners_at = 0.0
+        #: Until when a VM's relief is not tried again.
+        self._relieved: dict[str, float] = {}
         #: Domains that bear a name of this host and are not ours, as of the last asking.
         self._foreign: set[str] = set()
         host.hypervisor.on_lifecycle(self._on_lifecycle)
@@ -88,10 +93,14 @@ class Watch:
 
     def _consider(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
         """Begin a close look where there is reason for one."""
+        vm.pressure.judge()
+        if vm.pressure.sentence:
+            vm.upkeep.unsettled = True
+            self._relieve(vm)
         if vm.name in self._looks or not self._host.holds(vm):
             return
         if summary is not None and summary.state == "running":
-            vm.glance(summary.vcpus, summary.vcpu_seconds)
+            vm.upkeep.glance(summary.vcpus, summary.vcpu_seconds)
         at, earlier = self._seen.get(vm.domain, (0.0, None))
         now = asyncio.get_running_loop().time()
         calm = (
@@ -99,7 +108,7 @@ class Watch:
             and earlier is not None
             and (summary.uuid, summary.state, summary.vcpus, summary.balloon_mib)
             == (earlier.uuid, earlier.state, earlier.vcpus, earlier.balloon_mib)
-            and not vm.unsettled
+            and not vm.upkeep.unsettled
             and vm.intent.phase is Phase.SETTLED
             and now - at < CLOSE_LOOK_S
         )
@@ -111,16 +120,35 @@ class Watch:
         self._looks[vm.name] = task
         task.add_done_callback(lambda done: self._looks.pop(vm.name, None))
 
+    def _relieve(self, vm: ManagedVM) -> None:
+        """Give a VM under pressure what can be spared, in a task of its own that waits for no other work."""
+        name = f"relief:{vm.name}"
+        now = asyncio.get_running_loop().time()
+        if name in self._looks or now < self._relieved.get(vm.name, 0.0) or not vm.running:
+            return
+        self._relieved[vm.name] = now + RELIEF_PAUSE_S
+        task = asyncio.create_task(self._relieving(vm), name=name)
+        self._looks[name] = task
+        task.add_done_callback(lambda done: self._looks.pop(name, None))
+
+    async def _relieving(self, vm: ManagedVM) -> None:
+        try:
+            await relieve_vm(self._host, vm)
+        except HostAgentError as error:
+            log.warning("a VM under pressure could not be relieved", vm=vm.name, why=str(error))
+        except Exception:
+            log.exception("the relief of a VM broke", vm=vm.name)
+
     async def _guarded(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
         try:
             async with self._host.slots, vm.lock:
                 if self._host.holds(vm):
                     await self._look_at(vm, summary, earlier)
         except HypervisorError as error:
-            vm.unsettled = True
+            vm.upkeep.unsettled = True
             log.warning("the VM could not be looked at", vm=vm.name, why=str(error))
         except Exception:
-            vm.unsettled = True
+            vm.upkeep.unsettled = True
             log.exception("a look at a VM broke", vm=vm.name)
 
     async def _look_at(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
@@ -155,13 +183,13 @@ class Watch:
         elif vm.intent.phase is Phase.ADMITTING:
             vm.running = running = await admit(self._host, vm)
         if not running:
-            vm.unsettled = False
+            vm.upkeep.unsettled = False
         elif vm.intent.phase in RESIZING:
-            if vm.pace.due(asyncio.get_running_loop().time()):
-                vm.pace.tried(asyncio.get_running_loop().time())
+            if vm.upkeep.pace.due(asyncio.get_running_loop().time()):
+                vm.upkeep.pace.tried(asyncio.get_running_loop().time())
                 await vm.resize(RETRY_DEADLINE_S)
         else:
-            await vm.look()
+            await vm.upkeep.look()
 
     async def _remove_unowned(self, known: set[str]) -> None:
         """Remove domains of ours that no VM belongs to: creations that were given up, but carried out in the end."""

@@ -10,11 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.resources import ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading
 from hostagent.intents import Intent
+
+#: What no domain of the world has.
+NOT_HERE = (Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
 
 
 class FakeHypervisor:
@@ -67,6 +71,11 @@ class FakeHypervisor:
 
     async def suspend(self, domain: str) -> None:
         await self._call("suspend", domain=domain)
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        return tuple(
+            Finding(mechanism, mechanism not in NOT_HERE, "as in the make-believe world") for mechanism in Mechanism
+        )
 
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         await self._call("prepare_start", domain=domain, cores=size.cpu_cores, memory_mib=size.memory_mib)

@@ -245,7 +245,7 @@ async def test_a_cpu_that_runs_although_the_guest_calls_it_off_line_is_counted(
     await until(lambda: liar.quota == 0.5)
     # All three together still get no more than what is committed; the honest one keeps its quota.
     assert honest.quota == 0.75
-    assert [vm.drift_total for vm in host.vms.values()] == [0, 1]
+    assert [vm.upkeep.drift_total for vm in host.vms.values()] == [0, 1]
 
 
 async def test_what_a_cpu_used_before_it_was_parked_is_no_lie(
@@ -260,7 +260,7 @@ async def test_what_a_cpu_used_before_it_was_parked_is_no_lie(
     await reclaim(command, cpu_cores=3.0)
     await looked_at(times=3)
     assert [domain.quota for domain in two_vms] == [0.75, 0.75]
-    assert [vm.drift_total for vm in host.vms.values()] == [0, 0]
+    assert [vm.upkeep.drift_total for vm in host.vms.values()] == [0, 0]
 
 
 async def test_room_that_is_being_given_back_cannot_be_sold_meanwhile(

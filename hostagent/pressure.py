@@ -1,0 +1,78 @@
+"""What one VM's guest says of its memory, and what the agent thinks of it (docs/pressure.md).
+
+The judgement is :mod:`deflation.pressure`'s; here is who tells it, and who hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from deflation.allocations import Allocation
+from deflation.guest_messages import MemoryState, Notice, RequestNotice
+from deflation.pressure import PressureReading, PressureWatch, Verdict
+from deflation.resources import ZERO, ResourceVector
+
+
+class GuestPressure:
+    """One VM's pressure.
+
+    :param allocation: the VM's row as of now.
+    :param on_begin: called with a sentence when pressure begins.
+    :param note: told of each change: (kind, sentence, inputs).
+    """
+
+    def __init__(
+        self,
+        allocation: Callable[[], Allocation],
+        on_begin: Callable[[str], None],
+        note: Callable[[str, str, Mapping[str, object]], None],
+    ) -> None:
+        self._allocation = allocation
+        self._on_begin = on_begin
+        self._note = note
+        self._watch = PressureWatch()
+        self._verdict = Verdict(False, False, ZERO, "")
+
+    @property
+    def sentence(self) -> str:
+        """Why the VM is under pressure; empty if it is not."""
+        return self._verdict.sentence if self._verdict.under_pressure else ""
+
+    @property
+    def wants(self) -> ResourceVector:
+        """What the VM wants beyond its current size."""
+        return self._verdict.wants
+
+    def observe(self, said: MemoryState) -> None:
+        """Take in what the guest said, asked or not."""
+        self._watch.observe(_now(), PressureReading.of(said))
+        self.judge()
+
+    def heard(self, notice: Notice) -> None:
+        """Take in what the guest said of its own accord."""
+        if not isinstance(notice, RequestNotice):
+            self.observe(notice)
+            return
+        asked = ResourceVector(notice.cpu_cores, notice.memory_mib)
+        refused = self._watch.request(_now(), asked, self._allocation(), notice.reason)
+        sentence = f"the guest asks for {asked}" + (f", which does not count: {refused}" if refused else "")
+        self._note("request", sentence, {"reason": notice.reason, **asked.as_dict()})
+        self.judge()
+
+    def deflated(self) -> None:
+        """The VM was deflated further."""
+        self._watch.deflated()
+
+    def judge(self) -> None:
+        """Think anew: pressure ends by the passing of time."""
+        before, self._verdict = self._verdict, self._watch.verdict(_now(), self._allocation())
+        if self._verdict.under_pressure and not before.under_pressure:
+            self._note("pressure", self._verdict.sentence, {"wants": str(self._verdict.wants)})
+            self._on_begin(self._verdict.sentence)
+        elif before.under_pressure and not self._verdict.under_pressure:
+            self._note("pressure", f"the pressure is over: {self._verdict.sentence}", {})
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

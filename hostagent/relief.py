@@ -1,0 +1,61 @@
+"""Gives a VM under pressure at once what its host can spare, ahead of other work (rule 6; docs/pressure.md)."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Final
+
+from deflation.messages import Vector
+from deflation.relief import relieve
+from deflation.resources import ResourceVector
+from hostagent.host import RESIZING, Host
+from hostagent.intents import Cause, Phase
+from hostagent.vms import ManagedVM
+
+#: Time for a harvest VM to shrink, and for the VM under pressure to grow, in seconds.
+SHRINK_S: Final = 20.0
+GROW_S: Final = 30.0
+
+
+async def relieve_vm(host: Host, vm: ManagedVM) -> None:
+    """Shrink harvest VMs if need be, then grow the VM in one step. What is left over stands in the host's report.
+
+    :raises HypervisorError: a size could not be read or stored.
+    """
+    if vm.pressure.wants.is_zero():
+        return
+    await host.sample()
+    others = [other for other in host.resizable() if other is not vm]
+    pressed = [other.name for other in others if other.pressure.sentence]
+    rows = [other.allocation() for other in others]
+    plan = relieve(vm.allocation(), vm.pressure.wants, host.free(), rows, pressed)
+    request_id = f"pressure-{uuid.uuid4().hex[:12]}"
+    for name, target in plan.harvest.items():
+        other = host.vms[name]
+        async with other.lock:
+            if host.holds(other) and other in host.resizable():
+                await _resize(other, target, request_id, SHRINK_S)
+    async with vm.lock:
+        if not host.holds(vm) or vm not in host.resizable():
+            return
+        await host.sample()
+        given = relieve(vm.allocation(), vm.pressure.wants, host.free())
+        inputs = {"wants": str(vm.pressure.wants), "free": str(host.free()), "why": vm.pressure.sentence}
+        vm.asks = given.remaining
+        if given.target.fits_in(vm.allocation().current) and vm.intent.phase not in RESIZING:
+            host.note(vm.name, "pressure", given.sentence, inputs)
+            return
+        host.note(vm.name, "pressure", given.sentence, inputs)
+        await _resize(vm, given.target, request_id, GROW_S)
+
+
+async def _resize(vm: ManagedVM, target: ResourceVector, request_id: str, deadline_s: float) -> None:
+    before = Vector.of(vm.allocation().current)
+    body = {"request_id": request_id, "deadline_s": deadline_s}
+    cause = Cause(request_id=request_id, kind="reinflate", body=body, started_at=time.time(), before=before)
+    vm.plan(target, cause)
+    await vm.persist()
+    await vm.resize(deadline_s)
+    if vm.intent.phase is Phase.SETTLED:
+        vm.upkeep.pace.held()
