@@ -42,6 +42,8 @@ class Domain:
     #: Host-side seconds of each vCPU thread, and those that lie about being parked.
     vcpu_seconds: list[float] = field(default_factory=list)
     liars: set[int] = field(default_factory=set)
+    #: Share of time in which the guest's tasks wait for memory, per cent.
+    stalled_percent: float = 0.0
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     #: Cores and memory that the persistent definition would start the domain with.
     starts_with: tuple[float, float] | None = None
@@ -249,6 +251,11 @@ class World:
                 "reserve_mib": reserve,
                 "floor_mib": d.bound_mib - d.available_mib + reserve,
                 "unpluggable_mib": max(d.available_mib - reserve, 0.0),
+            },
+            "pressure": {
+                "memory_some_avg10": d.stalled_percent,
+                "memory_full_avg10": d.stalled_percent / 2,
+                "cpu_some_avg10": 0.0,
             },
         }
 
