@@ -23,6 +23,17 @@ class Priority(StrEnum):
     HARVEST = "harvest"
 
 
+#: CPU shares per nominal core: who gets how much of a host whose CPUs are wanted by more than there are. Within the
+#: range that both control group versions have (libvirt: cpu_shares; Linux: cgroup-v2, cpu.weight).
+SHARES_PER_CORE: Final = {Priority.FIXED: 200, Priority.DEFLATABLE: 50, Priority.HARVEST: 10}
+MOST_SHARES: Final = 10_000
+
+
+def cpu_shares(priority: Priority, nominal_cores: float) -> int:
+    """The weight of a VM's CPU time against that of its neighbours; a limit comes from quotas alone."""
+    return max(2, min(round(SHARES_PER_CORE[priority] * nominal_cores), MOST_SHARES))
+
+
 def effective_minimum(minimum: ResourceVector, nominal: ResourceVector) -> ResourceVector:
     """The minimum a VM really has: as asked for, raised to the hard floor, never above its nominal size.
 

@@ -35,6 +35,8 @@ class Sight:
     #: Bandwidth limits as read back, MiB/s; None where there is none.
     disk_mib_s: float | None = None
     network_mib_s: float | None = None
+    #: CPU shares as read back; None where the host does not say.
+    cpu_shares: int | None = None
     #: Whether the guest has booted just now: it is still taking the memory that it was given.
     young: bool = False
 
@@ -68,6 +70,13 @@ class SetNetwork(Repair):
 
 
 @dataclass(frozen=True, slots=True)
+class SetShares(Repair):
+    """Weigh the VM's CPU time by this."""
+
+    shares: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resize(Repair):
     """Bring CPU and memory to this size, by the cascade or its reverse."""
 
@@ -80,12 +89,15 @@ def quota_of(cores: float, cpus: int) -> float | None:
     return share if share < 1.0 - SLACK.cpu_cores / max(cpus, 1) else None
 
 
-def repairs(committed: ResourceVector, nominal: ResourceVector, sight: Sight) -> tuple[Repair, ...]:
+def repairs(
+    committed: ResourceVector, nominal: ResourceVector, sight: Sight, shares: int | None = None
+) -> tuple[Repair, ...]:
     """What is to be done so that a VM has its committed size again; empty if it has.
 
     Limits come first: they hold at once. Memory that is missing is given back as well as surplus is taken.
 
     :param nominal: what the VM was sold: disk and network count only where they are declared.
+    :param shares: the CPU shares that it should have; None: whatever it has.
     """
     found: list[Repair] = []
     bound = sight.bound
@@ -93,6 +105,8 @@ def repairs(committed: ResourceVector, nominal: ResourceVector, sight: Sight) ->
     wanted = quota_of(committed.cpu_cores, spread)
     if abs(_share(bound.quota_per_cpu) - _share(wanted)) * spread > SLACK.cpu_cores:
         found.append(SetQuota(_why_quota(sight, wanted), wanted))
+    if shares is not None and sight.cpu_shares not in (None, shares):
+        found.append(SetShares(f"the VM has {sight.cpu_shares} CPU shares instead of {shares}", shares))
     for component, limit, repair in (
         ("disk_mib_s", sight.disk_mib_s, SetDisk),
         ("network_mib_s", sight.network_mib_s, SetNetwork),

@@ -38,6 +38,8 @@ class HostSideReading:
     network_mib_s: float | None = None
     #: Limit on the guest's memory (less the emulator's own), MiB; None where there is none.
     limit_mib: float | None = None
+    #: Weight of the domain's CPU time; None where the host does not say.
+    cpu_shares: int | None = None
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.
@@ -132,6 +134,9 @@ class Hypervisor(Protocol):
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
         """Limit each vCPU thread to this many cores; None lifts the limit. Never touches emulator or I/O threads."""
+
+    async def set_shares(self, domain: str, shares: int) -> None:
+        """Weigh the domain's CPU time against its neighbours', now and after each start."""
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         """Bring the boot memory to this size and wait while it moves; what is not reached is no longer asked for.

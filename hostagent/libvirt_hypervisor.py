@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import libvirt
 import structlog
 
+from deflation.allocations import cpu_shares
 from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
@@ -152,11 +153,14 @@ class LibvirtHypervisor:
                     metadata=intents.to_qualified_element(intent),
                 ),
             )
-            await self._connection.call(
-                lambda connection: connection.defineXML(xml).createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED),
-                modifies=domain,
-                limit_s=60.0,
-            )
+
+            def start(connection: Any) -> None:
+                defined = connection.defineXML(xml)
+                shares = cpu_shares(spec.priority, spec.nominal.cpu_cores)
+                defined.setSchedulerParametersFlags({"cpu_shares": shares}, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+                defined.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+
+            await self._connection.call(start, modifies=domain, limit_s=60.0)
         except (HypervisorError, TemplateError) as error:
             # Only what this call has defined: a domain of that name may be somebody else's.
             await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
@@ -244,6 +248,10 @@ class LibvirtHypervisor:
             domain,
             lambda d: d.setSchedulerParametersFlags(quota_parameters(cores_per_cpu), libvirt.VIR_DOMAIN_AFFECT_LIVE),
         )
+
+    async def set_shares(self, domain: str, shares: int) -> None:
+        flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        await self._on(domain, lambda d: d.setSchedulerParametersFlags({"cpu_shares": shares}, flags))
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         await self._request_balloon(domain, balloon_mib)
@@ -378,6 +386,7 @@ def _read(domain: Any) -> HostSideReading:
         balloon_mib=domain.memoryStats()["actual"] / 1024,
         plugged_mib=_kib(current) / 1024,
         vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
+        cpu_shares=scheduler.get("cpu_shares"),
     )
 
 

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from deflation.allocations import cpu_shares
 from deflation.instructions import Mode
-from deflation.reconcile import Repair, RepairPace, Resize, SetDisk, SetNetwork, SetQuota, Sight, repairs
+from deflation.reconcile import Repair, RepairPace, Resize, SetDisk, SetNetwork, SetQuota, SetShares, Sight, repairs
 from deflation.resources import ResourceVector
 from hostagent.executor import guest_status
 
@@ -68,9 +69,11 @@ class Upkeep:
             self._parked_running,
             reading.disk_mib_s,
             reading.network_mib_s,
+            reading.cpu_shares,
             young=status is not None and status.uptime_s < YOUNG_S,
         )
-        needed = repairs(committed, nominal, sight)
+        spec = self._vm.intent.spec
+        needed = repairs(committed, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
         now = _now()
         if not needed:
             self.pace.held()
@@ -91,6 +94,8 @@ class Upkeep:
                 await self._vm.hypervisor.set_disk(self._vm.domain, repair.disk_mib_s)
             case SetNetwork():
                 await self._vm.hypervisor.set_network(self._vm.domain, repair.network_mib_s)
+            case SetShares():
+                await self._vm.hypervisor.set_shares(self._vm.domain, repair.shares)
             case Resize():
                 if not sight.online_known:
                     return

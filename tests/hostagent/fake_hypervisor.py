@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deflation.allocations import cpu_shares
 from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.resources import ResourceVector
@@ -67,6 +68,7 @@ class FakeHypervisor:
             vcpus=math.ceil(nominal.cpu_cores),
             boot_mib=intent.boot_mib,
             plugged_mib=nominal.memory_mib - intent.boot_mib,
+            shares=cpu_shares(intent.spec.priority, nominal.cpu_cores),
         )
 
     async def suspend(self, domain: str) -> None:
@@ -103,10 +105,14 @@ class FakeHypervisor:
             r["disk_mib_s"],
             r["network_mib_s"],
             r["limit_mib"],
+            r["shares"],
         )
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
         await self._call("set_quota", domain=domain, cores=cores_per_cpu)
+
+    async def set_shares(self, domain: str, shares: int) -> None:
+        await self._call("set_shares", domain=domain, shares=shares)
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         return str(await self._call("set_balloon", domain=domain, mib=balloon_mib))

@@ -50,6 +50,7 @@ class Domain:
     disk_mib_s: float | None = None
     network_mib_s: float | None = None
     limit_mib: float | None = None
+    shares: int = 1024
 
     @property
     def bound_mib(self) -> float:
@@ -128,8 +129,11 @@ class World:
     async def _do_domains(self) -> list[Reply]:
         return [{"name": n, "state": d.state, "intent": d.intent} for n, d in self.domains.items()]
 
-    async def _do_create(self, domain: str, intent: str, vcpus: int, boot_mib: float, plugged_mib: float) -> None:
+    async def _do_create(
+        self, domain: str, intent: str, vcpus: int, boot_mib: float, plugged_mib: float, shares: int = 1024
+    ) -> None:
         made = Domain(intent, vcpus, boot_mib, plugged_mib, balloon_mib=boot_mib, online=set(range(vcpus)))
+        made.shares = shares
         made.vcpu_seconds = [0.0] * vcpus
         self.domains[domain] = made
         guest = self._serve(lambda method, params: self._guest_call(made, method, params))
@@ -184,7 +188,11 @@ class World:
             "disk_mib_s": d.disk_mib_s,
             "network_mib_s": d.network_mib_s,
             "limit_mib": d.limit_mib,
+            "shares": d.shares,
         }
+
+    async def _do_set_shares(self, domain: str, shares: int) -> None:
+        self.domains[domain].shares = shares
 
     async def _do_set_disk(self, domain: str, mib_s: float | None) -> str:
         self.domains[domain].disk_mib_s = mib_s

@@ -9,6 +9,7 @@ from deflation.allocations import (
     Priority,
     check_sizes,
     check_target,
+    cpu_shares,
     deflatable_capacity,
     effective_minimum,
     free_capacity,
@@ -127,3 +128,11 @@ def test_what_is_deflatable_leaves_minimums_and_fixed_vms(vms: list[Allocation])
     total = deflatable_capacity(vms)
     by_hand = sum((vm.current.less(vm.minimum) for vm in vms if vm.priority is not Priority.FIXED), ZERO)
     assert total == by_hand
+
+
+def test_shares_rank_the_priorities_and_stay_in_the_range_of_both_control_group_versions() -> None:
+    fixed, deflatable, harvest = (cpu_shares(priority, 4) for priority in Priority)
+    assert fixed > deflatable > harvest
+    assert cpu_shares(Priority.FIXED, 8) == 2 * fixed
+    assert cpu_shares(Priority.FIXED, 1000) == 10_000
+    assert cpu_shares(Priority.HARVEST, 0.1) == 2

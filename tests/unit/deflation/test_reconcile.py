@@ -19,6 +19,7 @@ from deflation.reconcile import (
     SetDisk,
     SetNetwork,
     SetQuota,
+    SetShares,
     Sight,
     quota_of,
     repairs,
@@ -149,3 +150,12 @@ def test_a_repair_that_does_not_hold_is_tried_ever_more_rarely() -> None:
     assert max(pauses) == LONGEST_PAUSE_S
     pace.held()
     assert pace.due(now)
+
+
+def test_shares_that_a_service_manager_has_reset_are_set_again() -> None:
+    (repair,) = repairs(COMMITTED, NOMINAL, seen(cpu_shares=1024), 200)
+    assert isinstance(repair, SetShares)
+    assert repair.shares == 200
+    assert repairs(COMMITTED, NOMINAL, seen(cpu_shares=200), 200) == ()
+    assert repairs(COMMITTED, NOMINAL, seen(cpu_shares=None), 200) == ()
+    assert repairs(COMMITTED, NOMINAL, seen(cpu_shares=77)) == ()
