@@ -1,17 +1,20 @@
-"""Command line of the guest agent."""
+"""Command line of the guest agent: the daemon, and `request` for everybody who may ask the host for more."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import signal
+import sys
 from typing import Sequence
 
 from guestagent import __version__
 from guestagent.agent import Agent, log
 from guestagent.channel import PORT_NAME, find_port
 from guestagent.cpus import Cpus
+from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
+from guestagent.pressure import PressureTrigger
 
 EXAMPLES = """\
 examples:
@@ -19,6 +22,8 @@ examples:
       serve the host on the virtio-serial port io.ebbtide.guest.0
   python3 -m guestagent --port /dev/vport1p2 --reserve-mib 96
       a port by path, and 96 MiB that are never offered to the host
+  python3 -m guestagent request --memory-mib 512 --reason "a batch job starts"
+      ask the host, through the agent that runs, for 512 MiB more than the VM has now
 """
 
 
@@ -48,7 +53,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sysfs", default="/sys", metavar="DIR", help="root of sysfs (default: %(default)s)")
     parser.add_argument("--procfs", default="/proc", metavar="DIR", help="root of procfs (default: %(default)s)")
+    parser.add_argument(
+        "--request-group", metavar="GROUP", help="group whose members may ask the host for more, besides root"
+    )
     parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    request = commands.add_parser(
+        "request",
+        help="ask the host for more memory or CPU than the VM has now",
+        description="Ask the host, through the agent that runs, for more than the VM has now. The host decides; it "
+        "gives at most what the VM was sold, and hears repeated requests less and less often.",
+    )
+    request.add_argument("--memory-mib", type=_amount, default=0.0, metavar="N", help="MiB beyond what it has")
+    request.add_argument("--cpu-cores", type=_amount, default=0.0, metavar="N", help="cores beyond what it has")
+    request.add_argument("--reason", default="", metavar="TEXT", help="what for, in a few words")
     return parser
 
 
@@ -61,7 +79,14 @@ def _amount(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status."""
-    options = build_parser().parse_args(argv)
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.command == "request":
+        return _request(options)
+    try:
+        group_id = _group_id(options.request_group)
+    except KeyError:
+        parser.error(f"--request-group: there is no group {options.request_group}")
     agent = Agent(
         find=lambda: find_port(options.port, options.sysfs),
         cpus=Cpus(options.sysfs, options.procfs),
@@ -70,10 +95,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_dir=options.run_dir,
         procfs=options.procfs,
         owner_uid=os.getuid(),
+        trigger=_trigger(options.procfs),
+        request_group_id=group_id,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
     agent.close()
     log("stopped")
+    return 0
+
+
+def _trigger(procfs: str) -> PressureTrigger | None:
+    if not os.path.ismount(procfs):  # a copy of some files takes no orders
+        return None
+    try:
+        return PressureTrigger(procfs)
+    except OSError as error:
+        log(f"pressure is told only when asked for: {error.strerror}")
+        return None
+
+
+def _group_id(name: str | None) -> int:
+    """Raises: KeyError."""
+    if name is None:
+        return -1
+    import grp
+
+    return grp.getgrnam(name).gr_gid
+
+
+def _request(options: argparse.Namespace) -> int:
+    from guestagent.requests import ask_for_more
+
+    try:
+        ask_for_more(options.run_dir, options.memory_mib, options.cpu_cores, options.reason)
+    except GuestFailure as error:
+        print(f"ebb-guestagent: {error}", file=sys.stderr)
+        return 1
+    print("the host was asked; it decides")
     return 0

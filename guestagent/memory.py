@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from guestagent.errors import GuestFailure
-from guestagent.messages import MemoryStatus, Pressure
+from guestagent.messages import MemoryStatus, Paging, Pressure
 
 RESERVE_MIB = 48.0
 RESERVE_SHARE = 0.05
@@ -40,18 +40,22 @@ class Memory:
         memory, cpu = self._psi("memory"), self._psi("cpu")
         if "some" not in memory or "full" not in memory or "some" not in cpu:
             return None
-        return Pressure(memory["some"], memory["full"], cpu["some"])
+        (some, some_us), (full, full_us) = memory["some"], memory["full"]
+        return Pressure(some, full, cpu["some"][0], some_us, full_us)
 
-    def major_faults(self) -> int:
-        """Page faults since boot that had to wait for a disk.
+    def paging(self) -> Paging:
+        """Page faults that had to wait for a disk, and pages swapped.
 
         Raises: GuestFailure.
         """
+        found: dict[str, int] = {}
         for line in self._lines("vmstat"):
             name, _, value = line.partition(" ")
-            if name == "pgmajfault":
-                return int(value)
-        raise GuestFailure("vmstat of the guest has no pgmajfault")
+            if name in ("pgmajfault", "pswpin", "pswpout"):
+                found[name] = int(value)
+        if "pgmajfault" not in found:
+            raise GuestFailure("vmstat of the guest has no pgmajfault")
+        return Paging(found["pgmajfault"], found.get("pswpin"), found.get("pswpout"))
 
     def _meminfo(self) -> tuple[float, float]:
         found: dict[str, float] = {}
@@ -63,18 +67,17 @@ class Memory:
             raise GuestFailure("meminfo of the guest has no MemTotal or no MemAvailable")
         return found["MemTotal"], found["MemAvailable"]
 
-    def _psi(self, resource: str) -> dict[str, float]:
+    def _psi(self, resource: str) -> dict[str, tuple[float, int]]:
+        """Average over 10 s in per cent and total in us, by kind."""
         try:
             lines = self._lines(os.path.join("pressure", resource))
         except GuestFailure:  # no such file, or EOPNOTSUPP where PSI is switched off
             return {}
         found = {}
         for line in lines:
-            kind, _, rest = line.partition(" ")
-            for field in rest.split():
-                name, _, value = field.partition("=")
-                if name == "avg10":
-                    found[kind] = float(value)
+            kind, *fields = line.split()
+            values = dict(field.split("=", 1) for field in fields)
+            found[kind] = (float(values["avg10"]), int(values["total"]))
         return found
 
     def _lines(self, name: str) -> list[str]:

@@ -50,11 +50,22 @@ class MemoryStatus:
 
 @dataclass
 class Pressure:
-    """Pressure stall information, per cent of the last 10 s."""
+    """Pressure stall information: per cent of the last 10 s, and microseconds since boot."""
 
     memory_some_avg10: float
     memory_full_avg10: float
     cpu_some_avg10: float
+    memory_some_total_us: int
+    memory_full_total_us: int
+
+
+@dataclass
+class Paging:
+    """Counters since boot: faults that waited for a disk, and pages swapped, None where the kernel has no swap."""
+
+    major_faults: int
+    swap_in_pages: int | None
+    swap_out_pages: int | None
 
 
 @dataclass
@@ -67,7 +78,10 @@ class ApplicationSize:
 
 @dataclass
 class StatusResult:
-    """Answer to `status`; `pressure` is null where the kernel has no pressure stall information."""
+    """Answer to `status`; `pressure` is null where the kernel has no pressure stall information.
+
+    A brief one leaves `cpus.unpluggable` and `applications` empty.
+    """
 
     boot_id: str
     uptime_s: float
@@ -75,7 +89,30 @@ class StatusResult:
     memory: MemoryStatus
     pressure: Pressure | None
     major_faults: int
+    swap_in_pages: int | None
+    swap_out_pages: int | None
     applications: list[ApplicationSize]
+
+
+@dataclass
+class PressureNotice:
+    """Notification `pressure`: tasks wait for memory. The fields are those of `status`."""
+
+    boot_id: str
+    memory: MemoryStatus
+    pressure: Pressure | None
+    major_faults: int
+    swap_in_pages: int | None
+    swap_out_pages: int | None
+
+
+@dataclass
+class RequestNotice:
+    """Notification `request`: amounts that are asked for beyond what the VM has."""
+
+    cpu_cores: float
+    memory_mib: float
+    reason: str
 
 
 @dataclass

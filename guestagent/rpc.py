@@ -91,6 +91,11 @@ def error_line(id: RequestId, error: RpcError) -> bytes:
     return _encode({"jsonrpc": "2.0", "id": id, "error": {"code": error.code, "message": str(error)[:1000]}})
 
 
+def notification_line(method: str, params: Params) -> bytes:
+    """A message that expects no answer, as a line without newline."""
+    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
+
+
 def _encode(message: Params) -> bytes:
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
 
@@ -105,6 +110,28 @@ def text_param(params: Params, field: str, length: int = ID_LENGTH) -> str:
         raise BadParams(field, f"must be a string of 1 to {length} characters")
     if not value.isprintable() or " " in value:
         raise BadParams(field, "must hold printable characters only, and no spaces")
+    return value
+
+
+def sentence_param(params: Params, field: str, length: int) -> str:
+    """At most `length` printable characters, spaces included; empty where it is missing.
+
+    Raises: BadParams.
+    """
+    value = params.get(field, "")
+    if not isinstance(value, str) or len(value) > length or not value.isprintable():
+        raise BadParams(field, f"must be a string of at most {length} printable characters")
+    return value
+
+
+def flag_param(params: Params, field: str) -> bool:
+    """True or false; false where it is missing.
+
+    Raises: BadParams.
+    """
+    value = params.get(field, False)
+    if not isinstance(value, bool):
+        raise BadParams(field, "must be true or false")
     return value
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from guestagent.agent import Agent
 from guestagent.cpus import Cpus
 from guestagent.memory import Memory
+from guestagent.pressure import PressureTrigger
 
 BOOT_ID = "6f1c7a52-0000-4000-8000-000000000001"
 TOKEN = "secret-of-this-vm"
@@ -32,10 +33,12 @@ class GuestTree:
             if cpu:
                 self.write(self.cpu_root / f"cpu{cpu}/online", "1\n")
         self.meminfo(1024, 600)
-        self.write(self.procfs / "vmstat", "pgfault 999\npgmajfault 17\n")
+        self.write(self.procfs / "vmstat", "pgfault 999\npgmajfault 17\npswpin 5\npswpout 6\n")
         self.write(self.procfs / "uptime", "12.50 40.00\n")
         self.write(self.procfs / "sys/kernel/random/boot_id", BOOT_ID + "\n")
-        some_full = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=1\n"
+        some_full = (
+            "some avg10=1.50 avg60=0.00 avg300=0.00 total=123456\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=65432\n"
+        )
         for resource in ("memory", "cpu"):
             self.write(self.procfs / "pressure" / resource, some_full)
         self.ticks(dict.fromkeys(range(cpus), (0, 100)))
@@ -125,7 +128,7 @@ class Host:
 class Bench:
     """An agent in a thread, on a unix socket that the host listens on."""
 
-    def __init__(self, root: Path, tree: GuestTree) -> None:
+    def __init__(self, root: Path, tree: GuestTree, trigger: PressureTrigger | None = None) -> None:
         self.tree = tree
         self.run_dir = root / "run"
         self.adapters_dir = root / "adapters.d"
@@ -142,6 +145,7 @@ class Bench:
             run_dir=str(self.run_dir),
             procfs=str(tree.procfs),
             owner_uid=os.getuid(),
+            trigger=trigger,
         )
         self._thread = threading.Thread(target=self.agent.run, name="agent")
         self._hosts: list[Host] = []
@@ -174,8 +178,8 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(root: Path, cpus: int = 4) -> Iterator[Bench]:
-    made = Bench(root, GuestTree(root, cpus)).start()
+def bench(root: Path, cpus: int = 4, trigger: PressureTrigger | None = None) -> Iterator[Bench]:
+    made = Bench(root, GuestTree(root, cpus), trigger).start()
     try:
         yield made
     finally:

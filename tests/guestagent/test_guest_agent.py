@@ -156,10 +156,27 @@ def test_status_tells_what_the_kernel_says(guest: Bench, host: Host, serve: Serv
             "floor_mib": 475.2,
             "unpluggable_mib": 548.8,
         },
-        "pressure": {"memory_some_avg10": 1.5, "memory_full_avg10": 0.25, "cpu_some_avg10": 1.5},
+        "pressure": {
+            "memory_some_avg10": 1.5,
+            "memory_full_avg10": 0.25,
+            "cpu_some_avg10": 1.5,
+            "memory_some_total_us": 123456,
+            "memory_full_total_us": 65432,
+        },
         "major_faults": 17,
+        "swap_in_pages": 5,
+        "swap_out_pages": 6,
         "applications": [{"name": "app", "resident_mib": 120.0}],
     }
+
+
+def test_a_brief_status_looks_at_no_task_and_asks_no_application(guest: Bench, host: Host, serve: Serve) -> None:
+    serve("app", Elastic(120))
+    full, brief = host.result("status"), host.result("status", brief=True)
+    assert (brief["cpus"]["unpluggable"], brief["applications"]) == ([], [])
+    full["cpus"]["unpluggable"], full["applications"] = [], []
+    assert brief == full
+    assert host.result("status", brief=False)["cpus"]["unpluggable"] == [3, 2, 1]
 
 
 def test_cpus_are_set_and_read_back(guest: Bench, host: Host) -> None:
@@ -174,6 +191,7 @@ def test_cpus_are_set_and_read_back(guest: Bench, host: Host) -> None:
         ("hello", {"protocol": 1, "nonce": "", "vm": "v", "token": "t"}, "nonce"),
         ("hello", {"protocol": 1, "nonce": "n", "vm": 5, "token": "t"}, "vm"),
         ("hello", {"protocol": 1, "nonce": "n", "vm": "v", "token": "a\nb"}, "token"),
+        ("status", {"brief": 1}, "brief"),
         ("cpus.set", {}, "online"),
         ("cpus.set", {"online": [1]}, "online"),
         ("cpus.set", {"online": [0, 0]}, "online"),
@@ -408,11 +426,12 @@ def test_the_command_serves_a_character_device_and_ends_on_sigterm(tmp_path: Pat
 
 
 def test_the_command_waits_for_a_port_that_is_not_there_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "guestagent", "--port", str(tmp_path / "absent")]
+    command = [sys.executable, "-m", "guestagent", "--port", str(tmp_path / "absent"), "--run-dir", str(tmp_path)]
     agent = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert agent.stderr is not None
     try:
-        assert b"does not exist" in agent.stderr.readline()
+        while b"does not exist" not in (said := agent.stderr.readline()):
+            assert said
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(timeout=20) == 0
     finally:

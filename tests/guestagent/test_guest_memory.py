@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from guestagent.budgets import Share, application_budget_mib, split
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
-from guestagent.messages import MemoryStatus, Pressure
+from guestagent.messages import MemoryStatus, Paging, Pressure
 from tests.guestagent.harness import GuestTree
 
 
@@ -32,10 +32,17 @@ def test_a_small_guest_keeps_48_mib_and_a_full_one_offers_nothing(tmp_path: Path
 def test_pressure_is_read_and_null_where_the_kernel_has_none(tmp_path: Path) -> None:
     tree = GuestTree(tmp_path)
     memory = Memory(str(tree.procfs))
-    assert memory.pressure() == Pressure(1.5, 0.25, 1.5)
+    assert memory.pressure() == Pressure(1.5, 0.25, 1.5, 123456, 65432)
     (tree.procfs / "pressure/memory").unlink()
     assert memory.pressure() is None
-    assert memory.major_faults() == 17
+
+
+def test_paging_is_counted_and_swap_is_null_where_the_kernel_has_none(tmp_path: Path) -> None:
+    tree = GuestTree(tmp_path)
+    memory = Memory(str(tree.procfs))
+    assert memory.paging() == Paging(17, 5, 6)
+    tree.write(tree.procfs / "vmstat", "pgmajfault 18\n")
+    assert memory.paging() == Paging(18, None, None)
 
 
 def test_without_figures_there_is_an_error_and_no_zero(tmp_path: Path) -> None:
@@ -46,7 +53,7 @@ def test_without_figures_there_is_an_error_and_no_zero(tmp_path: Path) -> None:
     with pytest.raises(GuestFailure, match="MemAvailable"):
         memory.status()
     with pytest.raises(GuestFailure, match="pgmajfault"):
-        memory.major_faults()
+        memory.paging()
 
 
 def test_an_application_at_its_budget_brings_the_floor_to_the_target() -> None:

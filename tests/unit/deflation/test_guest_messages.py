@@ -22,6 +22,8 @@ from deflation.guest_messages import (
     GuestBody,
     GuestStatus,
     Hello,
+    PressureNotice,
+    RequestNotice,
 )
 from guestagent import messages as guest
 from tests.unit.deflation.strategies import runs
@@ -33,14 +35,20 @@ STATUS = guest.StatusResult(
     memory=guest.MemoryStatus(
         total_mib=980.5, available_mib=610.25, reserve_mib=49.0, floor_mib=419.25, unpluggable_mib=561.25
     ),
-    pressure=guest.Pressure(memory_some_avg10=0.0, memory_full_avg10=0.0, cpu_some_avg10=12.5),
+    pressure=guest.Pressure(0.0, 0.0, 12.5, memory_some_total_us=901, memory_full_total_us=17),
     major_faults=14,
+    swap_in_pages=3,
+    swap_out_pages=4,
     applications=[guest.ApplicationSize(name="memcached", resident_mib=301.5)],
 )
 SAMPLES: list[tuple[Any, type[GuestBody]]] = [
     (guest.HelloResult(PROTOCOL, "f00d", "0.1.0", "4b1d", ["cpu", "memory", "application"]), Hello),
     (STATUS, GuestStatus),
     (dataclasses.replace(STATUS, pressure=None, applications=[]), GuestStatus),
+    (dataclasses.replace(STATUS, swap_in_pages=None, swap_out_pages=None), GuestStatus),
+    (guest.PressureNotice("4b1d", STATUS.memory, STATUS.pressure, 14, 3, 4), PressureNotice),
+    (guest.PressureNotice("4b1d", STATUS.memory, None, 14, None, None), PressureNotice),
+    (guest.RequestNotice(0.5, 256.0, "a batch job starts"), RequestNotice),
     (guest.CpusSetResult([0, 1], []), CpusSet),
     (guest.CpusSetResult([0, 1, 3], [guest.CpuFailure(3, "it is busy")]), CpusSet),
     (guest.DeflateResult("r-1", "promised", {"memory_mib": 120.0}, 2.5, "", None), ApplicationPromise),
@@ -93,6 +101,10 @@ def test_both_sides_speak_the_same_version() -> None:
         ("cpus.unpluggable", [5000]),
         ("pressure.memory_some_avg10", float("nan")),
         ("pressure.memory_some_avg10", 101),
+        ("pressure.memory_some_total_us", -1),
+        ("pressure.memory_full_total_us", 2**64),
+        ("major_faults", -1),
+        ("swap_in_pages", 1.5),
         ("boot_id", "x" * 1001),
         ("applications", [{"name": "a", "resident_mib": 1}] * 65),
         ("uptime_s", -1),
@@ -125,6 +137,28 @@ def test_a_long_story_is_cut_and_its_promise_kept() -> None:
         ApplicationPromise.model_validate(said | {"reason": 5})
 
 
+def test_an_older_guest_says_less() -> None:
+    body = dataclasses.asdict(STATUS)
+    for newer in ("swap_in_pages", "swap_out_pages"):
+        del body[newer]
+    for newer in ("memory_some_total_us", "memory_full_total_us"):
+        del body["pressure"][newer]
+    heard = GuestStatus.model_validate(body)
+    assert heard.swap_in_pages is None
+    assert heard.pressure is not None
+    assert heard.pressure.memory_some_total_us is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("memory_mib", -1), ("memory_mib", float("inf")), ("cpu_cores", 5000), ("reason", "x" * 201), ("reason", 5)],
+)
+def test_a_request_that_no_honest_guest_makes_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        RequestNotice.model_validate({"memory_mib": 1.0, field: value})
+
+
+MODELS = [Hello, GuestStatus, PressureNotice, RequestNotice, CpusSet, ApplicationPromise, ApplicationRelease]
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=20)),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
@@ -133,7 +167,7 @@ json_values = st.recursive(
 
 
 @runs()
-@given(json_values, st.sampled_from([Hello, GuestStatus, CpusSet, ApplicationPromise, ApplicationRelease]))
+@given(json_values, st.sampled_from(MODELS))
 def test_no_answer_of_a_guest_raises_anything_but_a_validation_error(value: Any, model: type[GuestBody]) -> None:
     with contextlib.suppress(ValidationError):
         model.model_validate(value)
