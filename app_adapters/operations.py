@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Union
 
 from app_adapters.adapter import Adapter, Answer, Deadline, Promise, Refusal
@@ -14,6 +14,8 @@ from app_adapters.messages import PromiseBody, RefusalBody, TargetRequest, Targe
 
 OPERATIONS_KEPT = 256
 BUSY_RETRY_S = 1.0
+# How long a newer attempt waits for the older one to stop: the guest agent gives a hook 2.5 s for its answer.
+CALL_OFF_LIMIT_S = 1.5
 
 AnswerBody = Union[PromiseBody, RefusalBody]
 
@@ -25,6 +27,14 @@ class _Operation:
     status: TargetStatus
 
 
+def attempt(request_id: str) -> tuple[str, int]:
+    """The request and which attempt at it this is: `r#2` is the second at `r`, an id without a number the first."""
+    request, sign, number = request_id.rpartition("#")
+    if sign and request and number.isascii() and number.isdigit() and len(number) <= 9:
+        return request, int(number)
+    return request_id, 1
+
+
 class Operations:
     """Runs what an adapter promises, and remembers answers and results."""
 
@@ -34,12 +44,14 @@ class Operations:
         self._lock = threading.Lock()
         self._operations: OrderedDict[str, _Operation] = OrderedDict()
         self._worker: threading.Thread | None = None
+        self._latest: _Operation | None = None
         self._deadline = Deadline(0)
 
     def submit(self, request: TargetRequest) -> AnswerBody:
         """The adapter's answer; the same request again gets the same answer and starts nothing.
 
-        A refusal because another operation runs is not remembered, so that the same request may come again.
+        A newer attempt at the request that runs calls the older one off. A refusal because another operation runs is
+        not remembered, so that the same request may come again.
 
         Raises: Conflict where the request_id was used with another body.
         """
@@ -49,9 +61,10 @@ class Operations:
                 if known.request != request:
                     raise Conflict(f"request_id: {request.request_id} was used with another body")
                 return known.answer
-            if self._worker is not None and self._worker.is_alive():
+            busy = self._make_way(request.request_id)
+            if busy:
                 retry_s = min(self._deadline.remaining_s, BUSY_RETRY_S)
-                return _refusal(request, Refusal("another operation is under way", max(retry_s, 0.1)))
+                return _refusal(request, Refusal(busy, max(retry_s, 0.1)))
             deadline = Deadline(request.deadline_s)
             answer = self._decide(request, deadline)
             body: AnswerBody
@@ -63,7 +76,7 @@ class Operations:
             body = PromiseBody(request.request_id, "promised", answer.promised, answer.expected_s, answer.reason)
             operation = _Operation(request, body, TargetStatus(request.request_id, "running", {}, "", request.reason))
             self._remember(operation)
-            self._deadline = deadline
+            self._deadline, self._latest = deadline, operation
             self._worker = threading.Thread(
                 target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
             )
@@ -80,6 +93,27 @@ class Operations:
         self._deadline.cancel()
         if self._worker is not None:
             self._worker.join(limit_s)
+
+    def _make_way(self, request_id: str) -> str:
+        """End what runs if this is a newer attempt at it; returns why the way is not free, empty if it is."""
+        name, number = attempt(request_id)
+        latest = self._latest
+        if latest is None:
+            return ""
+        latest_id = latest.request.request_id
+        latest_name, latest_number = attempt(latest_id)
+        if name == latest_name and number < latest_number:
+            return f"{latest_id} is a newer attempt"
+        if self._worker is None or not self._worker.is_alive():
+            return ""
+        if name != latest_name:
+            return "another operation is under way"
+        self._deadline.cancel()
+        self._worker.join(CALL_OFF_LIMIT_S)
+        if self._worker.is_alive():
+            return f"{latest_id} is still being called off"
+        latest.status = replace(latest.status, reason=f"called off for {request_id}: {latest.status.reason}")
+        return ""
 
     def _decide(self, request: TargetRequest, deadline: Deadline) -> Answer:
         try:

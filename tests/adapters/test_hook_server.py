@@ -13,6 +13,7 @@ import pytest
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
 from app_adapters.errors import ApplicationError
+from app_adapters.operations import attempt
 from app_adapters.server import HookServer
 from tests.adapters.rest import Rest
 
@@ -29,6 +30,7 @@ class Scripted(Adapter):
         self.refusal: Refusal | None = None
         self.error: Exception | None = None
         self.deadlines: list[Deadline] = []
+        self.stubborn = False
 
     def capabilities(self) -> Capabilities:
         if self.error is not None:
@@ -45,7 +47,7 @@ class Scripted(Adapter):
         return Promise({}, 0.0, lambda: Release({"memory_mib": 0.0}, "nothing", "grown"))
 
     def _work(self) -> Release:
-        while not self.go.wait(0.01) and not self.deadlines[-1].passed:
+        while not self.go.wait(0.01) and (self.stubborn or not self.deadlines[-1].passed):
             pass
         if self.error is not None:
             raise self.error
@@ -130,6 +132,67 @@ def test_many_at_once_under_one_id_start_one_operation(rest: Rest, adapter: Scri
     assert len(answers) == 8
     assert all(answer == answers[0] for answer in answers)
     assert len(adapter.calls) == 1
+
+
+def test_a_newer_attempt_calls_the_older_one_off(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    assert rest.target("r1", "deflate", 60)[0] == 202
+    assert rest.target("r1#2", "deflate", 50)[0] == 202
+    older = rest.finished("r1")
+    assert older["reason"].startswith("called off for r1#2: ")
+    assert rest.send("GET", "/deflation/v1/targets/r1%232")[1]["state"] == "running"
+    adapter.go.set()
+    assert rest.finished("r1%232")["state"] == "released"
+    assert adapter.calls == [("ask", 60.0), ("ask", 50.0)]
+
+
+def test_an_older_attempt_that_comes_late_is_refused(rest: Rest, adapter: Scripted) -> None:
+    assert rest.target("r1#10", "deflate", 60)[0] == 202
+    rest.finished("r1%2310")
+    for late in ("r1#9", "r1"):
+        status, answer = rest.target(late, "deflate", 50)
+        assert (status, answer["reason"]) == (409, "r1#10 is a newer attempt")
+    assert len(adapter.calls) == 1
+
+
+def test_an_attempt_that_does_not_stop_is_not_run_over(
+    rest: Rest, adapter: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app_adapters.operations.CALL_OFF_LIMIT_S", 0.1)
+    adapter.go.clear()
+    adapter.stubborn = True
+    rest.target("r1", "deflate", 60)
+    status, answer = rest.target("r1#2", "deflate", 50)
+    assert (status, answer["reason"]) == (409, "r1 is still being called off")
+    adapter.go.set()
+    rest.finished("r1")
+    assert rest.target("r1#2", "deflate", 50)[0] == 202
+
+
+def test_another_request_does_not_call_off_what_runs(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    rest.target("r1", "deflate", 60)
+    for other in ("r2", "r2#2", "r1x#2"):
+        status, answer = rest.target(other, "deflate", 50)
+        assert (status, answer["reason"]) == (409, "another operation is under way")
+    assert rest.send("GET", "/deflation/v1/targets/r1")[1]["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("request_id", "expected"),
+    [
+        ("r", ("r", 1)),
+        ("r#2", ("r", 2)),
+        ("r#1#3", ("r#1", 3)),
+        ("r#", ("r#", 1)),
+        ("#2", ("#2", 1)),
+        ("r#x", ("r#x", 1)),
+        ("r#\u0662", ("r#\u0662", 1)),
+        ("r#" + "9" * 5000, ("r#" + "9" * 5000, 1)),
+    ],
+)
+def test_the_number_of_an_attempt_is_part_of_the_id(request_id: str, expected: tuple[str, int]) -> None:
+    assert attempt(request_id) == expected
 
 
 def test_another_body_under_the_same_id_is_a_conflict(rest: Rest, adapter: Scripted) -> None:

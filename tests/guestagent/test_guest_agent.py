@@ -39,17 +39,19 @@ class Elastic(Adapter):
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
         if self.hang is not None:
             self.hang.wait(20)
-        return self._take("deflate", target["memory_mib"], mode)
+        return self._take("deflate", target["memory_mib"], mode, deadline)
 
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
-        return self._take("reinflate", target["memory_mib"], "")
+        return self._take("reinflate", target["memory_mib"], "", deadline)
 
-    def _take(self, direction: str, size_mib: float, mode: str) -> Answer:
+    def _take(self, direction: str, size_mib: float, mode: str, deadline: Deadline) -> Answer:
         self.targets.append((direction, size_mib, mode))
         amount_mib = max(self.size_mib - size_mib, 0.0)
 
         def work() -> Release:
-            self.go.wait(20)
+            while not self.go.wait(0.01):
+                if deadline.passed:
+                    return Release({"memory_mib": 0.0}, "itself", "not in time", complete=False)
             self.size_mib = size_mib
             return Release({"memory_mib": amount_mib}, "itself", "done")
 
@@ -295,6 +297,22 @@ def test_the_same_request_again_starts_nothing_and_another_under_its_id_is_refus
     params = {"deadline_s": 10, "mode": "ask", "target": {"memory_mib": 300}, "bound_mib": 1024}
     code, message = host.error("application.deflate", request_id="same", **params)
     assert (code, message.split(":")[0]) == (-32602, "request_id")
+
+
+def test_a_newer_attempt_takes_the_place_of_one_that_runs(host: Host, serve: Serve) -> None:
+    app = Elastic(300)
+    serve("app", app)
+    app.go.clear()
+    request_id = "a" * 80
+    assert deflate(host, request_id, 400)["state"] == "promised"
+    assert host.result("application.status", request_id=request_id)["state"] == "running"
+    assert deflate(host, request_id + "#2", 450)["state"] == "promised"
+    older = finished(host, request_id)
+    assert older["state"] == "failed"
+    assert older["reason"].startswith(f"app: called off for {request_id}#2: not in time")
+    app.go.set()
+    assert finished(host, request_id + "#2")["state"] == "released"
+    assert app.size_mib == pytest.approx(274.8)
 
 
 def test_a_refusing_application_is_a_refusal_with_its_reason(host: Host, serve: Serve) -> None:
