@@ -2,6 +2,7 @@
 
 The guest is untrusted: lines are limited, messages that answer nothing are counted, answers are checked against their
 schema, and what does not follow the protocol ends the conversation. Writes never wait for a guest that does not read.
+What a guest says unasked is counted and held to its schema, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from pydantic import ValidationError
 
-from deflation.guest_messages import MAX_LINE, PROTOCOL, GuestBody, Hello
+from deflation.guest_messages import MAX_LINE, NOTICES, PROTOCOL, GuestBody, Hello, Notice
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 
 MESSAGES_PER_S: Final = 20
@@ -38,6 +39,8 @@ class GuestLink:
 
     :param find_channel: gives the path of the channel's socket, None while there is none.
     :param on_hello: called after each successful hello: the guest has booted, or the agent has.
+    :param on_notice: called with each notification that fits its schema. It must not block: nothing else is heard of
+        the guest meanwhile.
     """
 
     def __init__(
@@ -45,10 +48,13 @@ class GuestLink:
         vm: str,
         find_channel: Callable[[], Awaitable[Path | None]],
         on_hello: Callable[[Hello], None],
+        *,
+        on_notice: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
         self._vm = vm
         self._find_channel = find_channel
         self._on_hello = on_hello
+        self._on_notice = on_notice
         #: Goes to the guest through the channel and is known nowhere else.
         self._token = secrets.token_urlsafe(24)
         self._writer: asyncio.StreamWriter | None = None
@@ -56,6 +62,8 @@ class GuestLink:
         self._number = 0
         #: Set while the guest answers; a call that runs into its time limit clears it until the next hello.
         self.connected = False
+        #: Messages that answered nothing and were no notification of this protocol.
+        self.dropped = 0
         self._broken = asyncio.Event()
         self._log = log.bind(vm=vm)
 
@@ -153,21 +161,20 @@ class GuestLink:
             except asyncio.LimitOverrunError:
                 self._log.warning("the guest sent a line of more than 64 KiB; the conversation starts anew")
                 return
-            if self._dispatch(line):
+            message = _parsed(line)
+            if self._answers(message):
                 continue
             now = time.monotonic()
             if len(arrivals) == MESSAGES_PER_S and now - arrivals[0] < 1.0:
                 self._log.warning("the guest sends more than 20 unasked messages a second; start anew")
                 return
             arrivals.append(now)
+            if not self._notice(message):
+                self.dropped += 1
 
-    def _dispatch(self, line: bytes) -> bool:
+    def _answers(self, message: Mapping[str, Any]) -> bool:
         """Hand an answer to whoever waits for it; False if nobody does."""
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            return False
-        number = message.get("id") if isinstance(message, dict) else None
+        number = message.get("id")
         future = self._waiting.get(number) if isinstance(number, str) else None
         if future is None or future.done():
             return False
@@ -176,6 +183,32 @@ class GuestLink:
         else:
             future.set_result(message.get("result"))
         return True
+
+    def _notice(self, message: Mapping[str, Any]) -> bool:
+        """Hand on a notification; False if it is none, or comes before this conversation's hello."""
+        method = message.get("method")
+        kind = NOTICES.get(method) if isinstance(method, str) and "id" not in message else None
+        if kind is None or not self.connected:
+            return False
+        try:
+            notice = kind.model_validate(message.get("params"))
+        except ValidationError as error:
+            self._log.debug("a notification of the guest does not fit", method=method, why=error.errors()[0]["msg"])
+            return False
+        try:
+            self._on_notice(notice)
+        except Exception:
+            self._log.exception("a notification of the guest could not be dealt with", method=method)
+        return True
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    """The message in a line; empty where there is none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
 
 
 def _checked(answer: type[Answer], result: Any) -> Answer:

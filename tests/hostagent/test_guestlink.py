@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deflation.guest_messages import CpusSet, GuestStatus, Hello
+from deflation.guest_messages import CpusSet, GuestStatus, Hello, Notice, PressureNotice, RequestNotice
 from hostagent.errors import GuestRefused, GuestUnreachable
 from hostagent.guestlink import GuestLink
 from tests.hostagent.waiting import until
@@ -38,6 +38,17 @@ class Guest:
         self.requests: list[dict[str, Any]] = []
         self.hellos = 0
         self.writer: asyncio.StreamWriter | None = None
+        #: What the link has handed on.
+        self.notices: list[Notice] = []
+
+    def noted(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        if isinstance(notice, RequestNotice) and notice.reason == "break":
+            raise RuntimeError("the callback breaks")
+
+    def say(self, method: str, params: Any, **more: Any) -> None:
+        assert self.writer is not None
+        self.writer.write(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode() + b"\n")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -68,7 +79,7 @@ async def link(guest: Guest) -> AsyncIterator[GuestLink]:
         return guest.path
 
     hellos: list[Hello] = []
-    made = GuestLink("low-1", find, hellos.append)
+    made = GuestLink("low-1", find, hellos.append, on_notice=guest.noted)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()
@@ -204,3 +215,67 @@ async def test_a_guest_that_does_not_read_blocks_nobody(guest: Guest, link: Gues
         results = await asyncio.gather(*calls(), return_exceptions=True)
     assert all(isinstance(result, GuestUnreachable) for result in results)
     assert any("does not read" in str(result) for result in results)
+
+
+MEMORY = {"total_mib": 900, "available_mib": 40, "reserve_mib": 48, "floor_mib": 908, "unpluggable_mib": 0}
+PRESSURE = {"boot_id": "b", "memory": MEMORY, "pressure": None, "major_faults": 7}
+
+
+async def test_notifications_of_the_guest_are_handed_on(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    guest.say("pressure", PRESSURE)
+    guest.say("request", {"memory_mib": 64, "cpu_cores": 0, "reason": "a batch job starts"})
+    await until(lambda: len(guest.notices) == 2)
+    assert guest.notices == [
+        PressureNotice.model_validate(PRESSURE),
+        RequestNotice(memory_mib=64, reason="a batch job starts"),
+    ]
+    assert link.dropped == 0
+
+
+async def test_what_is_no_notification_is_dropped_and_counted(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    guest.say("reboot", {})
+    guest.say("pressure", PRESSURE | {"major_faults": -1})
+    guest.say("pressure", None)
+    guest.say("request", {"memory_mib": 1, "reason": "x" * 300})
+    guest.say("request", {"memory_mib": 1}, id="a request to the host")
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: bool(guest.notices))
+    assert [getattr(notice, "memory_mib", None) for notice in guest.notices] == [2]
+    assert link.dropped == 5
+    assert link.connected
+
+
+async def test_a_notification_before_hello_belongs_to_an_earlier_conversation(guest: Guest, link: GuestLink) -> None:
+    early = json.dumps({"jsonrpc": "2.0", "method": "request", "params": {"memory_mib": 1}}).encode() + b"\n"
+    guest.hello = lambda request: [early, honest_hello(request)]
+    await until(lambda: link.connected)
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: bool(guest.notices))
+    assert [getattr(notice, "memory_mib", None) for notice in guest.notices] == [2]
+
+
+async def test_notifications_count_for_the_limit_of_messages(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    for _ in range(40):
+        guest.say("request", {"memory_mib": 1})
+    await until(lambda: guest.hellos >= 2 and link.connected)
+    assert len(guest.notices) == 20
+
+
+async def test_a_notification_that_breaks_its_receiver_does_no_harm(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    guest.say("request", {"memory_mib": 1, "reason": "break"})
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: len(guest.notices) == 2)
+    guest.answer = cpus
+    assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+
+
+async def test_a_notification_between_a_question_and_its_answer_goes_its_own_way(guest: Guest, link: GuestLink) -> None:
+    notice = json.dumps({"jsonrpc": "2.0", "method": "request", "params": {"memory_mib": 3}}).encode() + b"\n"
+    guest.answer = lambda request: [notice, *cpus(request)]
+    await until(lambda: link.connected)
+    assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+    assert guest.notices == [RequestNotice(memory_mib=3)]
