@@ -1,4 +1,4 @@
-"""Disk and network bandwidth of a domain: what can be limited, and the limit on its disks through libvirt.
+"""Bandwidth of a domain: what of it can be limited, and the limit on its disks, through libvirt.
 
 Network limits are in :mod:`hostagent.network`, our own ``tc`` for them in :mod:`hostagent.tc`; docs/bandwidth.md says
 what each limits and how to see it. Sources: https://libvirt.org/formatdomain.html (``iotune``), CONTRACTS in
@@ -8,7 +8,18 @@ docs/contracts.md (safety of the guest, network).
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from typing import Any, Final
 
+import libvirt
+
+from deflation.allocations import HARD_FLOOR
+
+#: All disks of a domain are members of it and share one limit.
+GROUP: Final = "ebbtide"
+#: Operations a second for each MiB/s. Operations of 16 KiB reach both limits at once: larger ones are held by bytes,
+#: smaller ones by number, since each costs the host's device a turn. 1 MiB/s still lets a guest boot.
+IOPS_PER_MIB_S: Final = 64
+MIB: Final = 1 << 20
 #: Interfaces that have a device on the host which carries all their traffic.
 WITH_DEVICE = ("bridge", "direct", "ethernet", "network")
 _NO_DEVICE = {
@@ -63,3 +74,71 @@ def target_of(disk: ElementTree.Element) -> str:
     """What libvirt calls a disk: ``vda``."""
     target = disk.find("target")
     return target.get("dev", "") if target is not None else ""
+
+
+def disk_parameters(disk_mib_s: float | None) -> dict[str, Any]:
+    """libvirt's ``iotune`` for the disks of a domain together; None lifts the limit.
+
+    libvirt reads 0 as unlimited, so a limit is never below 1 MiB/s. ``size_iops_sec`` is left out: the limit on bytes
+    holds large operations already.
+    """
+    if disk_mib_s is None:
+        return {"group_name": GROUP, "total_bytes_sec": 0, "total_iops_sec": 0}
+    mib_s = max(disk_mib_s, HARD_FLOOR.disk_mib_s)
+    return {"group_name": GROUP, "total_bytes_sec": int(mib_s * MIB), "total_iops_sec": int(mib_s * IOPS_PER_MIB_S)}
+
+
+def limit_disks(domain: Any, disk_mib_s: float | None) -> str:
+    """Limit all disks of a domain together, now and whenever it is started again. Blocks: runs in the pool.
+
+    :returns: why it is not as asked for; empty if it is.
+    :raises libvirt.libvirtError: libvirt refused.
+    """
+    text = domain.XMLDesc()
+    if why := disk_blocked(text):
+        return "" if disk_mib_s is None else why
+    wanted = disk_parameters(disk_mib_s)
+    root = ElementTree.fromstring(text)
+    if disk_mib_s is None and not _tuned(root):
+        return ""
+    flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG if domain.isPersistent() else 0
+    if domain.isActive():
+        flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+    for disk in limitable_disks(root):
+        domain.setBlockIoTune(target_of(disk), wanted, flags)
+    for disk in limitable_disks(root):
+        found = domain.blockIoTune(target_of(disk), _reading_flags(domain))
+        for name in ("total_bytes_sec", "total_iops_sec"):
+            if found[name] != wanted[name]:
+                return f"disk {target_of(disk)} has {name} {found[name]} instead of {wanted[name]}"
+    return ""
+
+
+def disk_limit(domain: Any, root: ElementTree.Element) -> float | None:
+    """What a domain's disks can move together, MiB/s, as QEMU says; None without a limit. Blocks: runs in the pool.
+
+    :param root: the domain's XML: QEMU is asked only where libvirt has set something.
+    """
+    if not _tuned(root):
+        return None
+    groups: dict[str, int] = {}
+    for disk in limitable_disks(root):
+        found = domain.blockIoTune(target_of(disk), _reading_flags(domain))
+        total = found["total_bytes_sec"] or (
+            found["read_bytes_sec"] + found["write_bytes_sec"]
+            if found["read_bytes_sec"] and found["write_bytes_sec"]
+            else 0
+        )
+        if not total:
+            return None
+        # Disks outside of a group have a limit of their own each.
+        groups[found.get("group_name") or target_of(disk)] = total
+    return sum(groups.values()) / MIB if groups else None
+
+
+def _tuned(root: ElementTree.Element) -> bool:
+    return root.find("./devices/disk/iotune") is not None
+
+
+def _reading_flags(domain: Any) -> int:
+    return int(libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else libvirt.VIR_DOMAIN_AFFECT_CONFIG)

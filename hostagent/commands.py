@@ -217,7 +217,7 @@ class Commands:
                 raise
         try:
             # Admitted at its committed size before its vCPUs run.
-            await vm.enforce()
+            await vm.enforce_at_start()
             await self._host.hypervisor.resume(vm.domain)
             return await self._started(operation, vm)
         except Exception:

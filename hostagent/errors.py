@@ -19,6 +19,10 @@ class DomainGone(HypervisorError):
     """The domain does not exist any more."""
 
 
+class TrafficControlError(HypervisorError):
+    """``tc`` or ``ip`` refused or failed, or a device is somebody else's; the text says which."""
+
+
 class GuestUnreachable(HostAgentError):
     """The guest agent is not connected, does not answer or breaks the protocol."""
 

@@ -12,7 +12,7 @@ import time
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,11 +24,12 @@ from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
-from hostagent import disks, intents
+from hostagent import bandwidth, disks, intents
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
+from hostagent.network import Networks, interfaces_of
 from hostagent.templates import (
     MEMORY_ALIAS,
     PACKAGED,
@@ -73,6 +74,7 @@ class LibvirtHypervisor:
         self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[str], None]] = []
         self._connection.on_open(self._register)
+        self._networks = Networks(self._connection)
 
     # --- domains -------------------------------------------------------------------------------------------------
 
@@ -122,12 +124,22 @@ class LibvirtHypervisor:
                     disks.remove(directory)
 
         await asyncio.to_thread(remove)
+        await self._networks.sweep()
 
     async def check(self, spec: VMSpec) -> None:
         try:
-            await asyncio.to_thread(DomainTemplate.load, spec.template, self._settings.template_dirs)
+            template = await asyncio.to_thread(DomainTemplate.load, spec.template, self._settings.template_dirs)
+            xml = render_domain(template, _sample(spec.nominal.memory_mib, None))
         except TemplateError as error:
             raise RequestRefused(400, str(error), "vm.template") from error
+        nominal = spec.nominal.vector()
+        for name, why in (
+            ("disk_mib_s", bandwidth.disk_blocked(xml)),
+            ("network_mib_s", bandwidth.network_blocked(xml)),
+        ):
+            if nominal[name] > 0 and why:
+                sentence = f"{name} cannot be held with template {spec.template}: {why}"
+                raise RequestRefused(400, sentence, f"vm.nominal.{name}")
 
     async def create(self, domain: str, intent: Intent) -> None:
         spec = intent.spec
@@ -199,8 +211,9 @@ class LibvirtHypervisor:
         await self._remove(domain, lambda connection: connection.lookupByName(domain))
 
     async def _remove(self, domain: str, find: Callable[[Any], Any]) -> None:
-        def remove(connection: Any) -> None:
+        def remove(connection: Any) -> list[str]:
             found = find(connection)
+            devices = [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
             if found.isActive():
                 try:
                     found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
@@ -210,9 +223,10 @@ class LibvirtHypervisor:
             found.undefineFlags(
                 libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
             )
+            return devices
 
         with contextlib.suppress(DomainGone):
-            await self._connection.call(remove, modifies=domain, limit_s=60.0)
+            await self._networks.forget(await self._connection.call(remove, modifies=domain, limit_s=60.0))
         await asyncio.to_thread(disks.remove, self._settings.disk_dir / domain)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:
@@ -241,7 +255,8 @@ class LibvirtHypervisor:
     # --- readings and limits -------------------------------------------------------------------------------------
 
     async def read(self, domain: str) -> HostSideReading:
-        return await self._connection.call(lambda connection: _read(connection.lookupByName(domain)))
+        reading, xml = await self._connection.call(lambda connection: _read(connection.lookupByName(domain)))
+        return replace(reading, network_mib_s=await self._networks.read(xml))
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
         await self._on(
@@ -276,10 +291,10 @@ class LibvirtHypervisor:
         return reason
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
-        return "this agent cannot limit disk bandwidth"
+        return str(await self._on(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))
 
     async def set_network(self, domain: str, network_mib_s: float | None) -> str:
-        return "this agent cannot limit network bandwidth"
+        return await self._networks.limit(domain, network_mib_s)
 
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         return "this agent cannot limit memory from outside"
@@ -336,8 +351,8 @@ class LibvirtHypervisor:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def _on(self, domain: str, function: Callable[[Any], Any], limit_s: float = 15.0) -> None:
-        await self._connection.call(
+    async def _on(self, domain: str, function: Callable[[Any], Any], limit_s: float = 15.0) -> Any:
+        return await self._connection.call(
             lambda connection: function(connection.lookupByName(domain)), modifies=domain, limit_s=limit_s
         )
 
@@ -358,7 +373,12 @@ def quota_parameters(cores_per_cpu: float | None) -> dict[str, int]:
 
 def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:
     """The boot memory that :func:`hostagent.templates.DomainParameters.memory` settles on."""
-    parameters = DomainParameters(
+    return float(_sample(memory_mib, boot_mib).memory().boot_mib)
+
+
+def _sample(memory_mib: float, boot_mib: float | None) -> DomainParameters:
+    """A VM that is never started, to see what a template makes of it."""
+    return DomainParameters(
         name="x",
         uuid=str(uuid.UUID(int=0)),
         cpu_cores=1,
@@ -370,24 +390,27 @@ def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:
         console=Path(),
         boot_memory_mib=int(boot_mib) if boot_mib is not None else None,
     )
-    return float(parameters.memory().boot_mib)
 
 
-def _read(domain: Any) -> HostSideReading:
-    root = ElementTree.fromstring(domain.XMLDesc())
+def _read(domain: Any) -> tuple[HostSideReading, str]:
+    """What libvirt knows, and the domain's XML; limits on interfaces are read by ``tc``."""
+    xml = domain.XMLDesc()
+    root = ElementTree.fromstring(xml)
     device = _memory_device(root)
     current = device.find("target/current") if device is not None else None
     vcpu = root.find("vcpu")
     scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
     quota, period = scheduler.get("vcpu_quota", -1), scheduler.get("vcpu_period", PERIODS_US[0])
-    return HostSideReading(
+    reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
         quota_per_cpu=quota / period if quota > 0 and period > 0 else None,
         balloon_mib=domain.memoryStats()["actual"] / 1024,
         plugged_mib=_kib(current) / 1024,
         vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
         cpu_shares=scheduler.get("cpu_shares"),
+        disk_mib_s=bandwidth.disk_limit(domain, root),
     )
+    return reading, xml
 
 
 def _memory_device(root: ElementTree.Element) -> ElementTree.Element | None:

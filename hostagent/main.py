@@ -92,8 +92,6 @@ def _capacity(text: str) -> ResourceVector:
         raise argparse.ArgumentTypeError(str(error)) from error
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not like cpu_cores=6,memory_mib=4096") from error
-    if capacity.disk_mib_s or capacity.network_mib_s:
-        raise argparse.ArgumentTypeError("disk_mib_s and network_mib_s cannot be handed out: no layer throttles them")
     return capacity
 
 

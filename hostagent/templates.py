@@ -6,6 +6,7 @@ request would be root on the host. Elements: https://libvirt.org/formatdomain.ht
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import string
@@ -162,6 +163,7 @@ def render_domain(template: DomainTemplate, parameters: DomainParameters) -> str
         "initrd": parameters.initrd,
         "disk": parameters.disk,
         "console": parameters.console,
+        "tap": tap_name(parameters.name),
         "kernel_arguments": " ".join(parameters.kernel_arguments),
     }
     escaped = {name: escape(str(value), {"'": "&apos;", '"': "&quot;"}) for name, value in values.items()}
@@ -179,6 +181,11 @@ def render_domain(template: DomainTemplate, parameters: DomainParameters) -> str
     except (KeyError, ValueError) as error:
         raise TemplateError(f"template {template.name} has a $-name that is not known: {error}") from error
     return xml
+
+
+def tap_name(domain: str) -> str:
+    """The tap of a domain whose template has an interface: at most 15 letters, another one for every domain."""
+    return f"ebb{hashlib.sha256(domain.encode()).hexdigest()[:10]}"
 
 
 def _metadata(element: str | None) -> str:

@@ -167,13 +167,6 @@ class ManagedVM:
         await self.hypervisor.write_intent(self.domain, intent)
         self.intent = intent
 
-    async def enforce(self) -> None:
-        """Hold the VM to its committed CPU size from outside.
-
-        :raises HypervisorError: the quota could not be set.
-        """
-        await self._executor("").enforce_cpu(self.intent.committed.cpu_cores)
-
     async def enforce_at_start(self) -> None:
         """Hold a VM whose guest does not run yet to its committed size: all vCPUs count.
 
@@ -182,10 +175,12 @@ class ManagedVM:
         committed, nominal = self.intent.committed.vector(), self.intent.spec.nominal.vector()
         reading = await self.hypervisor.read(self.domain)
         await self.hypervisor.set_quota(self.domain, quota_of(committed.cpu_cores, reading.vcpus))
-        if nominal.disk_mib_s > 0:
-            await self.hypervisor.set_disk(self.domain, committed.disk_mib_s)
-        if nominal.network_mib_s > 0:
-            await self.hypervisor.set_network(self.domain, committed.network_mib_s)
+        for component, limit in (
+            ("disk_mib_s", self.hypervisor.set_disk),
+            ("network_mib_s", self.hypervisor.set_network),
+        ):
+            if nominal[component] > 0 and (why := await limit(self.domain, committed[component])):
+                raise HypervisorError(f"{component} cannot be held to {committed[component]:g}: {why}")
 
     async def greeted(self, limit_s: float) -> None:
         """Wait until the guest has said hello, or ``limit_s`` at most: without it only its CPU can be taken."""
