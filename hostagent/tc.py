@@ -24,6 +24,8 @@ from hostagent.errors import TrafficControlError
 #: Our root qdiscs carry it, so that we never remove somebody else's. Qdiscs that the kernel put there have 0:.
 HANDLE: Final = "ebb0:"
 KERNELS_HANDLE: Final = "0:"
+#: What libvirt puts on its taps when nothing limits them, and we when we lift a limit.
+NO_QUEUE: Final = "noqueue"
 #: libvirt's for traffic to the guest (virNetDevBandwidthSet).
 LIBVIRTS_ROOT: Final = ("htb", "1:")
 ALIAS: Final = "ebbtide "
@@ -32,6 +34,8 @@ ALIAS: Final = "ebbtide "
 LEAST_BURST: Final = 128 << 10
 LATE_S: Final = 0.02
 LATENCY_MS: Final = 100
+#: Packets that an IFB device takes before it waits for its softirq: on a busy host the kernel's 32 are a limit as well.
+IFB_QUEUE: Final = "1000"
 COMMAND_LIMIT_S: Final = 5.0
 NAMESPACES: Final = Path("/run/netns")
 DEVICES: Final = Path("/sys/class/net")
@@ -70,7 +74,7 @@ class Shape:
 
     to_guest: int | None = None
     from_guest: int | None = None
-    #: Kind and handle of the root qdisc, where somebody has put one there.
+    #: Kind and handle of the root qdisc, where somebody has put one there that does something.
     root: tuple[str, str] | None = None
     ingress: bool = False
     #: Whether the ingress redirects to our IFB device.
@@ -200,7 +204,7 @@ class TrafficControl:
             if shape.redirected:
                 await self._run(tap.tc("qdisc", "del", "dev", tap.name, "ingress"), "")
             if shape.our_root:
-                await self._run(tap.tc("qdisc", "del", "dev", tap.name, "root"), "")
+                await self._run(_no_queue(tap), "")
         if tap.ifb in present:
             await self._run(tap.ip("link", "del", tap.ifb), "")
 
@@ -214,9 +218,9 @@ class TrafficControl:
 
     async def clear(self, tap: Tap) -> None:
         """Remove all qdiscs from a tap, whoever made them: what a failed call of libvirt has left."""
-        for place in ("root", "ingress"):
+        for words in (_no_queue(tap), tap.tc("qdisc", "del", "dev", tap.name, "ingress")):
             with contextlib.suppress(TrafficControlError):
-                await self._run(tap.tc("qdisc", "del", "dev", tap.name, place), "")
+                await self._run(words, "")
 
     async def sweep(self) -> None:
         """Remove IFB devices of ours in the host's namespace whose tap is gone.
@@ -260,7 +264,7 @@ def setup_steps(tap: Tap, bytes_s: int) -> list[Step]:
     """How a free tap becomes a limited one."""
     mirror = ("action", "mirred", "egress", "redirect", "dev", tap.ifb)
     return [
-        Step(tap.ip("link", "add", tap.ifb, "type", "ifb"), tap.ip("link", "del", tap.ifb)),
+        Step(tap.ip("link", "add", tap.ifb, "txqueuelen", IFB_QUEUE, "type", "ifb"), tap.ip("link", "del", tap.ifb)),
         Step(tap.ip("link", "set", tap.ifb, "alias", f"{ALIAS}{tap.name}")),
         Step(tap.ip("link", "set", tap.ifb, "addrgenmode", "none")),
         Step(tap.ip("link", "set", tap.ifb, "up")),
@@ -276,7 +280,7 @@ def setup_steps(tap: Tap, bytes_s: int) -> list[Step]:
                 *("u32", "match", "u32", "0", "0", *mirror),
             )
         ),
-        Step(_bucket(tap, tap.name, bytes_s), tap.tc("qdisc", "del", "dev", tap.name, "root")),
+        Step(_bucket(tap, tap.name, bytes_s), _no_queue(tap)),
     ]
 
 
@@ -287,6 +291,10 @@ def change_steps(tap: Tap, shape: Shape, bytes_s: int) -> list[Step]:
         Step(_bucket(tap, tap.name, bytes_s), _bucket(tap, tap.name, to_guest)),
         Step(_bucket(tap, tap.ifb, bytes_s), _bucket(tap, tap.ifb, from_guest)),
     ]
+
+
+def _no_queue(tap: Tap) -> tuple[str, ...]:
+    return tap.tc("qdisc", "replace", "dev", tap.name, "root", NO_QUEUE)
 
 
 def _bucket(tap: Tap, device: str, bytes_s: int) -> tuple[str, ...]:
@@ -309,7 +317,7 @@ def parse(text: str, tap: Tap) -> Shape:
         filters, _ = decoder.raw_decode(text.lstrip()[end:].lstrip())
         on = {(q["dev"], bool(q.get("root"))): q for q in qdiscs}
         root, ifb = on.get((tap.name, True)), on.get((tap.ifb, True))
-        held = root is not None and root["handle"] != KERNELS_HANDLE
+        held = root is not None and root["handle"] != KERNELS_HANDLE and root["kind"] != NO_QUEUE
         actions = [action for f in filters for action in f.get("options", {}).get("actions", ())]
         redirected = any(a.get("kind") == "mirred" and a.get("to_dev") == tap.ifb for a in actions)
         return Shape(
