@@ -17,7 +17,7 @@ from deflation.allocations import Allocation
 from deflation.asking import Refusal, mode_of_asking
 from deflation.bounds import Bound
 from deflation.cascade import Cascade
-from deflation.guest_messages import Hello
+from deflation.guest_messages import Hello, Notice
 from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer
 from deflation.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
@@ -88,7 +88,7 @@ class ManagedVM:
         self._overhead_mib = overhead_mib
         self._on_change = on_change
         self._greeted = asyncio.Event()
-        self.link = GuestLink(self.name, lambda: hypervisor.guest_channel(domain), self._hello)
+        self.link = GuestLink(self.name, lambda: hypervisor.guest_channel(domain), self._hello, on_notice=self._noticed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._unplanned = intent
         self._on_stir = on_stir
@@ -327,6 +327,12 @@ class ManagedVM:
         """The guest agent has come (back): after a reset all CPUs are on line again, so the state is applied anew."""
         self._greeted.set()
         self.stir()
+
+    def _noticed(self, notice: Notice) -> None:
+        """The guest says something of its own accord."""
+        self.pressure.heard(notice)
+        if self.pressure.sentence:
+            self.stir()
 
     def _pressed(self, sentence: str) -> None:
         """Pressure has begun: what takes is stopped; what can be spared is given once the watch has heard of it."""
