@@ -1,7 +1,7 @@
-"""How fast to reclaim memory from outside: small steps that grow while nothing suffers and are halved when something does.
+"""How fast to reclaim memory from outside: steps that grow while nothing suffers and are halved when something does.
 
-The rules are those that reclaimers by pressure follow (additive increase, multiplicative decrease; pressure and refaults
-tell when pages are missed). Unlike those, which run for ever, this has a target and a deadline and knows when to give up.
+The rules are those that reclaimers by pressure follow (additive increase, multiplicative decrease; pressure and
+refaults tell when pages are missed). Unlike those, which run for ever, this has a target and knows when to give up.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class MemoryGroup:
         except OSError as error:
             raise CgroupError(f"{name} of process {self.pid}'s cgroup cannot be read: {error}") from error
 
-    def _number(self, name: str) -> Optional[int]:
+    def _number(self, name: str) -> int | None:
         text = self._read(name).strip()
         return None if text == "max" or int(text) >= _UNLIMITED_BYTES else int(text)
 
@@ -165,7 +165,7 @@ class MemoryGroup:
         """What is charged to the group, page cache and the kernel's part included."""
         return self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes") or 0
 
-    def limit(self) -> Optional[int]:
+    def limit(self) -> int | None:
         """The hard limit; None where there is none."""
         return self._number("memory.max" if self.version == 2 else "memory.limit_in_bytes")
 
@@ -182,7 +182,7 @@ class MemoryGroup:
         swapped = self.stat().get("swap")
         return self._status("VmSwap") if swapped is None else swapped
 
-    def swap_room(self) -> Optional[int]:
+    def swap_room(self) -> int | None:
         """How much more the group may put into swap by its own and its parents' swap limits; None: no limit."""
         rooms = [room for directory in self._upwards() for room in [_swap_room(self.version, directory)]]
         known = [room for room in rooms if room is not None]
@@ -256,7 +256,7 @@ class MemoryGroup:
                 raise CgroupError(f"memory.reclaim: {error}") from error
         return max(before - self.usage(), 0)
 
-    def set_limit(self, limit: Optional[int]) -> bool:
+    def set_limit(self, limit: int | None) -> bool:
         """Set or lift the hard limit. On v2 a limit below the usage could kill: it is refused here.
 
         :returns: False if the usage is above it and could not be brought below, so that nothing has changed.
@@ -296,7 +296,7 @@ class MemoryGroup:
         return keyed(self._read("memory.oom_control")).get("oom_kill_disable") == 1
 
 
-def _swap_room(version: int, directory: str) -> Optional[int]:
+def _swap_room(version: int, directory: str) -> int | None:
     names = ("memory.swap.max", "memory.swap.current")
     if version == 1:
         names = ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")
@@ -316,7 +316,7 @@ class VcpuGroup:
     def __init__(self, pid: int, thread: int, proc: str = "/proc") -> None:
         self.version, self.path = group_directory("cpu", os.path.join(str(pid), "task", str(thread)), proc)
 
-    def quota(self) -> Optional[float]:
+    def quota(self) -> float | None:
         """Quota over period, in cores; None where there is no limit."""
         if self.version == 2:
             quota, period = read(os.path.join(self.path, "cpu.max")).split()

@@ -169,6 +169,12 @@ class Hypervisor(Protocol):
         :returns: why it did not get there; empty if it did.
         """
 
+    async def check_limits(self) -> dict[str, str]:
+        """Lift every memory limit of our domains that swap does not back any more; cheap where nothing is limited.
+
+        :returns: why, by domain, for those whose limit was lifted.
+        """
+
     async def guest_channel(self, domain: str) -> Path | None:
         """The socket of the guest agent's channel; None while the domain does not run."""
 

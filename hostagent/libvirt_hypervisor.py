@@ -29,6 +29,7 @@ from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
+from hostagent.memory_limit import MemoryLimits, read_limit_mib
 from hostagent.network import Networks, interfaces_of
 from hostagent.templates import (
     MEMORY_ALIAS,
@@ -71,6 +72,7 @@ class LibvirtHypervisor:
         start_event_thread()
         self._settings = settings
         self._connection = LibvirtConnection(settings.uri, opener)
+        self._limits = MemoryLimits(self._connection)
         self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[str], None]] = []
         self._connection.on_open(self._register)
@@ -297,7 +299,10 @@ class LibvirtHypervisor:
         return await self._networks.limit(domain, network_mib_s)
 
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
-        return "this agent cannot limit memory from outside"
+        return await self._limits.set(domain, limit_mib, limit_s)
+
+    async def check_limits(self) -> dict[str, str]:
+        return await self._limits.check(domain_name(self._settings.host_id, ""))
 
     async def _request_balloon(self, domain: str, balloon_mib: float) -> None:
         # setMemory takes the boot part alone, although the domain's currentMemory reads the sum with virtio-mem.
@@ -409,6 +414,7 @@ def _read(domain: Any) -> tuple[HostSideReading, str]:
         vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
         cpu_shares=scheduler.get("cpu_shares"),
         disk_mib_s=bandwidth.disk_limit(domain, root),
+        limit_mib=read_limit_mib(domain, root),
     )
     return reading, xml
 

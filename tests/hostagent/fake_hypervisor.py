@@ -129,6 +129,9 @@ class FakeHypervisor:
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         return str(await self._call("set_limit", domain=domain, mib=limit_mib))
 
+    async def check_limits(self) -> dict[str, str]:
+        return {}
+
     async def guest_channel(self, domain: str) -> Path | None:
         return self._socket.parent / f"{domain}.sock"
 

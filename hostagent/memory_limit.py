@@ -1,0 +1,384 @@
+"""A limit on QEMU's memory that the host's swap backs: set step by step, never unless backed, lifted when it is not.
+
+What the arithmetic is and why: docs/host-memory.md. The limit goes through libvirt, so that libvirt knows of it; the
+files of the cgroup are read for usage, swap and refaults, and written where libvirt has no call: `memory.reclaim` (v2),
+`memory.oom_control` (v1), and to lift a limit at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import libvirt
+import structlog
+
+from deflation.backing import Footprint, Swap, unbacked
+from deflation.pace import Pace, PaceReading, Stop, next_pace
+from hostagent.cgroups import MIB, CgroupError, MemoryGroup
+from hostagent.errors import DomainGone, HypervisorError
+from hostagent.libvirt_connection import LibvirtConnection
+
+#: What a limit leaves the emulator itself, by domain type. Fixed, so that a limit can be read back from libvirt alone.
+EMULATOR_MIB: Final = {"qemu": 192, "kvm": 96}
+#: Domains whose limits count on the host's swap: those of all agents on it.
+OURS: Final = "ebb-"
+#: After each step, how long pressure and refaults are watched.
+OBSERVE_S: Final = 0.25
+#: On cgroup v2, how far above the usage a limit is left that could not be brought where it was to be.
+MARGIN_MIB: Final = 16.0
+PID_FILES: Final = Path("/run/libvirt/qemu")
+PROC: Final = Path("/proc")
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+def emulator_mib(domain: ElementTree.Element) -> float:
+    """What a limit on the whole of QEMU has for the emulator, by the domain's live XML."""
+    return float(EMULATOR_MIB.get(domain.get("type", ""), EMULATOR_MIB["qemu"]))
+
+
+def read_limit_mib(domain: Any, root: ElementTree.Element) -> float | None:
+    """The limit on the guest's memory as libvirt reads it from the cgroup; None where there is none."""
+    try:
+        hard_kib = domain.memoryParameters(libvirt.VIR_DOMAIN_AFFECT_LIVE).get("hard_limit")
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            raise
+        return None  # no memory controller: no limit
+    if hard_kib is None or hard_kib >= libvirt.VIR_DOMAIN_MEMORY_PARAM_UNLIMITED:
+        return None
+    return float(max(hard_kib / 1024 - emulator_mib(root), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _VM:
+    """One domain, freshly looked at."""
+
+    group: MemoryGroup
+    allowance_mib: float
+    #: Balloon and plugged memory: a limit at or above this limits nothing.
+    held_mib: float
+    footprint: Footprint
+    hard_mib: float | None
+
+    @property
+    def limit_mib(self) -> float | None:
+        return None if self.hard_mib is None else self.hard_mib - self.allowance_mib
+
+
+class MemoryLimits:
+    """The limits of the domains behind one connection. File and libvirt work runs in threads.
+
+    :param pid_files: where libvirt keeps ``NAME.pid`` of its QEMU processes.
+    """
+
+    def __init__(self, connection: LibvirtConnection, pid_files: Path = PID_FILES) -> None:
+        self._connection = connection
+        self._pid_files = pid_files
+        #: Swap claimed by limits that are on their way, MiB by domain.
+        self._claims: dict[str, float] = {}
+        self._claiming = asyncio.Lock()
+
+    async def set(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        """See :meth:`hostagent.hypervisor.Hypervisor.set_limit`."""
+        if limit_mib is None:
+            await self.lift(domain)
+            return ""
+        until = time.monotonic() + limit_s
+        async with self._claiming:
+            vm = await self._look(domain)
+            if limit_mib >= vm.footprint.touchable_mib:
+                await self.lift(domain)
+                return ""
+            hard_mib = limit_mib + vm.allowance_mib
+            if vm.hard_mib is not None and hard_mib >= vm.hard_mib:
+                await self._write(domain, hard_mib)  # higher than it was: always possible
+                return ""
+            if reason := await self._unbacked(domain, vm.footprint, limit_mib):
+                return reason
+            self._claims[domain] = vm.footprint.claim_mib(limit_mib)
+        try:
+            return await self._approach(domain, vm, limit_mib, until)
+        finally:
+            del self._claims[domain]
+
+    async def lift(self, domain: str) -> None:
+        """Take the limit away: in the cgroup at once, then in libvirt, whose domain may be busy.
+
+        :raises HypervisorError: neither worked.
+        """
+        lifted = await asyncio.to_thread(self._lift_in_cgroup, domain)
+        try:
+            await self._write(domain, None)
+        except DomainGone:
+            raise
+        except HypervisorError as error:
+            if not lifted:
+                raise
+            log.warning("the memory limit is lifted, but libvirt does not know", domain=domain, why=str(error))
+
+    async def check(self, prefix: str) -> dict[str, str]:
+        """Lift every limit that swap does not back any more.
+
+        Cheap where nothing is limited: two files are read for each domain.
+
+        :param prefix: of the names of the domains that may be touched.
+        :returns: why, by domain, for those whose limit was lifted.
+        """
+        lifted: dict[str, str] = {}
+        for domain in await asyncio.to_thread(self._limited, prefix):
+            try:
+                vm = await self._look(domain, measure=False)
+                if vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
+                    continue
+                if reason := await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted):
+                    log.warning("the memory limit is lifted", domain=domain, why=reason)
+                    await self.lift(domain)
+                    lifted[domain] = reason
+            except HypervisorError as error:
+                log.warning("the memory limit could not be checked", domain=domain, why=str(error))
+        return lifted
+
+    # --- the way down --------------------------------------------------------------------------------------------
+
+    async def _approach(self, domain: str, vm: _VM, limit_mib: float, until: float) -> str:
+        hard_mib = limit_mib + vm.allowance_mib
+        await self._file(lambda: vm.group.hold_at_limit(True))
+        pace, why = Pace(), ""
+        while not why:
+            began = time.monotonic()
+            if began >= until:
+                why = "its time was up"
+                break
+            before_mib = await self._usage_mib(vm)
+            if await self._step(domain, vm, before_mib, hard_mib, pace.step_mib):
+                return ""
+            seconds = time.monotonic() - began
+            after_mib = await self._usage_mib(vm)
+            pressure_percent, refaults_s = await self._observe(vm)
+            following = next_pace(pace, PaceReading(pressure_percent, refaults_s, before_mib - after_mib, seconds))
+            if isinstance(following, Stop):
+                why = following.reason
+            else:
+                pace = following
+                why = await self._no_longer_backed(domain, limit_mib)
+        return await self._settle(domain, limit_mib, why)
+
+    async def _step(self, domain: str, vm: _VM, usage_mib: float, hard_mib: float, step_mib: float) -> bool:
+        """One step towards the limit; whether it is reached."""
+        if vm.group.version == 1:
+            # The kernel reclaims down to a limit that is written, or refuses it; either way it kills nothing.
+            next_mib = max(hard_mib, usage_mib - step_mib)
+            return await self._write(domain, next_mib) and next_mib <= hard_mib
+        if usage_mib <= hard_mib:
+            return await self._write(domain, hard_mib)
+        amount = int(min(step_mib, usage_mib - hard_mib) * MIB) + MIB
+        await self._file(lambda: vm.group.reclaim(amount))
+        return False
+
+    async def _observe(self, vm: _VM) -> tuple[float, float]:
+        """Pressure (percent) and refaults a second, over a moment in which nothing of ours reclaims."""
+
+        def look() -> tuple[float, int, int]:
+            return time.monotonic(), vm.group.stalled_us(), vm.group.refaults()
+
+        first = await self._file(look)
+        await asyncio.sleep(OBSERVE_S)
+        last = await self._file(look)
+        seconds = max(last[0] - first[0], 1e-3)
+        return (last[1] - first[1]) / seconds / 1e4, (last[2] - first[2]) / seconds
+
+    async def _no_longer_backed(self, domain: str, limit_mib: float) -> str:
+        vm = await self._look(domain, measure=False)
+        return await self._unbacked(domain, vm.footprint, limit_mib)
+
+    async def _settle(self, domain: str, limit_mib: float, why: str) -> str:
+        """Leave the limit where it got to, or none where that would not be backed or limit nothing."""
+        vm = await self._look(domain, measure=False)
+        reached = vm.limit_mib
+        if vm.group.version == 2:
+            hard_mib = await self._usage_mib(vm) + MARGIN_MIB
+            reached = hard_mib - vm.allowance_mib
+            if reached < vm.held_mib and not await self._write(domain, hard_mib):
+                reached = None
+        if reached is None or reached >= vm.held_mib or await self._unbacked(domain, vm.footprint, reached):
+            await self.lift(domain)
+            return f"no memory limit of {limit_mib:.0f} MiB: {why}"
+        return f"the memory limit stopped at {reached:.0f} MiB instead of {limit_mib:.0f}: {why}"
+
+    # --- readings ------------------------------------------------------------------------------------------------
+
+    async def _look(self, domain: str, measure: bool = True) -> _VM:
+        """:param measure: also what the emulator itself needs, which takes a walk through QEMU's mappings."""
+
+        def look(connection: Any) -> _VM:
+            found = connection.lookupByName(domain)
+            root = ElementTree.fromstring(found.XMLDesc())
+            boot_mib, regions_mib, plugged_mib = memory_of(root)
+            pid = qemu_pid(domain, self._pid_files)
+            group = MemoryGroup(pid)
+            allowance_mib = emulator_mib(root)
+            own_mib = emulator_resident_mib(_smaps(pid), regions_mib) if measure else 0.0
+            room = group.swap_room()
+            hard = group.limit()
+            footprint = Footprint(
+                touchable_mib=boot_mib + plugged_mib,
+                beyond_allowance_mib=own_mib - allowance_mib,
+                swapped_mib=group.swap() / MIB,
+                swap_room_mib=None if room is None else room / MIB,
+                swappiness=group.swappiness(),
+                unswappable_mib=group.unswappable() / MIB,
+            )
+            held_mib = found.memoryStats()["actual"] / 1024 + plugged_mib
+            return _VM(group, allowance_mib, held_mib, footprint, None if hard is None else hard / MIB)
+
+        with _as_hypervisor_error():
+            return await self._connection.call(look)
+
+    async def _usage_mib(self, vm: _VM) -> float:
+        return await self._file(vm.group.usage) / MIB
+
+    async def _unbacked(self, domain: str, vm: Footprint, limit_mib: float, without: Iterable[str] = ()) -> str:
+        left_out = {domain, *without}
+        limited = await asyncio.to_thread(self._limited, OURS)
+        others = dict(self._claims)
+        for other in limited:
+            if other in left_out:
+                continue
+            try:
+                its = await self._look(other, measure=False)
+            except HypervisorError:
+                continue  # it has just ended
+            if its.limit_mib is not None:
+                claim = its.footprint.claim_mib(its.limit_mib)
+                others[other] = max(others.get(other, 0.0), claim)
+        needed = sum(claim for other, claim in others.items() if other not in left_out)
+        return unbacked(vm, limit_mib, await asyncio.to_thread(host_swap), needed)
+
+    def _limited(self, prefix: str) -> list[str]:
+        """Running domains of ours that have a memory limit, by the files of their cgroups."""
+        found = []
+        for file in sorted(self._pid_files.glob(f"{prefix}*.pid")):
+            try:
+                if MemoryGroup(qemu_pid(file.stem, self._pid_files)).limit() is not None:
+                    found.append(file.stem)
+            except CgroupError:
+                continue  # it has ended
+        return found
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def _write(self, domain: str, hard_mib: float | None) -> bool:
+        """The hard limit through libvirt, of the running domain only: it must not outlive it.
+
+        :returns: False if the usage is above it and could not be brought below.
+        """
+        kib = libvirt.VIR_DOMAIN_MEMORY_PARAM_UNLIMITED if hard_mib is None else round(hard_mib * 1024)
+
+        def write(connection: Any) -> bool:
+            try:
+                found = connection.lookupByName(domain)
+                if hard_mib is not None:
+                    group = MemoryGroup(qemu_pid(domain, self._pid_files))
+                    group.check_ours()
+                    if group.version == 2 and group.usage() >= kib * 1024:
+                        return False  # there a limit below the usage could kill
+                found.setMemoryParameters({"hard_limit": kib}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_SYSTEM_ERROR and error.get_int1() == errno.EBUSY:
+                    return False
+                raise
+            return True
+
+        with _as_hypervisor_error():
+            return await self._connection.call(write, modifies=domain, limit_s=30.0)
+
+    def _lift_in_cgroup(self, domain: str) -> bool:
+        try:
+            group = MemoryGroup(qemu_pid(domain, self._pid_files))
+            group.set_limit(None)
+            group.hold_at_limit(False)
+        except CgroupError as error:
+            log.warning("the memory limit could not be lifted in the cgroup", domain=domain, why=str(error))
+            return False
+        return True
+
+    async def _file(self, work: Callable[[], T]) -> T:
+        with _as_hypervisor_error():
+            return await asyncio.to_thread(work)
+
+
+@contextmanager
+def _as_hypervisor_error() -> Iterator[None]:
+    try:
+        yield
+    except CgroupError as error:
+        raise HypervisorError(str(error)) from error
+
+
+def host_swap(meminfo: Path = PROC / "meminfo") -> Swap:
+    """The host's swap, by the kernel."""
+    kib = dict(re.findall(r"^(Swap\w+):\s+(\d+) kB", meminfo.read_text(), re.MULTILINE))
+    return Swap(int(kib.get("SwapTotal", 0)) / 1024, int(kib.get("SwapFree", 0)) / 1024)
+
+
+def qemu_pid(domain: str, pid_files: Path = PID_FILES) -> int:
+    """The process that runs a domain.
+
+    :raises CgroupError: there is none.
+    """
+    try:
+        pid = int((pid_files / f"{domain}.pid").read_text())
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+    except (OSError, ValueError) as error:
+        raise CgroupError(f"{domain} does not run: {error}") from error
+    if f"guest={domain},".encode() not in command:
+        raise CgroupError(f"pid {pid} is not the QEMU of {domain}")
+    return pid
+
+
+def memory_of(domain: ElementTree.Element) -> tuple[float, list[float], float]:
+    """Boot memory, the sizes of all regions that it and the devices consist of, and what of the devices is plugged.
+
+    In MiB; live XML has all in KiB.
+    """
+    sizes, plugged = [], 0.0
+    for device in domain.findall("./devices/memory"):
+        size = float(device.findtext("target/size", "0"))
+        sizes.append(size / 1024)
+        asked, current = device.findtext("target/requested"), device.findtext("target/current")
+        # Of virtio-mem the guest may plug what is requested at any moment; a DIMM is there in full.
+        plugged += size if asked is None else max(float(asked), float(current or 0))
+    boot = float(domain.findtext("memory", "0")) / 1024 - sum(sizes)
+    cells = [float(cell.get("memory", 0)) / 1024 for cell in domain.findall("./cpu/numa/cell")]
+    return boot, [*(cells or [boot]), *sizes], plugged / 1024
+
+
+def emulator_resident_mib(smaps: str, guest_mib: Iterable[float]) -> float:
+    """Anonymous memory of QEMU, in memory or in swap, that is not the guest's: not in a mapping of one of its sizes."""
+    guest_kib = {round(mib * 1024) for mib in guest_mib}
+    own_kib, size = 0, 0
+    for name, kib in re.findall(r"^(Size|Anonymous|Swap):\s+(\d+) kB", smaps, re.MULTILINE):
+        if name == "Size":
+            size = int(kib)
+        elif size not in guest_kib:
+            own_kib += int(kib)
+    return own_kib / 1024
+
+
+def _smaps(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "smaps").read_text()
+    except OSError as error:
+        raise CgroupError(f"the mappings of process {pid} cannot be read: {error}") from error
