@@ -79,6 +79,11 @@ class Watch:
         # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
         vms = [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.CREATING]
         await self._host.sample()
+        for domain, why in (await self._host.hypervisor.check_limits()).items():
+            for vm in vms:
+                if vm.domain == domain:
+                    self._host.note(vm.name, "limit", f"the memory limit is lifted: {why}", {})
+                    vm.stir()
         found = await self._host.hypervisor.survey()
         now = asyncio.get_running_loop().time()
         if now - self._owners_at >= OWNERS_S:
