@@ -21,6 +21,7 @@ from ebb import paths
 from ebb.lab import kvm_device, services
 from ebb.lab.errors import LabError
 from hostagent.accelerator import probe_accelerator
+from hostagent.host_facts import cgroup_layout
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Programs that a lab needs, and the Debian packages that hold them.
@@ -83,14 +84,6 @@ def examine(report: Callable[[str], None] = lambda sentence: None) -> Diagnosis:
     findings.append(_swap(facts))
     findings.extend(_room(facts))
     return Diagnosis(findings, facts)
-
-
-def cgroup_layout(mounts: str) -> str:
-    """v1, hybrid, v2 or none, from the text of /proc/mounts (systemd's words for the layouts)."""
-    kinds = {fields[2] for line in mounts.splitlines() if len(fields := line.split()) > 2}
-    if "cgroup" in kinds:
-        return "hybrid" if "cgroup2" in kinds else "v1"
-    return "v2" if "cgroup2" in kinds else "none"
 
 
 def _user() -> Finding:

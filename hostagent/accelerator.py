@@ -65,7 +65,7 @@ def probe_accelerator(
     remembered = _remembered(cache_file, key)
     if remembered is not None:
         return remembered
-    usable = kernel if kernel is not None and os.access(kernel, os.R_OK) else _host_kernel()
+    usable = kernel if kernel is not None and os.access(kernel, os.R_OK) else host_kernel()
     if usable is None:
         return _emulation("no kernel could be read to try KVM with")
     begin_s = time.monotonic()
@@ -124,13 +124,18 @@ def _read_until_marker(stream: IO[bytes], deadline_s: float) -> str:
     return output.decode("utf-8", "replace")
 
 
-def probe_initrd() -> bytes:
-    """An initial RAM disk whose only program prints MARKER and reboots, which `-no-reboot` turns into QEMU's end."""
-    return initramfs.archive([initramfs.directory("dev"), initramfs.file("init", _probe_program(), 0o755)])
+def probe_initrd(stays: bool = False) -> bytes:
+    """An initial RAM disk whose only program prints MARKER and reboots, which `-no-reboot` turns into QEMU's end.
+
+    stays: waits for ever instead.
+    """
+    return initramfs.archive([initramfs.directory("dev"), initramfs.file("init", _probe_program(stays), 0o755)])
 
 
-def _probe_program() -> bytes:
-    """A static x86-64 ELF program: write(1, MARKER); reboot(RESTART). Made here, so that no tool is needed on the host.
+def _probe_program(stays: bool) -> bytes:
+    """A static x86-64 ELF program: write(1, MARKER); then reboot(RESTART), or pause().
+
+    Made here, so that no tool is needed on the host.
 
     Layout: System V ABI, ELF-64 object file format; call numbers and magics: Linux arch/x86/entry/syscalls, reboot(2).
     """
@@ -145,7 +150,7 @@ def _probe_program() -> bytes:
                 b"\xbe" + struct.pack("<I", text_address),  # mov esi, text
                 b"\xba" + struct.pack("<I", len(text)),  # mov edx, length
                 b"\x0f\x05",  # syscall
-                b"\xb8" + struct.pack("<I", 169),  # mov eax, 169 (reboot)
+                b"\xb8" + struct.pack("<I", 34 if stays else 169),  # mov eax, 34 (pause) or 169 (reboot)
                 b"\xbf" + struct.pack("<I", 0xFEE1DEAD),  # mov edi, first magic
                 b"\xbe" + struct.pack("<I", 0x28121969),  # mov esi, second magic
                 b"\xba" + struct.pack("<I", 0x01234567),  # mov edx, RESTART
@@ -163,7 +168,7 @@ def _probe_program() -> bytes:
     return elf + segment + body
 
 
-def _host_kernel() -> Path | None:
+def host_kernel() -> Path | None:
     boot = Path("/boot")
     newest_first = sorted(boot.glob("vmlinuz-*"), key=lambda path: path.stat().st_mtime, reverse=True)
     candidates = [boot / f"vmlinuz-{platform.release()}", *newest_first, boot / "vmlinuz"]

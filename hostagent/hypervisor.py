@@ -117,9 +117,6 @@ class Hypervisor(Protocol):
     async def resume(self, domain: str) -> None:
         """Let a paused domain's vCPUs run."""
 
-    async def findings(self, domain: str) -> tuple[Finding, ...]:
-        """Which mechanisms this domain and this host have, and why not where they have not."""
-
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         """Write into the persistent definition that the domain comes up no larger than this, whoever starts it."""
 
@@ -174,6 +171,9 @@ class Hypervisor(Protocol):
 
         :returns: why, by domain, for those whose limit was lifted.
         """
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        """Which mechanisms the domain has now, why not the others, and what would help. Cheap: for each operation."""
 
     async def guest_channel(self, domain: str) -> Path | None:
         """The socket of the guest agent's channel; None while the domain does not run."""

@@ -20,11 +20,11 @@ import libvirt
 import structlog
 
 from deflation.allocations import cpu_shares
-from deflation.mechanisms import Finding, Mechanism
+from deflation.mechanisms import Finding
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
-from hostagent import bandwidth, disks, intents
+from hostagent import bandwidth, disks, host_facts, intents
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
@@ -63,6 +63,8 @@ class LibvirtSettings:
     #: Below it, each VM has a directory of its own.
     disk_dir: Path
     template_dirs: tuple[Path, ...] = (PACKAGED,)
+    #: What `ebb doctor --probe-acpi` found.
+    acpi_verdict: Path = host_facts.ACPI_VERDICT
 
 
 class LibvirtHypervisor:
@@ -75,6 +77,8 @@ class LibvirtHypervisor:
         self._limits = MemoryLimits(self._connection)
         self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[str], None]] = []
+        #: Of the connection that is open now.
+        self._versions: host_facts.Versions | None = None
         self._connection.on_open(self._register)
         self._networks = Networks(self._connection)
 
@@ -186,9 +190,6 @@ class LibvirtHypervisor:
     async def suspend(self, domain: str) -> None:
         await self._on(domain, lambda d: d.suspend())
 
-    async def findings(self, domain: str) -> tuple[Finding, ...]:
-        return (Finding(Mechanism.MEMORY_LIMIT, False, "this agent cannot limit memory from outside"),)
-
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         def prepare(d: Any) -> None:
             root = ElementTree.fromstring(d.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
@@ -259,6 +260,14 @@ class LibvirtHypervisor:
     async def read(self, domain: str) -> HostSideReading:
         reading, xml = await self._connection.call(lambda connection: _read(connection.lookupByName(domain)))
         return replace(reading, network_mib_s=await self._networks.read(xml))
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        def find(connection: Any) -> tuple[Finding, ...]:
+            versions = self._versions = self._versions or host_facts.Versions.of(connection)
+            facts = host_facts.host_facts(versions, self._settings.acpi_verdict)
+            return host_facts.findings_of(connection.lookupByName(domain), facts)
+
+        return await self._connection.call(find)
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
         await self._on(
@@ -345,6 +354,7 @@ class LibvirtHypervisor:
 
     def _register(self, connection: Any) -> None:
         """Runs in a pool thread; the callbacks below run in libvirt's event thread."""
+        self._versions = None
         for event in (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT):
             connection.domainEventRegisterAny(None, event, self._lifecycle, None)
 

@@ -17,6 +17,7 @@ from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
 from hostagent.errors import HostAgentError
 from hostagent.host import Host, Slice
+from hostagent.host_facts import ACPI_VERDICT
 from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
 from hostagent.service import configure_logs, serve
@@ -60,6 +61,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         image_dir=arguments.image_dir,
         disk_dir=arguments.disk_dir,
         template_dirs=(*arguments.templates, PACKAGED),
+        acpi_verdict=arguments.acpi_verdict,
     )
     overhead = OVERHEAD_MIB[kind] if arguments.overhead_mib is None else arguments.overhead_mib
     part = Slice(arguments.id, f"http://{address}:{port}", arguments.capacity, kind, overhead, arguments.reserve_mib)
@@ -123,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--templates", type=Path, action="append", default=[], help="directory with domain templates NAME.xml")
     add("--uri", default="qemu:///system", help="libvirt connection, default qemu:///system")
     add("--accelerator", choices=("auto", "kvm", "qemu"), default="auto", help="default: found by booting a kernel")
+    add(
+        "--acpi-verdict",
+        type=Path,
+        default=ACPI_VERDICT,
+        help="what `ebb doctor --probe-acpi` found; without it no vCPU is unplugged",
+    )
     add("--overhead-mib", type=float, help="memory a VM costs besides its size; default by accelerator")
     add("--reserve-mib", type=float, default=512.0, help="host memory never handed out, default 512")
     add("--log-json", action="store_true", help="log lines as JSON")

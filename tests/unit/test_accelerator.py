@@ -115,7 +115,7 @@ def test_without_qemu_nothing_is_remembered(bench: Bench) -> None:
 
 
 def test_without_any_kernel_nothing_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hostagent.accelerator._host_kernel", lambda: None)
+    monkeypatch.setattr("hostagent.accelerator.host_kernel", lambda: None)
     bench.qemu_does(f"echo {MARKER}")
     kind, reason, _ = bench.probe(kernel=bench.home / "none")
     assert kind == "qemu"
