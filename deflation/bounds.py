@@ -28,6 +28,8 @@ class Bound:
     network_mib_s: float = 0.0
     #: Limit on the guest's whole memory that swap backs, MiB; None where there is none.
     limit_mib: float | None = None
+    #: Of what is plugged, the DIMMs, MiB each: they go as a whole only.
+    dimms_mib: tuple[float, ...] = ()
 
     @property
     def cpu_cores(self) -> float:

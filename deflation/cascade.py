@@ -245,14 +245,24 @@ class Cascade:
         online = plugged = None
         if not self._cpus_refused and self._usable(Mechanism.CPU_OFFLINE, self.need.cpu_cores):
             online = cpus_to_keep(self.bound, self.guest, self.target.cpu_cores)
-        if not self._memory_refused and self._usable(Mechanism.VIRTIO_MEM, self.need.memory_mib):
-            plugged = memory_to_keep(self.bound, self.guest, self.need.memory_mib, self.mechanisms.block_mib)
+        if not self._memory_refused:
+            plugged = self._plugged_to_keep(self.guest)
         if online is None and plugged is None:
             return self._enter_hypervisor(now)
         self._promise(Layer.GUEST, online, plugged)
         self.phase = Phase.UNPLUGGING
         self._taking = Unplug(self._next_step(), left, online=online, plugged_mib=plugged)
         return [self._taking]
+
+    def _plugged_to_keep(self, guest: GuestReading) -> float | None:
+        """The next step of plugged memory, by virtio-mem or by a whole DIMM."""
+        need = self.need.memory_mib
+        dimms = bool(self.bound.dimms_mib) and self.mechanisms.has(Mechanism.DIMM)
+        # Where there are DIMMs to take, a missing virtio-mem device is nothing to tell of.
+        device = self.mechanisms.has(Mechanism.VIRTIO_MEM) if dimms else self._usable(Mechanism.VIRTIO_MEM, need)
+        if need <= TOLERANCE or not (device or dimms):
+            return None
+        return memory_to_keep(self.bound, guest, need, self.mechanisms.block_mib if device else 0.0, dimms)
 
     def _promise(self, layer: Layer, online: tuple[int, ...] | None, plugged_mib: float | None) -> None:
         """The guest's promise is what its own readings let us unplug."""

@@ -148,6 +148,13 @@ class Reinflation:
         wanted = math.ceil(self.target.cpu_cores - TOLERANCE)
         return max(self.bound.cpus_online, min(wanted, self.cpus_present))
 
+    @property
+    def _granularity_mib(self) -> float:
+        """Of what can be plugged; which DIMMs fit is known where they are plugged."""
+        if self.mechanisms.has(Mechanism.VIRTIO_MEM):
+            return self.mechanisms.block_mib
+        return 1.0 if self.mechanisms.has(Mechanism.DIMM) else 0.0
+
     def _raise_limits(self, phase: Phase, cpus: int, now: float) -> list[Instruction]:
         cpu = None
         if self.mechanisms.has(Mechanism.QUOTA) and self.target.cpu_cores > self.before.cpu_cores + TOLERANCE:
@@ -169,7 +176,7 @@ class Reinflation:
         # A guest that is slow to take back its boot memory still may: it is not to be given twice.
         reached = max(self._balloon_allowed, self.bound.balloon_mib) + self.bound.plugged_mib
         missing = max(self.target.memory_mib - reached, 0.0)
-        block = self.mechanisms.block_mib if self.mechanisms.has(Mechanism.VIRTIO_MEM) else 0.0
+        block = self._granularity_mib
         plugged = self.bound.plugged_mib + math.floor(missing / block + TOLERANCE) * block if block > 0 else 0.0
         wants_memory = missing >= max(block, 1.0) and block > 0
         wants_cpus = cpus > self.bound.cpus_online

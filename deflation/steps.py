@@ -6,6 +6,7 @@ A guest's figures are untrusted: they can only lower what is taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from deflation.allocations import HARD_FLOOR
@@ -32,16 +33,45 @@ def cpus_to_keep(bound: Bound, guest: GuestReading, target_cores: float) -> tupl
     return tuple(cpu for cpu in guest.online if cpu not in taken) if taken else None
 
 
-def memory_to_keep(bound: Bound, guest: GuestReading, need_mib: float, block_mib: float) -> float | None:
-    """The plugged memory to ask for in the next step: whole blocks, at most half of what the guest can spare.
+def memory_to_keep(
+    bound: Bound, guest: GuestReading, need_mib: float, block_mib: float, whole_dimms: bool = True
+) -> float | None:
+    """The plugged memory to ask for in the next step: at most half of what the guest can spare.
 
-    :returns: MiB of virtio-mem to keep; None if no step is worth while.
+    Whole blocks of virtio-mem come first; where no step of them is left, one whole DIMM, the largest that is not too
+    much.
+
+    :param block_mib: granularity of virtio-mem; 0 where it cannot be used.
+    :param whole_dimms: whether DIMMs can be unplugged.
+    :returns: MiB of plugged memory to keep; None if no step is worth while.
     """
-    if block_mib <= 0:
-        return None
-    step = min(need_mib, guest.spare_mib * STEP_SHARE, bound.plugged_mib)
-    step = math.floor(step / block_mib + TOLERANCE) * block_mib
-    return bound.plugged_mib - step if step >= max(SMALLEST_STEP_MIB, block_mib) else None
+    most = min(need_mib, guest.spare_mib * STEP_SHARE)
+    if block_mib > 0:
+        step = math.floor(min(most, bound.plugged_mib - sum(bound.dimms_mib)) / block_mib + TOLERANCE) * block_mib
+        if step >= max(SMALLEST_STEP_MIB, block_mib):
+            return bound.plugged_mib - step
+    whole = max((dimm for dimm in bound.dimms_mib if whole_dimms and dimm <= most + TOLERANCE), default=0.0)
+    return bound.plugged_mib - whole if whole > 0 else None
+
+
+def dimms_to_take(dimms_mib: Sequence[float], virtio_mib: float, take_mib: float) -> tuple[float, ...]:
+    """Which DIMMs to take besides virtio-mem: none that virtio-mem could do without, never more than is to be taken."""
+    taken: list[float] = []
+    for dimm in sorted(dimms_mib, reverse=True):
+        if virtio_mib + sum(taken) >= take_mib - TOLERANCE:
+            break
+        if dimm <= take_mib - sum(taken) + TOLERANCE:
+            taken.append(dimm)
+    return tuple(taken)
+
+
+def dimms_to_plug(missing_mib: Sequence[float], grow_mib: float) -> tuple[float, ...]:
+    """Which of the DIMMs that are out to plug again: large ones first, never more than is to be given."""
+    given: list[float] = []
+    for dimm in sorted(missing_mib, reverse=True):
+        if dimm <= grow_mib - sum(given) + TOLERANCE:
+            given.append(dimm)
+    return tuple(given)
 
 
 def balloon_to_keep(bound: Bound, guest: GuestReading, need_mib: float) -> float | None:

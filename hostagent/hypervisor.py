@@ -29,7 +29,7 @@ class HostSideReading:
     quota_per_cpu: float | None
     #: Boot memory less what the balloon holds, MiB.
     balloon_mib: float
-    #: virtio-mem ``<current>``, MiB.
+    #: virtio-mem ``<current>`` and DIMMs, MiB.
     plugged_mib: float
     #: Host-side CPU time of each vCPU thread, seconds, by vCPU number.
     vcpu_seconds: tuple[float, ...] = ()
@@ -40,6 +40,8 @@ class HostSideReading:
     limit_mib: float | None = None
     #: Weight of the domain's CPU time; None where the host does not say.
     cpu_shares: int | None = None
+    #: Of what is plugged, the DIMMs, MiB each.
+    dimms_mib: tuple[float, ...] = ()
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.
@@ -56,6 +58,7 @@ class HostSideReading:
             _limited(self.disk_mib_s, declared.disk_mib_s),
             _limited(self.network_mib_s, declared.network_mib_s),
             self.limit_mib,
+            self.dimms_mib,
         )
 
 
@@ -142,7 +145,9 @@ class Hypervisor(Protocol):
         """
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
-        """Bring virtio-mem to this size and wait while it moves; what is not reached is no longer asked for.
+        """Bring plugged memory to this size: virtio-mem first, then whole DIMMs, as far as they go.
+
+        It is waited for while it moves; what is not reached is no longer asked for.
 
         :returns: why it did not get there; empty if it did.
         """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -24,15 +23,16 @@ from deflation.mechanisms import Finding
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
-from hostagent import bandwidth, disks, host_facts, intents
+from hostagent import bandwidth, disks, host_facts, intents, plugged
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
-from hostagent.memory_limit import MemoryLimits, read_limit_mib
+from hostagent.libvirt_readings import kib, quota_parameters, reading_of, state_of, summary_of
+from hostagent.memory_limit import MemoryLimits
 from hostagent.network import Networks, interfaces_of
+from hostagent.settling import settled
 from hostagent.templates import (
-    MEMORY_ALIAS,
     PACKAGED,
     DomainParameters,
     DomainTemplate,
@@ -40,13 +40,7 @@ from hostagent.templates import (
     render_domain,
 )
 
-#: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
-PERIODS_US: Final = (100_000, 1_000_000)
-LEAST_QUOTA_US: Final = 1_000
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
-#: How often a moving balloon or virtio-mem device is looked at, and after how long without progress we give up.
-LOOK_S: Final = 0.2
-STALLED_S: Final = 4.0
 
 log = structlog.get_logger()
 
@@ -97,7 +91,7 @@ class LibvirtHypervisor:
                     text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
                     intent = intents.from_element(text)
                     if intent is not None and intent.owner == self._settings.host_id:
-                        found.append(DomainState(domain.name(), _state(domain), intent))
+                        found.append(DomainState(domain.name(), state_of(domain), intent))
                 except libvirt.libvirtError as error:
                     if error.get_error_code() not in (
                         libvirt.VIR_ERR_NO_DOMAIN,
@@ -116,7 +110,7 @@ class LibvirtHypervisor:
 
         def look(connection: Any) -> dict[str, DomainSummary]:
             rows = connection.getAllDomainStats(what, flags)
-            return {d.name(): _summary(d, stats) for d, stats in rows if d.name().startswith(prefix)}
+            return {d.name(): summary_of(d, stats) for d, stats in rows if d.name().startswith(prefix)}
 
         return await self._connection.call(look)
 
@@ -194,15 +188,15 @@ class LibvirtHypervisor:
         def prepare(d: Any) -> None:
             root = ElementTree.fromstring(d.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
             vcpu = root.find("vcpu")
-            plugged = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
-            quota = quota_parameters(quota_of(size.cpu_cores, plugged))
+            vcpus = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
+            quota = quota_parameters(quota_of(size.cpu_cores, vcpus))
             d.setSchedulerParametersFlags(quota, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
-            device = _memory_device(root)
+            device = plugged.Plugged.of(root).device
             requested = device.find("target/requested") if device is not None else None
             if device is None or requested is None:
                 return
-            boot_mib = sum(_kib(cell, "memory") for cell in root.findall("./cpu/numa/cell")) / 1024
-            block_mib = _kib(device.find("target/block")) / 1024 or 2.0
+            boot_mib = sum(kib(cell, "memory") for cell in root.findall("./cpu/numa/cell")) / 1024
+            block_mib = kib(device.find("target/block")) / 1024 or 2.0
             plugged_mib = max(math.floor((size.memory_mib - boot_mib) / block_mib) * block_mib, 0.0)
             requested.set("unit", "KiB")
             requested.text = str(round(plugged_mib * 1024))
@@ -258,7 +252,7 @@ class LibvirtHypervisor:
     # --- readings and limits -------------------------------------------------------------------------------------
 
     async def read(self, domain: str) -> HostSideReading:
-        reading, xml = await self._connection.call(lambda connection: _read(connection.lookupByName(domain)))
+        reading, xml = await self._connection.call(lambda connection: reading_of(connection.lookupByName(domain)))
         return replace(reading, network_mib_s=await self._networks.read(xml))
 
     async def findings(self, domain: str) -> tuple[Finding, ...]:
@@ -280,26 +274,21 @@ class LibvirtHypervisor:
         await self._on(domain, lambda d: d.setSchedulerParametersFlags({"cpu_shares": shares}, flags))
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
+        async def size() -> float:
+            return (await self.read(domain)).balloon_mib
+
         await self._request_balloon(domain, balloon_mib)
         try:
-            reason = await self._settled(domain, lambda r: r.balloon_mib, balloon_mib, "the balloon", limit_s)
+            reason = await settled(size, balloon_mib, "the balloon", limit_s)
         except asyncio.CancelledError:
-            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+            await self._request_balloon(domain, await size())
             raise
         if reason:
-            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+            await self._request_balloon(domain, await size())
         return reason
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
-        await self._request_plugged(domain, plugged_mib)
-        try:
-            reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
-        except asyncio.CancelledError:
-            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
-            raise
-        if reason:
-            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
-        return reason
+        return await plugged.bring(self._connection, domain, plugged_mib, limit_s)
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         return str(await self._on(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))
@@ -314,38 +303,12 @@ class LibvirtHypervisor:
         return await self._limits.check(domain_name(self._settings.host_id, ""))
 
     async def _request_balloon(self, domain: str, balloon_mib: float) -> None:
-        # setMemory takes the boot part alone, although the domain's currentMemory reads the sum with virtio-mem.
-        await self._on(domain, lambda d: d.setMemoryFlags(round(balloon_mib * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE))
-
-    async def _request_plugged(self, domain: str, plugged_mib: float) -> None:
         def request(d: Any) -> None:
-            device = _memory_device(ElementTree.fromstring(d.XMLDesc()))
-            requested = device.find("target/requested") if device is not None else None
-            if device is None or requested is None:
-                raise HypervisorError("the domain has no virtio-mem device")
-            requested.set("unit", "KiB")
-            requested.text = str(round(plugged_mib * 1024))
-            d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            # setMemory takes boot memory and DIMMs together, although currentMemory reads the sum with virtio-mem.
+            dimms_mib = sum(plugged.Plugged.of(ElementTree.fromstring(d.XMLDesc())).dimms_mib)
+            d.setMemoryFlags(round((balloon_mib + dimms_mib) * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
         await self._on(domain, request)
-
-    async def _settled(
-        self, domain: str, what: Callable[[HostSideReading], float], goal_mib: float, device: str, limit_s: float
-    ) -> str:
-        """Wait until a size has reached its goal, has stopped moving, or time is up."""
-        began = moved_at = time.monotonic()
-        size = what(await self.read(domain))
-        while abs(size - goal_mib) >= 0.5:
-            now = time.monotonic()
-            if now - moved_at > STALLED_S:
-                return f"{device} stopped at {size:g} MiB instead of {goal_mib:g}"
-            if now - began > limit_s:
-                return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
-            await asyncio.sleep(LOOK_S)
-            latest = what(await self.read(domain))
-            if latest != size:
-                size, moved_at = latest, time.monotonic()
-        return ""
 
     # --- events and end ------------------------------------------------------------------------------------------
 
@@ -372,20 +335,6 @@ class LibvirtHypervisor:
         )
 
 
-def quota_parameters(cores_per_cpu: float | None) -> dict[str, int]:
-    """libvirt's scheduler parameters for a limit per vCPU thread; None and a whole core lift the limit.
-
-    libvirt refuses a quota under 1000 us and silently ignores 0, so small shares get a longer period.
-    """
-    if cores_per_cpu is None or cores_per_cpu >= 1.0:
-        return {"vcpu_period": PERIODS_US[0], "vcpu_quota": -1}
-    for period in PERIODS_US:
-        quota = int(cores_per_cpu * period)
-        if quota >= LEAST_QUOTA_US:
-            break
-    return {"vcpu_period": period, "vcpu_quota": max(quota, LEAST_QUOTA_US)}
-
-
 def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:
     """The boot memory that :func:`hostagent.templates.DomainParameters.memory` settles on."""
     return float(_sample(memory_mib, boot_mib).memory().boot_mib)
@@ -405,64 +354,3 @@ def _sample(memory_mib: float, boot_mib: float | None) -> DomainParameters:
         console=Path(),
         boot_memory_mib=int(boot_mib) if boot_mib is not None else None,
     )
-
-
-def _read(domain: Any) -> tuple[HostSideReading, str]:
-    """What libvirt knows, and the domain's XML; limits on interfaces are read by ``tc``."""
-    xml = domain.XMLDesc()
-    root = ElementTree.fromstring(xml)
-    device = _memory_device(root)
-    current = device.find("target/current") if device is not None else None
-    vcpu = root.find("vcpu")
-    scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
-    quota, period = scheduler.get("vcpu_quota", -1), scheduler.get("vcpu_period", PERIODS_US[0])
-    reading = HostSideReading(
-        vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
-        quota_per_cpu=quota / period if quota > 0 and period > 0 else None,
-        balloon_mib=domain.memoryStats()["actual"] / 1024,
-        plugged_mib=_kib(current) / 1024,
-        vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
-        cpu_shares=scheduler.get("cpu_shares"),
-        disk_mib_s=bandwidth.disk_limit(domain, root),
-        limit_mib=read_limit_mib(domain, root),
-    )
-    return reading, xml
-
-
-def _memory_device(root: ElementTree.Element) -> ElementTree.Element | None:
-    devices = root.findall("./devices/memory[@model='virtio-mem']")
-    named = [d for d in devices if (alias := d.find("alias")) is not None and alias.get("name") == MEMORY_ALIAS]
-    return next(iter(named or devices), None)
-
-
-def _kib(element: ElementTree.Element | None, attribute: str | None = None) -> float:
-    """libvirt always writes sizes in KiB, as an element's text or in an attribute."""
-    if element is None:
-        return 0.0
-    return float((element.text if attribute is None else element.get(attribute)) or 0)
-
-
-def _summary(domain: Any, stats: dict[str, Any]) -> DomainSummary:
-    vcpus = int(stats.get("vcpu.current", 0))
-    state = stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE)
-    return DomainSummary(
-        domain.UUIDString(),
-        _STATES.get(state, "stopped"),
-        vcpus,
-        tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
-        stats.get("balloon.current", 0) / 1024,
-    )
-
-
-#: States in which vCPUs run, or would if nobody had paused them (virDomainState); all others are "stopped".
-_STATES: Final = {
-    libvirt.VIR_DOMAIN_RUNNING: "running",
-    libvirt.VIR_DOMAIN_BLOCKED: "running",
-    libvirt.VIR_DOMAIN_SHUTDOWN: "running",
-    libvirt.VIR_DOMAIN_PAUSED: "paused",
-    libvirt.VIR_DOMAIN_PMSUSPENDED: "paused",
-}
-
-
-def _state(domain: Any) -> str:
-    return _STATES.get(domain.state()[0], "stopped")

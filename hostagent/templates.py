@@ -171,6 +171,7 @@ def render_domain(template: DomainTemplate, parameters: DomainParameters) -> str
         "metadata": _metadata(parameters.metadata),
         "vcpu_elements": _vcpu_elements(parameters.vcpus, parameters.maximum_vcpus),
         "accelerator_features": _TCG_FEATURES if parameters.accelerator == "qemu" else "",
+        "dimm_elements": _dimm_elements(layout) if "$dimm_elements" in template.text else "",
         "cpu_features": _TCG_CPU_FEATURES if parameters.accelerator == "qemu" else "",
     }
     try:
@@ -199,6 +200,17 @@ def _metadata(element: str | None) -> str:
         raise TemplateError(f"metadata element {root.tag} has no namespace, which libvirt asks for")
     # Written anew, so that nothing but the element gets through (no declaration, no document type).
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _dimm_elements(layout: MemoryLayout) -> str:
+    """What can be unplugged as DIMMs of one guest block each; there is no room up to a ceiling."""
+    number, rest_mib = divmod(layout.requested_mib, GUEST_BLOCK_MIB)
+    if rest_mib or layout.device_mib > max(layout.requested_mib, GUEST_BLOCK_MIB):
+        raise TemplateError(
+            f"boot_memory_mib is {layout.boot_mib}, but must leave whole DIMMs of {GUEST_BLOCK_MIB} MiB to memory_mib"
+        )
+    size = f"<size unit='MiB'>{GUEST_BLOCK_MIB}</size><node>0</node>"
+    return f"<memory model='dimm'><target>{size}</target></memory>" * number
 
 
 def _vcpu_elements(plugged: int, maximum: int) -> str:

@@ -16,7 +16,7 @@ from deflation.messages import Vector, VMSpec
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.intents import Intent, Phase, from_element, to_element, to_qualified_element
 from hostagent.libvirt_connection import IN_FLIGHT, LibvirtConnection, start_event_thread
-from hostagent.libvirt_hypervisor import LEAST_QUOTA_US, quota_parameters
+from hostagent.libvirt_readings import LEAST_QUOTA_US, quota_parameters
 
 
 @pytest.fixture

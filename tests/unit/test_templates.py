@@ -150,3 +150,18 @@ def test_an_unknown_template_says_where_it_was_looked_for(tmp_path: Path) -> Non
 def test_a_broken_template_is_refused(text: str, reason: str) -> None:
     with pytest.raises(TemplateError, match=reason):
         render_domain(DomainTemplate("broken", text), BASE)
+
+
+def test_a_vm_of_dimms_has_its_pluggable_memory_in_whole_guest_blocks() -> None:
+    parameters = dataclasses.replace(BASE, memory_mib=768, boot_memory_mib=512)
+    domain = ElementTree.fromstring(render_domain(DomainTemplate.load("lab-dimm"), parameters))
+    sizes = [size.text for size in domain.iterfind("./devices/memory[@model='dimm']/target/size")]
+    assert sizes == ["128", "128"]
+    assert domain.findtext("./memory") == "768"
+    assert domain.find("./devices/memory[@model='virtio-mem']") is None
+
+
+@pytest.mark.parametrize("changes", [{"boot_memory_mib": 500}, {"ceiling_memory_mib": 4096}])
+def test_a_vm_of_dimms_that_does_not_come_out_even_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(TemplateError, match="whole DIMMs of 128 MiB"):
+        render_domain(DomainTemplate.load("lab-dimm"), dataclasses.replace(BASE, **changes))

@@ -6,6 +6,7 @@ that takes is under way any more.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -28,6 +29,7 @@ from deflation.instructions import (
 )
 from deflation.reinflation import Reinflation, TellApplication, Told
 from deflation.resources import ResourceVector
+from deflation.steps import dimms_to_plug, dimms_to_take
 
 
 class Behaviour(StrEnum):
@@ -70,6 +72,10 @@ class ModelVM:
     blind_at: frozenset[int] = frozenset()
     #: The guest claims this much more to spare than it has.
     boast_mib: float = 0.0
+    #: DIMMs that are plugged, DIMMs that are out, and whether the guest holds on to those it has.
+    dimms_mib: tuple[float, ...] = ()
+    dimms_out_mib: tuple[float, ...] = ()
+    dimms_stuck: bool = False
     latency_s: float = 0.2
     online: set[int] = field(default_factory=set)
     quota_per_cpu: float | None = None
@@ -90,13 +96,16 @@ class ModelVM:
     @property
     def bound(self) -> Bound:
         """The bound as it truly is."""
-        return Bound(len(self.online), self.quota_per_cpu, self.balloon_mib, self.plugged_mib)
+        return self._bound(len(self.online))
 
     @property
     def seen(self) -> Bound:
         """The bound as the host sees it: of a guest that says nothing, all CPUs count as on line."""
-        online = len(self.online) if self.answers else self.cpus
-        return Bound(online, self.quota_per_cpu, self.balloon_mib, self.plugged_mib)
+        return self._bound(len(self.online) if self.answers else self.cpus)
+
+    def _bound(self, online: int) -> Bound:
+        plugged = self.plugged_mib + sum(self.dimms_mib)
+        return Bound(online, self.quota_per_cpu, self.balloon_mib, plugged, dimms_mib=self.dimms_mib)
 
     @property
     def answers(self) -> bool:
@@ -105,7 +114,8 @@ class ModelVM:
     @property
     def spare_mib(self) -> float:
         """What the guest can truly spare; negative when it has been pressed below its reserve."""
-        return self.balloon_mib + self.plugged_mib - self.used_mib - self.application_mib - self.reserve_mib
+        held = self.balloon_mib + self.plugged_mib + sum(self.dimms_mib)
+        return held - self.used_mib - self.application_mib - self.reserve_mib
 
     def reading(self) -> GuestReading | None:
         if not self.answers:
@@ -178,17 +188,36 @@ class ModelVM:
             reasons += [f"CPU {cpu}: busy" for cpu in sorted(failed)]
         if instruction.plugged_mib is not None:
             assert instruction.plugged_mib >= 0
-            if instruction.plugged_mib > self.device_mib:
-                return "; ".join([*reasons, "the device has no room for that"])
-            blocks = (instruction.plugged_mib - self.device_mib) / self.block_mib
-            assert abs(blocks - round(blocks)) < 1e-6, "only whole blocks can be asked for"
-            lowest = max(self.plugged_mib - self.unplug_at_most_mib, min(self.unmovable_mib, self.plugged_mib))
-            reached = max(instruction.plugged_mib, lowest)
-            reached = self.device_mib - (self.device_mib - reached) // self.block_mib * self.block_mib
-            self.plugged_mib = min(reached, max(self.plugged_mib, instruction.plugged_mib))
-            if reached > instruction.plugged_mib:
-                reasons.append("memory is in use")
-        return "; ".join(reasons)
+            reasons.append(self._plug(instruction.plugged_mib))
+        return "; ".join(filter(None, reasons))
+
+    def _plug(self, goal_mib: float) -> str:
+        """As :mod:`hostagent.plugged` does it: virtio-mem and whole DIMMs, with the same choice of DIMMs."""
+        held = self.plugged_mib + sum(self.dimms_mib)
+        if goal_mib < held:
+            dimms = dimms_to_take(self.dimms_mib, self.plugged_mib, held - goal_mib)
+            # Whole blocks, rather too little than too much.
+            blocks = math.floor((held - goal_mib - sum(dimms)) / self.block_mib + 1e-9)
+            reason = self._bring_device(max(self.plugged_mib - blocks * self.block_mib, 0.0))
+            if dimms and self.dimms_stuck:
+                return "the guest holds on to its DIMMs"
+            self.dimms_mib = _less(self.dimms_mib, dimms)
+            self.dimms_out_mib += dimms
+            return reason
+        dimms = dimms_to_plug(self.dimms_out_mib, goal_mib - held)
+        self.dimms_out_mib = _less(self.dimms_out_mib, dimms)
+        self.dimms_mib += dimms
+        rest = min(goal_mib - held - sum(dimms), self.device_mib - self.plugged_mib)
+        return self._bring_device(self.plugged_mib + math.floor(rest / self.block_mib + 1e-9) * self.block_mib)
+
+    def _bring_device(self, size_mib: float) -> str:
+        blocks = (size_mib - self.device_mib) / self.block_mib
+        assert abs(blocks - round(blocks)) < 1e-6, "only whole blocks can be asked for"
+        lowest = max(self.plugged_mib - self.unplug_at_most_mib, min(self.unmovable_mib, self.plugged_mib))
+        reached = max(size_mib, lowest)
+        reached = self.device_mib - (self.device_mib - reached) // self.block_mib * self.block_mib
+        self.plugged_mib = min(reached, max(self.plugged_mib, size_mib))
+        return "memory is in use" if reached > size_mib else ""
 
     def _throttle(self, instruction: Throttle) -> str:
         if instruction.cpu_cores is not None:
@@ -209,6 +238,13 @@ class ModelVM:
         self.balloon_mib += max(-self.balloon_at_most_mib, min(move, self.balloon_at_most_mib))
 
     _release: float = 0.0
+
+
+def _less(sizes: tuple[float, ...], taken: tuple[float, ...]) -> tuple[float, ...]:
+    left = list(sizes)
+    for size in taken:
+        left.remove(size)
+    return tuple(left)
 
 
 @dataclass(frozen=True, slots=True)

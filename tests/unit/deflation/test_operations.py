@@ -44,6 +44,7 @@ def vms(draw: st.DrawFn) -> ModelVM:
     total = boot + device
     online = {0} | set(draw(cpu_sets))
     used = float(draw(st.integers(60, 200)))
+    dimms = st.lists(st.sampled_from([128.0, 256.0]), max_size=3).map(tuple)
     return ModelVM(
         boot_mib=boot,
         device_mib=device,
@@ -61,6 +62,9 @@ def vms(draw: st.DrawFn) -> ModelVM:
         vanishes_at=draw(st.one_of(st.just(1_000_000), st.integers(0, 12))),
         blind_at=draw(st.one_of(st.just(frozenset()), st.frozensets(st.integers(1, 12)))),
         boast_mib=draw(st.sampled_from([0.0, 0.0, 0.0, 50.0, 1e6])),
+        dimms_mib=draw(st.one_of(st.just(()), dimms)),
+        dimms_out_mib=draw(st.one_of(st.just(()), dimms)),
+        dimms_stuck=draw(st.booleans()),
         latency_s=draw(st.sampled_from([0.0, 0.05, 0.3, 5.0, 100.0])),
         online=online,
         quota_per_cpu=draw(st.one_of(st.none(), st.floats(0.1, 1.2))),
@@ -82,6 +86,8 @@ BLOCKED: tuple[tuple[Layer | Mechanism, ...], ...] = (
     (Mechanism.BALLOON,),
     (Mechanism.QUOTA,),
     (Mechanism.VIRTIO_MEM, Mechanism.BALLOON),
+    (Mechanism.VIRTIO_MEM,),
+    (Mechanism.DIMM,),
     (Layer.GUEST, Mechanism.BALLOON, Mechanism.QUOTA),
 )
 mechanisms = st.sampled_from(BLOCKED).map(lambda blocked: without(*blocked))
@@ -89,6 +95,8 @@ deadlines = st.sampled_from([0.0, 0.5, 3.0, 60.0, 60.0, 600.0])
 
 
 def with_block(chosen: Mechanisms, vm: ModelVM) -> Mechanisms:
+    if not (vm.dimms_mib or vm.dimms_out_mib):
+        chosen = chosen.without([Mechanism.DIMM], "the VM has no DIMM")
     if vm.device_mib > 0:
         return replace(chosen, block_mib=vm.block_mib)
     return chosen.without([Mechanism.VIRTIO_MEM], "the VM has no virtio-mem device")
@@ -163,6 +171,7 @@ def test_a_willing_guest_is_back_where_it_was_after_both_ways(vm: ModelVM, targe
         online=set(vm.online),
         quota_per_cpu=vm.quota_per_cpu,
         pinned=vm.pinned,
+        dimms_mib=vm.dimms_mib,
     )
     start = willing.bound
     chosen = with_block(Mechanisms(), willing)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deflation.bounds import Bound
 from deflation.instructions import GuestReading
 from deflation.reinflation import cpus_to_plug
-from deflation.steps import balloon_to_keep, cpus_to_keep, memory_to_keep
+from deflation.steps import balloon_to_keep, cpus_to_keep, dimms_to_plug, dimms_to_take, memory_to_keep
 
 FULL = Bound(4, None, 512, 512)
 
@@ -56,6 +60,60 @@ def test_which_cpus_stay_on_line(
 )
 def test_how_much_plugged_memory_stays(need: float, spare: float, block: float, kept: float | None) -> None:
     assert memory_to_keep(FULL, GuestReading((0,), (), spare), need, block) == kept
+
+
+WITH_DIMMS = Bound(4, None, 512, 612, dimms_mib=(256.0, 256.0))
+
+
+@pytest.mark.parametrize(
+    ("need", "spare", "block", "dimms", "kept"),
+    [
+        # virtio-mem comes first, for as long as a step of it is worth while.
+        (300, 1000, 2, True, 512),
+        (50, 1000, 2, True, 562),
+        # Without virtio-mem, a whole DIMM: never more than is needed, nor than half of what the guest can spare.
+        (300, 1000, 0, True, 356),
+        (256, 512, 0, True, 356),
+        (255, 1000, 0, True, None),
+        (300, 511, 0, True, None),
+        (300, 1000, 0, False, None),
+        (600, 1000, 2, False, 512),
+    ],
+)
+def test_a_step_is_virtio_mem_first_and_then_a_whole_dimm(
+    need: float, spare: float, block: float, dimms: bool, kept: float | None
+) -> None:
+    assert memory_to_keep(WITH_DIMMS, GuestReading((0,), (), spare), need, block, dimms) == kept
+
+
+@pytest.mark.parametrize(
+    ("dimms", "virtio", "take", "taken"),
+    [
+        ((256, 256), 100, 100, ()),
+        ((256, 256), 100, 156, ()),
+        ((256, 256), 3, 256, (256,)),
+        ((256, 256), 0, 600, (256, 256)),
+        ((128, 512, 256), 0, 400, (256, 128)),
+        ((128,), 100, 200, (128,)),
+        ((), 100, 200, ()),
+    ],
+)
+def test_which_dimms_are_taken(dimms: tuple[float, ...], virtio: float, take: float, taken: tuple[float, ...]) -> None:
+    assert dimms_to_take(dimms, virtio, take) == taken
+
+
+@pytest.mark.parametrize(
+    ("missing", "grow", "given"), [((256, 128), 300, (256,)), ((256, 128), 384, (256, 128)), ((256,), 255, ())]
+)
+def test_which_dimms_are_plugged_again(missing: tuple[float, ...], grow: float, given: tuple[float, ...]) -> None:
+    assert dimms_to_plug(missing, grow) == given
+
+
+@given(st.lists(st.integers(1, 1024).map(float)), st.integers(0, 1024), st.integers(0, 4096))
+def test_dimms_never_take_or_give_more_than_is_asked(dimms: list[float], virtio: float, amount: float) -> None:
+    for chosen in (dimms_to_take(dimms, virtio, amount), dimms_to_plug(dimms, amount)):
+        assert sum(chosen) <= amount
+        assert not Counter(chosen) - Counter(dimms)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""What libvirt says of a domain, as the agent reads it. Every function here blocks: call them in the pool.
+
+What each call reads was checked on libvirt 9.0 with QEMU 7.2 (docs/contracts.md, concurrency with libvirt).
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from typing import Any, Final
+
+import libvirt
+
+from hostagent import bandwidth, plugged
+from hostagent.hypervisor import DomainSummary, HostSideReading
+from hostagent.memory_limit import read_limit_mib
+
+#: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
+PERIODS_US: Final = (100_000, 1_000_000)
+LEAST_QUOTA_US: Final = 1_000
+#: States in which vCPUs run, or would if nobody had paused them (virDomainState); all others are "stopped".
+_STATES: Final = {
+    libvirt.VIR_DOMAIN_RUNNING: "running",
+    libvirt.VIR_DOMAIN_BLOCKED: "running",
+    libvirt.VIR_DOMAIN_SHUTDOWN: "running",
+    libvirt.VIR_DOMAIN_PAUSED: "paused",
+    libvirt.VIR_DOMAIN_PMSUSPENDED: "paused",
+}
+
+
+def quota_parameters(cores_per_cpu: float | None) -> dict[str, int]:
+    """libvirt's scheduler parameters for a limit per vCPU thread; None and a whole core lift the limit.
+
+    libvirt refuses a quota under 1000 us and silently ignores 0, so small shares get a longer period.
+    """
+    if cores_per_cpu is None or cores_per_cpu >= 1.0:
+        return {"vcpu_period": PERIODS_US[0], "vcpu_quota": -1}
+    for period in PERIODS_US:
+        quota = int(cores_per_cpu * period)
+        if quota >= LEAST_QUOTA_US:
+            break
+    return {"vcpu_period": period, "vcpu_quota": max(quota, LEAST_QUOTA_US)}
+
+
+def reading_of(domain: Any) -> tuple[HostSideReading, str]:
+    """What libvirt knows, and the domain's XML; limits on interfaces are read by ``tc``."""
+    xml = domain.XMLDesc()
+    root = ElementTree.fromstring(xml)
+    memory = plugged.Plugged.of(root)
+    vcpu = root.find("vcpu")
+    scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    quota, period = scheduler.get("vcpu_quota", -1), scheduler.get("vcpu_period", PERIODS_US[0])
+    reading = HostSideReading(
+        vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
+        quota_per_cpu=quota / period if quota > 0 and period > 0 else None,
+        # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
+        balloon_mib=domain.memoryStats()["actual"] / 1024 - sum(memory.dimms_mib),
+        plugged_mib=memory.total_mib,
+        dimms_mib=memory.dimms_mib,
+        vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
+        cpu_shares=scheduler.get("cpu_shares"),
+        disk_mib_s=bandwidth.disk_limit(domain, root),
+        limit_mib=read_limit_mib(domain, root),
+    )
+    return reading, xml
+
+
+def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
+    """One row of virConnectGetAllDomainStats."""
+    vcpus = int(stats.get("vcpu.current", 0))
+    state = stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE)
+    return DomainSummary(
+        domain.UUIDString(),
+        _STATES.get(state, "stopped"),
+        vcpus,
+        tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
+        stats.get("balloon.current", 0) / 1024,
+    )
+
+
+def state_of(domain: Any) -> str:
+    """Running, paused or stopped, in these words."""
+    return _STATES.get(domain.state()[0], "stopped")
+
+
+def kib(element: ElementTree.Element | None, attribute: str | None = None) -> float:
+    """libvirt always writes sizes in KiB, as an element's text or in an attribute."""
+    if element is None:
+        return 0.0
+    return float((element.text if attribute is None else element.get(attribute)) or 0)

@@ -1,0 +1,33 @@
+"""Waiting for a size that a guest moves by itself: until it is reached, stops moving, or time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+#: How often a moving balloon or memory device is looked at, and after how long without progress we give up.
+LOOK_S: Final = 0.2
+STALLED_S: Final = 4.0
+
+
+async def settled(size_of: Callable[[], Awaitable[float]], goal_mib: float, device: str, limit_s: float) -> str:
+    """Wait for ``size_of`` to reach the goal within half a MiB.
+
+    :param device: what moves, in words.
+    :returns: why it did not get there; empty if it did.
+    """
+    began = moved_at = time.monotonic()
+    size = await size_of()
+    while abs(size - goal_mib) >= 0.5:
+        now = time.monotonic()
+        if now - moved_at > STALLED_S:
+            return f"{device} stopped at {size:g} MiB instead of {goal_mib:g}"
+        if now - began > limit_s:
+            return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
+        await asyncio.sleep(LOOK_S)
+        latest = await size_of()
+        if latest != size:
+            size, moved_at = latest, time.monotonic()
+    return ""
