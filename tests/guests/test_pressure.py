@@ -1,0 +1,199 @@
+"""Pressure and requests of a real guest: its kernel stalls for memory, and the host hears of it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deflation.allocations import Allocation, Priority
+from deflation.guest_messages import GuestStatus, Hello, Notice, PressureNotice, RequestNotice
+from deflation.pressure import PressureReading, PressureWatch, Verdict
+from deflation.resources import ResourceVector
+from ebb import paths
+from ebb.lab.guestlink import LabLink, channel_path
+from ebb.lab.image import build_image
+from ebb.lab.services import ensure_services, open_libvirt, stop_services
+from ebb.lab.state import LabState
+from hostagent.disks import create_overlay
+from hostagent.errors import GuestUnreachable
+from hostagent.guestlink import GuestLink
+from hostagent.templates import DomainParameters, DomainTemplate, render_domain
+
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
+READY_S = 180.0
+AGENT_CHANNEL = "io.ebbtide.guest.0"
+
+#: Holds memory until little is left, then reads a mapped file that is larger than that, around and around.
+HOG = """
+import mmap, os, random
+open("/proc/self/oom_score_adj", "w").write("1000")
+def available_mib():
+    return next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemAvailable")) >> 10
+file = open("/var/hog", "wb+")
+for _ in range(160):
+    file.write(os.urandom(1 << 20))
+file.flush()
+os.fsync(file.fileno())
+held = []
+while available_mib() > 48:
+    held.append(b"x" * (2 << 20))
+pages = mmap.mmap(file.fileno(), 0)
+pages.madvise(mmap.MADV_RANDOM)
+while True:
+    pages[random.randrange(len(pages))]
+"""
+
+
+@pytest.fixture(scope="module")
+def domain() -> Iterator[Any]:
+    """A guest of 2 vCPUs and 512 MiB, which the tests share."""
+    image = build_image(paths.image_cache())
+    with tempfile.TemporaryDirectory(prefix="ebbtide-test-", dir="/var/tmp") as directory:
+        home = Path(directory)
+        home.chmod(0o755)  # QEMU's user is to enter
+        state = LabState()
+        ensure_services(state, home, lambda: None, lambda sentence: None)
+        connection = open_libvirt(state.uri)
+        parameters = DomainParameters(
+            name=f"ebbtide-test-{uuid.uuid4().hex[:8]}",
+            uuid=str(uuid.uuid4()),
+            cpu_cores=2,
+            memory_mib=512,
+            accelerator="qemu",
+            kernel=image.kernel,
+            initrd=image.initrd,
+            disk=create_overlay(image.base, home / "guest"),
+            console=home / "console.log",
+            metadata="<e:intent xmlns:e='urn:ebbtide:test'>none</e:intent>",
+        )
+        found = connection.defineXML(render_domain(DomainTemplate.load("lab"), parameters))
+        try:
+            found.create()
+            yield found
+        finally:
+            if found.isActive():
+                found.destroy()
+            found.undefine()
+            connection.close()
+            stop_services(state, lambda sentence: None)
+
+
+class Watched:
+    """A guest with the link of a host agent, and the watch that is fed from it."""
+
+    def __init__(self, channel: Path, lab: LabLink) -> None:
+        self._channel = channel
+        self._lab = lab
+        self.hellos: list[Hello] = []
+        self.notices: list[Notice] = []
+        self.watch = PressureWatch()
+        self.link = GuestLink("low-1", self._find, self.hellos.append, on_notice=self._noted)
+        #: Deflated by half.
+        self.allocation = Allocation(
+            "low-1",
+            Priority.DEFLATABLE,
+            nominal=ResourceVector(2, 1024),
+            minimum=ResourceVector(1, 256),
+            current=ResourceVector(2, 512),
+        )
+
+    async def _find(self) -> Path:
+        return self._channel
+
+    def _noted(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        if isinstance(notice, PressureNotice):
+            self.watch.observe(asyncio.get_running_loop().time(), PressureReading.of(notice))
+
+    def verdict(self) -> Verdict:
+        return self.watch.verdict(asyncio.get_running_loop().time(), self.allocation)
+
+    async def look(self) -> None:
+        """A regular look, as the host agent takes it; a guest in trouble may be late."""
+        try:
+            status = await self.link.call("status", {"brief": True}, GuestStatus, 15.0)
+        except GuestUnreachable:
+            return
+        self.watch.observe(asyncio.get_running_loop().time(), PressureReading.of(status))
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Look every second until it holds."""
+        deadline_s = asyncio.get_running_loop().time() + READY_S
+        while True:
+            await self.look()
+            if holds():
+                return
+            assert asyncio.get_running_loop().time() < deadline_s, f"{what}: {self.verdict().sentence}"
+            await asyncio.sleep(1.0)
+
+    async def shell(self, command: str) -> str:
+        done = await self._lab.call("exec", argv=["sh", "-c", command], timeout_s=60)
+        return str(done["stdout"] + done["stderr"]).strip()
+
+
+@asynccontextmanager
+async def watched(domain: Any) -> AsyncIterator[Watched]:
+    xml = domain.XMLDesc()
+    async with await LabLink.connect(channel_path(xml), READY_S) as lab:
+        made = Watched(channel_path(xml, AGENT_CHANNEL), lab)
+        task = asyncio.create_task(made.link.run())
+        try:
+            await made.until(lambda: made.link.connected and made.verdict().may_lose_memory, "the guest is not calm")
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_guest_that_stalls_for_memory_is_heard_and_calms_down(domain: Any) -> None:
+    async with watched(domain) as guest:
+        assert not [notice for notice in guest.notices if isinstance(notice, RequestNotice)]
+        await guest.shell(f"cat >/var/hog.py <<'END'\n{HOG}\nEND")
+        hog = int(await guest.shell("python3 /var/hog.py </dev/null >/dev/null 2>&1 & echo $!"))
+        try:
+            await guest.until(lambda: guest.verdict().under_pressure, "no pressure was seen")
+            await guest.until(
+                lambda: any(isinstance(notice, PressureNotice) for notice in guest.notices), "the guest said nothing"
+            )
+            told = next(notice for notice in guest.notices if isinstance(notice, PressureNotice))
+            assert told.pressure is not None
+            assert told.pressure.memory_some_total_us
+            verdict = guest.verdict()
+            assert verdict.under_pressure
+            assert verdict.wants == ResourceVector(memory_mib=512)
+            assert verdict.sentence.startswith("under memory pressure: ")
+        finally:
+            await guest.shell(f"kill -KILL {hog}; rm -f /var/hog /var/hog.py")
+        await guest.until(lambda: not guest.verdict().under_pressure, "the pressure did not end")
+        assert guest.verdict().may_lose_memory
+
+
+async def test_a_request_made_in_the_guest_arrives(domain: Any) -> None:
+    async with watched(domain) as guest:
+        said = await guest.shell("python3 -m guestagent request --memory-mib 64 --reason 'a batch job starts'")
+        assert said == "the host was asked; it decides"
+        await guest.until(lambda: bool(guest.notices), "the request did not arrive")
+        assert guest.notices == [RequestNotice(memory_mib=64, reason="a batch job starts")]
+        said = await guest.shell("python3 -m guestagent request --memory-mib 0")
+        assert said == "ebb-guestagent: memory_mib: or cpu_cores must be more than 0"
+        assert await guest.shell("stat -c '%a %U %G %F' /run/ebbtide/request.sock") == "660 root root socket"
+
+
+async def test_a_brief_look_leaves_out_what_is_dear(domain: Any) -> None:
+    async with watched(domain) as guest:
+        brief = await guest.link.call("status", {"brief": True}, GuestStatus, 20.0)
+        assert (brief.cpus.unpluggable, brief.applications) == ([], [])
+        full = await guest.link.call("status", {}, GuestStatus, 20.0)
+        assert full.cpus.unpluggable == [1]
+        assert [application.name for application in full.applications] == ["memcached"]
+        assert (brief.cpus.online, brief.boot_id) == (full.cpus.online, full.boot_id)
+        assert brief.major_faults
+        assert full.major_faults is not None
+        assert full.major_faults >= brief.major_faults
