@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -77,7 +78,8 @@ class RequestSocket:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * CONNECTION_LIMIT_S)
         self._listener.close()
-        os.unlink(self._path)
+        with contextlib.suppress(OSError):  # somebody else has removed it
+            os.unlink(self._path)
 
     def _serve(self) -> None:
         while True:
