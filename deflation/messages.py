@@ -15,6 +15,7 @@ from deflation.allocations import HARD_FLOOR, Allocation, Priority, check_sizes,
 from deflation.errors import InvalidField
 from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer, LedgerEntry
+from deflation.modes import HostMode
 from deflation.placement import PlacementPolicy
 from deflation.resources import ResourceVector
 
@@ -23,6 +24,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letter
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,80}$", description="makes a repeated request harmless")]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)]
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=True)]
+DryRun = Annotated[bool, Field(strict=True, description="say what would be done and change nothing")]
 
 
 class Body(BaseModel):
@@ -152,7 +154,7 @@ class Operation(Body):
     """One operation and, when it has ended, what it did and why, in one sentence."""
 
     request_id: RequestId
-    kind: Literal["create", "delete", "target", "reclaim", "reinflate"]
+    kind: Literal["create", "delete", "target", "reclaim", "reinflate", "mode"]
     state: OperationState
     sentence: str
     vm: str | None = None
@@ -184,6 +186,7 @@ class TargetCommand(Command):
     target: Vector
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK
+    dry_run: DryRun = False
 
 
 class ReclaimCommand(Command):
@@ -192,6 +195,7 @@ class ReclaimCommand(Command):
     need: Vector = Field(description="amounts to free beyond what is free now")
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK
+    dry_run: DryRun = False
 
 
 class ReinflateCommand(Command):
@@ -199,6 +203,14 @@ class ReinflateCommand(Command):
 
     room: Vector | None = Field(None, description="what to share; default: all that the host has free")
     deadline_s: Seconds = 60.0
+    dry_run: DryRun = False
+
+
+class ModeCommand(Command):
+    """PUT /v1/mode of a host agent, PUT /v1/hosts/ID/mode of the manager: what the host is to do from now on."""
+
+    mode: HostMode
+    reason: Annotated[str, Field(max_length=200, description="shown wherever the mode is")] = ""
 
 
 # --- hosts and VMs ---------------------------------------------------------------------------------------------------
@@ -271,6 +283,8 @@ class HostReport(Body):
     deflatable: Vector
     vm_overhead_mib: float
     accelerator: str
+    mode: HostMode = HostMode.ACTIVE
+    mode_reason: str = ""
     vms: tuple[VMStatus, ...]
     core_changes: tuple[CoreChange, ...] = ()
 
@@ -293,6 +307,8 @@ class HostStatus(Body):
     free: Vector
     deflatable: Vector
     accelerator: str
+    mode: HostMode = HostMode.ACTIVE
+    mode_reason: str = ""
     vms: tuple[str, ...]
 
 

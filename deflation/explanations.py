@@ -1,0 +1,193 @@
+"""REST bodies that explain: decisions with their inputs, what a VM's layers can do, what a command would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal, Self
+
+from pydantic import Field
+
+from deflation.instructions import Outcome
+from deflation.ledger import Layer
+from deflation.mechanisms import Finding, Mechanism
+from deflation.messages import Body, Name, RequestId, Vector, VMOutcome, VMStatus
+from deflation.modes import HostMode
+
+
+class DecisionKind(StrEnum):
+    """What a decision was about."""
+
+    #: A VM is started and charged with its size.
+    ADMIT = "admit"
+    DEFLATE = "deflate"
+    REINFLATE = "reinflate"
+    #: A size was neither to fall nor to grow.
+    RESIZE = "resize"
+    #: Something that somebody else had changed was put right, or seen and left.
+    REPAIR = "repair"
+    #: A guest under pressure is shrunk no further and given what there is.
+    PRESSURE = "pressure"
+    #: A memory limit was set or lifted.
+    LIMIT = "limit"
+    #: A command was refused; nothing has changed.
+    REFUSED = "refused"
+    REMOVE = "remove"
+    MODE = "mode"
+
+
+class Decision(Body):
+    """One decision: what, and from which inputs, in one sentence."""
+
+    number: int = Field(ge=1, description="counts up in each incarnation of the agent")
+    at: float = Field(description="seconds since the epoch")
+    vm: str | None = None
+    kind: DecisionKind
+    sentence: str
+    inputs: Mapping[str, float | str] = Field({}, description="what it was decided by; names carry units")
+    outcome: str | None = None
+    repeated: int = Field(0, description="how often the same was decided again since then, without anything between")
+
+
+class Decisions(Body):
+    """GET /v1/decisions of a host agent: oldest first."""
+
+    host: Name
+    incarnation: str = Field(description="numbers begin anew with each")
+    decisions: tuple[Decision, ...]
+    newest: int = Field(description="the number of the latest decision of all; 0 where there is none")
+    forgotten: bool = Field(description="whether decisions were asked for that are remembered no more")
+
+
+class FindingRow(Body):
+    """Whether one mechanism can be used on one VM now."""
+
+    mechanism: Mechanism
+    layer: Layer
+    available: bool
+    reason: str = Field(description="why not; where it is available: what is used")
+    fix: str = Field("", description="what would make it available, to be copied")
+
+    @classmethod
+    def of(cls, finding: Finding) -> Self:
+        return cls(
+            mechanism=finding.mechanism,
+            layer=finding.layer,
+            available=finding.available,
+            reason=finding.reason,
+            fix=finding.fix,
+        )
+
+
+class PastResize(Body):
+    """A resize that has ended, with its ledger."""
+
+    at: float = Field(description="seconds since the epoch")
+    request_id: str
+    outcome: VMOutcome
+
+
+class Explanation(Body):
+    """GET /v1/vms/NAME/explain of a host agent: why a VM has the size it has, and what could be done with it."""
+
+    vm: VMStatus
+    sentence: str = Field(description="why it has its size")
+    bound: Vector | None = Field(description="what the host lets it hold, read just now; null: it could not be read")
+    deflatable: Vector = Field(description="what could still be taken down to its minimum")
+    mode: HostMode
+    mode_reason: str = ""
+    findings: tuple[FindingRow, ...]
+    resizes: tuple[PastResize, ...] = Field((), description="the latest, oldest first")
+    decisions: tuple[Decision, ...] = Field((), description="the latest about this VM, oldest first")
+
+
+class EventRow(Body):
+    """One line of the manager's event log."""
+
+    at: float = Field(description="seconds since the epoch")
+    vm: str | None = None
+    host: str | None = None
+    kind: str
+    sentence: str
+
+
+class VMExplanation(Body):
+    """GET /v1/vms/NAME/explain of the manager: the host's explanation, and what the manager itself knows."""
+
+    host: str | None
+    state: Literal["placing", "running", "deleting", "failed"]
+    sentence: str = Field(description="what the manager did with it last, and why")
+    explanation: Explanation | None = Field(description="of the host; null where it cannot be had")
+    unreachable: str | None = Field(None, description="why the host's explanation cannot be had")
+    events: tuple[EventRow, ...] = Field((), description="of this VM, oldest first")
+
+
+class ModeStatus(Body):
+    """GET /v1/mode of a host agent."""
+
+    mode: HostMode
+    reason: str = ""
+    since: float | None = Field(None, description="seconds since the epoch; null: never changed")
+    sentence: str
+    unfinished: tuple[str, ...] = Field((), description="what is still to be undone, a sentence a VM; mode off only")
+
+
+# --- dry run ---------------------------------------------------------------------------------------------------------
+
+
+class ForecastRow(Body):
+    """One layer and one resource of a dry run; amounts in the unit of the resource's name."""
+
+    layer: Layer
+    resource: str
+    asked: float
+    could: float = Field(description="what it would take or give by the latest readings; nothing of it is verified")
+    reason: str
+
+
+class VMForecast(Body):
+    """What would be done to one VM."""
+
+    name: Name
+    current: Vector = Field(description="as committed")
+    now: Vector = Field(description="the bound, read just now")
+    target: Vector
+    expected: Vector = Field(description="where willing layers would bring it; the application's part is not in it")
+    shortfall: Vector
+    rows: tuple[ForecastRow, ...]
+    sentence: str
+
+    @classmethod
+    def of(cls, name: str, current: Vector, outcomes: tuple[Outcome, ...], sentence: str) -> Self:
+        last = outcomes[-1]
+        return cls(
+            name=name,
+            current=current,
+            now=Vector.of(outcomes[0].before.size),
+            target=Vector.of(outcomes[0].target),
+            expected=Vector.of(last.after.size),
+            shortfall=Vector.of(sum((o.shortfall for o in outcomes[1:]), outcomes[0].shortfall)),
+            rows=tuple(
+                ForecastRow(
+                    layer=entry.layer,
+                    resource=entry.resource,
+                    asked=entry.asked,
+                    could=entry.verified,
+                    reason=entry.reason,
+                )
+                for outcome in outcomes
+                for entry in outcome.ledger
+            ),
+            sentence=sentence,
+        )
+
+
+class Forecast(Body):
+    """The answer to a command with ``dry_run``: what would be done. Nothing has been changed or remembered."""
+
+    request_id: RequestId
+    kind: Literal["target", "reclaim", "reinflate"]
+    host: Name
+    vms: tuple[VMForecast, ...]
+    shortfall: Vector = Vector()
+    sentence: str

@@ -1,0 +1,122 @@
+"""What a resize would come to if every layer gave what it can by the latest readings: the dry run's arithmetic.
+
+The very machines that resize a VM are run over a bound and a guest that exist only here and do all that they are
+instructed to do. The application is not asked: what it could release is unknown until it is, and comes on top. So a
+dry run tells the least that a willing host and guest give, and the reasons for what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from deflation.bounds import Bound
+from deflation.cascade import Cascade
+from deflation.errors import ProtocolViolation
+from deflation.instructions import (
+    Finish,
+    GuestReading,
+    Instruction,
+    Measured,
+    Outcome,
+    ReadGuest,
+    Throttle,
+    Unplug,
+)
+from deflation.mechanisms import Mechanism, Mechanisms
+from deflation.reinflation import Reinflation
+from deflation.resources import ResourceVector
+
+NOT_ASKED: Final = "not asked: a dry run asks no application"
+#: Instructions of one machine; each memory step takes half of what is left, so real ones need some twenty.
+_MOST_INSTRUCTIONS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A VM as it was just read."""
+
+    bound: Bound
+    #: None: the guest does not say, so no memory is taken.
+    guest: GuestReading | None
+    boot_mib: float
+    #: vCPUs plugged into the domain, on line or not.
+    vcpus: int
+    mechanisms: Mechanisms
+
+
+def forecast(present: Present, target: ResourceVector, deadline_s: float) -> tuple[Outcome, ...]:
+    """What bringing a VM to ``target`` would come to: what is taken first, then what is given.
+
+    The ledgers' *verified* is what would be verified if all went well; ``seconds`` is 0, since no time passes here.
+
+    :returns: one outcome, or two where the target goes down in one component and up in another.
+    """
+    mechanisms = present.mechanisms.without([Mechanism.APPLICATION], NOT_ASKED)
+    world = _World(present.bound, present.guest, present.vcpus)
+    before = present.bound
+    down = None
+    if not (before.size.fits_in(target) and not target.fits_in(before.size)):
+        down = world.run(Cascade(before, target, deadline_s, mechanisms))
+        if target.fits_in(down.after.size) or before.size.fits_in(target):
+            return (down,)
+    up = world.run(Reinflation(world.bound, target, present.boot_mib, present.vcpus, deadline_s, mechanisms))
+    return (up,) if down is None else (down, up)
+
+
+@dataclass(slots=True)
+class _World:
+    """A VM that does all that is asked of it at once."""
+
+    bound: Bound
+    guest: GuestReading | None
+    vcpus: int
+
+    def run(self, machine: Cascade | Reinflation) -> Outcome:
+        pending: list[Instruction] = machine.start(0.0)
+        for _ in range(_MOST_INSTRUCTIONS):
+            (instruction,) = pending
+            if isinstance(instruction, Finish):
+                return instruction.outcome
+            self._obey(instruction)
+            pending = machine.handle(Measured(0.0, instruction.step, self.bound, self.guest))
+        raise ProtocolViolation(f"a forecast did not end after {_MOST_INSTRUCTIONS} instructions")
+
+    def _obey(self, instruction: Instruction) -> None:
+        before = self.bound.memory_mib
+        match instruction:
+            case ReadGuest():
+                pass
+            case Unplug():
+                self._unplug(instruction)
+            case Throttle():
+                self._throttle(instruction)
+            case _:
+                raise ProtocolViolation(f"a forecast cannot carry out {type(instruction).__name__}")
+        if self.guest is not None:
+            spare = max(self.guest.spare_mib + self.bound.memory_mib - before, 0.0)
+            self.guest = replace(self.guest, spare_mib=spare)
+
+    def _unplug(self, instruction: Unplug) -> None:
+        if instruction.online is not None:
+            self.bound = replace(self.bound, cpus_online=len(instruction.online))
+            if self.guest is not None:
+                self.guest = replace(self.guest, online=instruction.online)
+        if instruction.plugged_mib is not None:
+            self.bound = replace(self.bound, plugged_mib=instruction.plugged_mib)
+
+    def _throttle(self, instruction: Throttle) -> None:
+        if instruction.cpu_cores is not None:
+            cpus = instruction.cpus_online or self.bound.cpus_online
+            per_cpu = instruction.cpu_cores / max(cpus, 1)
+            self.bound = replace(self.bound, quota_per_cpu=per_cpu if per_cpu < 1.0 else None)
+        if instruction.balloon_mib is not None:
+            self.bound = replace(self.bound, balloon_mib=instruction.balloon_mib)
+        if instruction.disk_mib_s is not None:
+            self.bound = replace(self.bound, disk_mib_s=instruction.disk_mib_s)
+        if instruction.network_mib_s is not None:
+            self.bound = replace(self.bound, network_mib_s=instruction.network_mib_s)
+        if instruction.limit_mib is not None:
+            limit = instruction.limit_mib if math.isfinite(instruction.limit_mib) else None
+            self.bound = replace(self.bound, limit_mib=limit)
