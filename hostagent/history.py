@@ -1,0 +1,143 @@
+"""What the agent decided lately and by which inputs, and how the latest resizes of each VM ended. Bounded, in memory.
+
+Every decision is also one line of the log. What has to outlive the agent is in the VMs' intents, not here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from deflation.explanations import Decision, DecisionKind, PastResize
+from deflation.messages import VMOutcome
+
+#: Decisions that are remembered of the host with all its VMs, and of each VM.
+HOST_REMEMBERED: Final = 2000
+VM_REMEMBERED: Final = 100
+#: Resizes that are remembered of each VM, with their ledgers.
+RESIZES_REMEMBERED: Final = 5
+#: VMs, present or gone, of which anything is remembered; the one that was longest silent is forgotten first.
+VMS_REMEMBERED: Final = 512
+
+log = structlog.get_logger()
+
+
+class _Decisions(deque[Decision]):
+    """The latest so many."""
+
+    #: The highest number that is remembered no more.
+    dropped = 0
+
+    def append(self, decision: Decision) -> None:
+        if len(self) == self.maxlen:
+            self.dropped = self[0].number
+        super().append(decision)
+
+
+@dataclass(slots=True)
+class _OfVM:
+    decisions: _Decisions = field(default_factory=lambda: _Decisions(maxlen=VM_REMEMBERED))
+    resizes: deque[PastResize] = field(default_factory=lambda: deque(maxlen=RESIZES_REMEMBERED))
+
+
+class History:
+    """The latest decisions, numbered from 1 in the order in which they were made.
+
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._all = _Decisions(maxlen=HOST_REMEMBERED)
+        self._vms: OrderedDict[str, _OfVM] = OrderedDict()
+        #: The number of the latest decision; 0 where there is none.
+        self.newest = 0
+
+    def note(
+        self,
+        vm: str | None,
+        kind: DecisionKind,
+        sentence: str,
+        inputs: Mapping[str, float | str] | None = None,
+        outcome: str | None = None,
+    ) -> Decision:
+        """Write down a decision, and log it.
+
+        What is decided again, with nothing between, is counted and not repeated: a VM that is looked at every two
+        seconds must not push everything else out.
+
+        :param inputs: what it was decided by; names carry units.
+        """
+        latest = self._latest(vm)
+        if latest is not None and (latest.kind, latest.sentence) == (kind, sentence):
+            return self._again(latest)
+        self.newest += 1
+        decision = Decision(
+            number=self.newest,
+            at=self._clock(),
+            vm=vm,
+            kind=kind,
+            sentence=sentence,
+            inputs=dict(inputs or {}),
+            outcome=outcome,
+        )
+        self._all.append(decision)
+        if vm is not None:
+            self._of(vm).decisions.append(decision)
+        log.info(kind.value, vm=vm, why=sentence, inputs=decision.inputs, decision=decision.number)
+        return decision
+
+    def ended(self, request_id: str, outcome: VMOutcome) -> None:
+        """Remember how a resize ended."""
+        past = PastResize(at=self._clock(), request_id=request_id, outcome=outcome)
+        self._of(outcome.name).resizes.append(past)
+
+    def resizes(self, vm: str) -> tuple[PastResize, ...]:
+        """The latest of a VM, oldest first."""
+        return tuple(self._vms[vm].resizes) if vm in self._vms else ()
+
+    def decisions(self, vm: str | None = None, since: int | None = None, limit: int = 100) -> tuple[Decision, ...]:
+        """Oldest first: the first ``limit`` after number ``since``; without it, the latest ``limit``."""
+        rows: Iterable[Decision] = self._all
+        if vm is not None:
+            rows = self._vms[vm].decisions if vm in self._vms else ()
+        if since is None:
+            return tuple(rows)[-limit:]
+        return tuple(decision for decision in rows if decision.number > since)[:limit]
+
+    def forgotten(self, vm: str | None = None, since: int | None = None) -> bool:
+        """Whether decisions after number ``since`` are remembered no more."""
+        rows = self._all if vm is None or vm not in self._vms else self._vms[vm].decisions
+        return since is not None and since < rows.dropped
+
+    def _latest(self, vm: str | None) -> Decision | None:
+        """The latest decision about the same VM; of the host as a whole, where it is about that."""
+        rows: Iterable[Decision] = reversed(self._all)
+        if vm is not None:
+            rows = reversed(self._vms[vm].decisions) if vm in self._vms else ()
+        return next((decision for decision in rows if decision.vm == vm), None)
+
+    def _again(self, latest: Decision) -> Decision:
+        counted = latest.model_copy(update={"repeated": latest.repeated + 1})
+        rows = [self._all] if latest.vm is None else [self._all, self._of(latest.vm).decisions]
+        for decisions in rows:
+            # From the end: what is repeated is recent. In the host's list it may have been pushed out by others.
+            for place in range(len(decisions) - 1, -1, -1):
+                if decisions[place].number <= latest.number:
+                    if decisions[place].number == latest.number:
+                        decisions[place] = counted
+                    break
+        log.debug(latest.kind.value, vm=latest.vm, why=latest.sentence, decision=latest.number, again=counted.repeated)
+        return counted
+
+    def _of(self, vm: str) -> _OfVM:
+        found = self._vms.setdefault(vm, _OfVM())
+        self._vms.move_to_end(vm)
+        while len(self._vms) > VMS_REMEMBERED:
+            self._vms.popitem(last=False)
+        return found
