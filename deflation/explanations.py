@@ -33,6 +33,8 @@ class DecisionKind(StrEnum):
     #: A command was refused; nothing has changed.
     REFUSED = "refused"
     REMOVE = "remove"
+    #: A VM stopped, and not by us.
+    STOPPED = "stopped"
     MODE = "mode"
 
 
@@ -42,7 +44,7 @@ class Decision(Body):
     number: int = Field(ge=1, description="counts up in each incarnation of the agent")
     at: float = Field(description="seconds since the epoch")
     vm: str | None = None
-    kind: DecisionKind
+    kind: str = Field(description="one of the words of DecisionKind, or a newer one")
     sentence: str
     inputs: Mapping[str, float | str] = Field({}, description="what it was decided by; names carry units")
     outcome: str | None = None

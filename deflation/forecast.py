@@ -24,6 +24,7 @@ from deflation.instructions import (
     Throttle,
     Unplug,
 )
+from deflation.ledger import Layer
 from deflation.mechanisms import Mechanism, Mechanisms
 from deflation.reinflation import Reinflation
 from deflation.resources import ResourceVector
@@ -120,3 +121,36 @@ class _World:
         if instruction.limit_mib is not None:
             limit = instruction.limit_mib if math.isfinite(instruction.limit_mib) else None
             self.bound = replace(self.bound, limit_mib=limit)
+
+
+def tell(outcomes: tuple[Outcome, ...], asks_application: bool) -> str:
+    """A forecast in one sentence.
+
+    :param asks_application: whether there is an application that the real thing would ask.
+    """
+    parts = [_tell_one(outcome) for outcome in outcomes]
+    missing = any(not outcome.shortfall.is_zero() for outcome in outcomes)
+    if missing and asks_application:
+        parts.append("its application, which a dry run does not ask, may make more possible")
+    return "; ".join(parts)
+
+
+def _tell_one(outcome: Outcome) -> str:
+    before, after = outcome.before.size, outcome.after.size
+    down = not outcome.before.size.fits_in(outcome.target)
+    moved = before.less(after) if down else after.less(before)
+    asked = before.less(outcome.target) if down else outcome.target.less(before)
+    if asked.is_zero():
+        return "would change nothing: it has this size"
+    by_layer = {
+        layer: ResourceVector(**{row.resource: row.verified for row in outcome.ledger if row.layer is layer})
+        for layer in (Layer.GUEST, Layer.HYPERVISOR)
+    }
+    shares = "; ".join(f"{layer.value} {share}" for layer, share in by_layer.items())
+    text = f"would {'take' if down else 'give back'} {moved} of {asked} ({shares})"
+    if outcome.shortfall.is_zero():
+        return text
+    reasons = dict.fromkeys(
+        row.reason for row in outcome.ledger if row.reason and row.asked > row.verified and row.reason != NOT_ASKED
+    )
+    return f"{text}; short of {outcome.shortfall}" + (f", because {'; '.join(reasons)}" if reasons else "")

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from hostagent.commands import Commands
+from hostagent.dry_run import DryRun
 from hostagent.eternal import guarded
 from hostagent.host import Host
+from hostagent.mode_commands import ModeCommands
 from hostagent.watch import Watch
 
 
@@ -20,7 +22,9 @@ class Agent:
     def __init__(self, host: Host, boot_mib: Callable[[float, float | None], float]) -> None:
         self.host = host
         self.commands = Commands(host, boot_mib)
-        self._watching: asyncio.Task[None] | None = None
+        self.mode_commands = ModeCommands(host, self.commands)
+        self.dry_run = DryRun(host, self.commands)
+        self._eternal: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Find our domains and go on with whatever an earlier agent left unfinished."""
@@ -29,13 +33,16 @@ class Agent:
             self.host.adopt(found.name, found.intent, running=found.state == "running")
         await self.host.hypervisor.sweep()
         self.commands.resume()
-        self._watching = asyncio.create_task(guarded(Watch(self.host).run()), name="watch")
+        self._eternal = [
+            asyncio.create_task(guarded(Watch(self.host).run()), name="watch"),
+            asyncio.create_task(guarded(self.mode_commands.run()), name="mode"),
+        ]
 
     async def close(self) -> None:
         """Stop working; VMs stay as they are, their intents say what is to go on."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in self._eternal:
+            task.cancel()
+        await asyncio.gather(*self._eternal, return_exceptions=True)
         await self.commands.operations.close()
         await asyncio.gather(*(vm.stop() for vm in self.host.vms.values()))
         await self.host.hypervisor.close()

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from deflation.errors import InvalidField
+from deflation.explanations import DecisionKind
 from deflation.messages import (
     Command,
     CreateCommand,
-    Operation,
     Problem,
     ReclaimCommand,
     ReinflateCommand,
     TargetCommand,
     problem_of,
 )
+from hostagent import api_explain
 from hostagent.agent import Agent
+from hostagent.api_forms import AGENT, accepted, answer, body_of, number, parameters
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 
 MAX_BODY: Final = 256 * 1024
 MAX_WAIT_S: Final = 30.0
 DELETE_REASONS: Final = ("delete", "minimum", "shortfall")
-AGENT: Final = web.AppKey("agent", Agent)
 TOKEN: Final = web.AppKey("token", str)
+#: Stands in a request that is a dry run.
+WOULD_BE: Final = "dry_run"
 
-BodyT = TypeVar("BodyT", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger()
 routes = web.RouteTableDef()
@@ -42,6 +44,7 @@ def make_app(agent: Agent, token: str) -> web.Application:
     app[AGENT] = agent
     app[TOKEN] = token
     app.add_routes(routes)
+    app.add_routes(api_explain.routes)
     return app
 
 
@@ -51,6 +54,8 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except RequestRefused as error:
+        if error.status == 409 and WOULD_BE not in request:
+            _note_refusal(request, str(error))
         return _problem(error.status, Problem(error=str(error), field=error.field))
     except (ValidationError, InvalidField) as error:
         return _problem(400, problem_of(error))
@@ -73,6 +78,14 @@ async def _authorise(request: web.Request, handler: Handler) -> web.StreamRespon
     return await handler(request)
 
 
+def _note_refusal(request: web.Request, sentence: str) -> None:
+    """A command that fits its form and is not carried out all the same is a decision, and remembered."""
+    host = request.app[AGENT].host
+    vm = request.match_info.get("name")
+    known = vm if vm in host.vms else None
+    host.history.note(known, DecisionKind.REFUSED, sentence, {"method": request.method, "path": request.path})
+
+
 @routes.get("/healthz")
 async def _health(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
@@ -80,7 +93,7 @@ async def _health(request: web.Request) -> web.Response:
 
 @routes.get("/v1/host")
 async def _get_host(request: web.Request) -> web.Response:
-    return _answer(request.app[AGENT].host.report())
+    return answer(request.app[AGENT].host.report())
 
 
 @routes.get("/v1/vms")
@@ -91,12 +104,12 @@ async def _get_vms(request: web.Request) -> web.Response:
 
 @routes.get("/v1/vms/{name}")
 async def _get_vm(request: web.Request) -> web.Response:
-    return _answer(request.app[AGENT].host.vm(request.match_info["name"]).status())
+    return answer(request.app[AGENT].host.vm(request.match_info["name"]).status())
 
 
 @routes.post("/v1/vms")
 async def _create(request: web.Request) -> web.Response:
-    return _accepted(await request.app[AGENT].commands.create(await _body(request, CreateCommand)))
+    return accepted(await request.app[AGENT].commands.create(await body_of(request, CreateCommand)))
 
 
 @routes.delete("/v1/vms/{name}")
@@ -106,54 +119,46 @@ async def _delete(request: web.Request) -> web.Response:
     if reason not in DELETE_REASONS:
         raise RequestRefused(400, f"reason must be one of {', '.join(DELETE_REASONS)}", "reason")
     command = Command.model_validate_strings(query, strict=False)
-    return _accepted(await request.app[AGENT].commands.delete(request.match_info["name"], command, reason))
+    return accepted(await request.app[AGENT].commands.delete(request.match_info["name"], command, reason))
 
 
 @routes.put("/v1/vms/{name}/target")
 async def _target(request: web.Request) -> web.Response:
-    command = await _body(request, TargetCommand)
-    return _accepted(await request.app[AGENT].commands.target(request.match_info["name"], command))
+    agent, name = request.app[AGENT], request.match_info["name"]
+    command = await body_of(request, TargetCommand)
+    if command.dry_run:
+        request[WOULD_BE] = True
+        return answer(await agent.dry_run.target(name, command))
+    return accepted(await agent.commands.target(name, command))
 
 
 @routes.post("/v1/reclaims")
 async def _reclaim(request: web.Request) -> web.Response:
-    return _accepted(await request.app[AGENT].commands.reclaim(await _body(request, ReclaimCommand)))
+    agent, command = request.app[AGENT], await body_of(request, ReclaimCommand)
+    if command.dry_run:
+        request[WOULD_BE] = True
+        return answer(await agent.dry_run.reclaim(command))
+    return accepted(await agent.commands.reclaim(command))
 
 
 @routes.post("/v1/reinflations")
 async def _reinflate(request: web.Request) -> web.Response:
-    return _accepted(await request.app[AGENT].commands.reinflate(await _body(request, ReinflateCommand)))
+    agent, command = request.app[AGENT], await body_of(request, ReinflateCommand)
+    if command.dry_run:
+        request[WOULD_BE] = True
+        return answer(await agent.dry_run.reinflate(command))
+    return accepted(await agent.commands.reinflate(command))
 
 
 @routes.get("/v1/operations/{request_id}")
 async def _get_operation(request: web.Request) -> web.Response:
-    for name in request.query.keys() - {"wait_s"}:
-        raise RequestRefused(400, f"{name} is no parameter of this route", name)
-    try:
-        wait_s = float(request.query.get("wait_s", "0"))
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= MAX_WAIT_S:
-        raise RequestRefused(400, f"wait_s must be a number from 0 to {MAX_WAIT_S:g}", "wait_s")
+    wait_s = number(parameters(request, ("wait_s",)), "wait_s", 0.0, MAX_WAIT_S)
     request_id = request.match_info["request_id"]
     operation = await request.app[AGENT].commands.operations.get(request_id, wait_s)
     if operation is None:
         raise RequestRefused(404, f"there is no operation {request_id}", "request_id")
-    return _answer(operation)
-
-
-async def _body(request: web.Request, model: type[BodyT]) -> BodyT:
-    """:raises ValidationError: the body is no JSON or does not fit the model."""
-    return model.model_validate_json(await request.read())
-
-
-def _answer(body: BaseModel, status: int = 200) -> web.Response:
-    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")
-
-
-def _accepted(operation: Operation) -> web.Response:
-    return _answer(operation, 202)
+    return answer(operation)
 
 
 def _problem(status: int, problem: Problem) -> web.Response:
-    return _answer(problem, status)
+    return answer(problem, status)

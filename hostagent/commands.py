@@ -27,13 +27,14 @@ from deflation.messages import (
     Vector,
     VMOutcome,
 )
+from deflation.modes import HostEvent
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.host import RESIZING, Host
 from hostagent.hypervisor import domain_name
 from hostagent.intents import Cause, Intent, Phase
-from hostagent.operations import Kind, Operations
+from hostagent.operations import Kind, Operations, concluded, split_told
 from hostagent.vms import ManagedVM
 
 #: How long a resumed operation waits for its guests to say hello.
@@ -87,7 +88,7 @@ class Commands:
         :raises RequestRefused: it does not fit, the name is taken, or the request is not acceptable.
         """
         body = _body(command)
-        await self._follow(command)
+        await self.follow(command)
         if known := self.operations.known(command.request_id, "create", body):
             return known
         spec = command.vm
@@ -95,6 +96,7 @@ class Commands:
         await self._host.sample()
         if known := self.operations.known(command.request_id, "create", body):
             return known
+        self._host.modes.check(HostEvent.CREATE)
         if spec.name in self._host.vms:
             raise RequestRefused(409, f"there is a VM {spec.name} on {self._host.slice.host_id} already", "vm.name")
         nominal = spec.nominal.vector()
@@ -127,7 +129,7 @@ class Commands:
         :raises RequestRefused: no such VM, or the request is not acceptable.
         """
         body = _body(command) | {"name": name, "reason": reason}
-        await self._follow(command)
+        await self.follow(command)
         if known := self.operations.known(command.request_id, "delete", body):
             return known
         vm = self._host.vm(name)
@@ -147,7 +149,7 @@ class Commands:
         :raises RequestRefused: no such VM, an old generation, a target outside its range, or no room to grow.
         """
         body = _body(command) | {"name": name}
-        await self._follow(command)
+        await self.follow(command)
         if known := self.operations.known(command.request_id, "target", body):
             return known
         await self._host.sample()
@@ -159,13 +161,16 @@ class Commands:
             earlier = {key: value for key, value in cause.body.items() if key != "request_id"}
             if earlier == {key: value for key, value in body.items() if key != "request_id"}:
                 return self.operations.begin(command.request_id, "target", body, self._repeated(vm), vm=name)
-        self._check_target(vm, command)
+        self.check_target(vm, command)
+        self._host.modes.check(target_event(vm, command))
         return self.operations.begin(
             command.request_id, "target", body, lambda operation: self._target(operation, vm, command, body), vm=name
         )
 
-    def _check_target(self, vm: ManagedVM, command: TargetCommand) -> None:
-        """:raises RequestRefused: an old generation, or no room to grow.
+    def check_target(self, vm: ManagedVM, command: TargetCommand) -> None:
+        """Whether a VM may be brought to a size now.
+
+        :raises RequestRefused: an old generation, or no room to grow.
         :raises InvalidField: a target outside its range.
         """
         wanted, free = command.target.vector(), self._host.free()
@@ -185,9 +190,10 @@ class Commands:
         :raises RequestRefused: the request is not acceptable.
         """
         body = _body(command)
-        await self._follow(command)
+        await self.follow(command)
         if known := self.operations.known(command.request_id, "reclaim", body):
             return known
+        self._host.modes.check(HostEvent.RECLAIM)
         return self.operations.begin(
             command.request_id, "reclaim", body, lambda operation: self._reclaim(operation, command, body)
         )
@@ -198,12 +204,33 @@ class Commands:
         :raises RequestRefused: the request is not acceptable.
         """
         body = _body(command)
-        await self._follow(command)
+        await self.follow(command)
         if known := self.operations.known(command.request_id, "reinflate", body):
             return known
+        self._host.modes.check(HostEvent.REINFLATE)
         return self.operations.begin(
             command.request_id, "reinflate", body, lambda operation: self._reinflate(operation, command, body)
         )
+
+    async def give(
+        self,
+        request_id: str,
+        body: dict[str, Any],
+        decide: Callable[[list[ManagedVM]], Mapping[str, ResourceVector]],
+        deadline_s: float,
+    ) -> list[VMOutcome]:
+        """Grow VMs because the host's mode says so.
+
+        :param decide: who is to grow to what, of those VMs that nobody else works on.
+        :raises HypervisorError: an intent could not be stored; all are as they were.
+        """
+        until = _now() + deadline_s
+        async with self._host.claimed(deadline_s * WAIT_SHARE) as claim:
+            await self._host.sample()
+            members = self._plan(decide(claim.vms), Command(request_id=request_id), "mode", body)
+            claim.keep(members)
+            await self._persist(members)
+            return await self._host.resize(members, _left(until))
 
     # --- how they run --------------------------------------------------------------------------------------------
 
@@ -230,7 +257,9 @@ class Commands:
         await vm.store(phase=Phase.SETTLED)
         vm.running = True
         vm.start()
-        return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs with {size}"})
+        sentence = f"{vm.name} runs with {size}"
+        self._host.note(vm.name, "admit", sentence, {"size": size.as_dict(), "free": self._host.free().as_dict()})
+        return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
     async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
         vm.interrupt.ask("it is being removed")
@@ -243,7 +272,9 @@ class Commands:
                 await self._host.forget(vm)
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
-        return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{what}: {size} came free"})
+        sentence = f"{what}: {size} came free"
+        self._host.note(vm.name, "remove", sentence, {"request_id": operation.request_id, "size": size.as_dict()})
+        return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
     async def _target(
         self, operation: Operation, vm: ManagedVM, command: TargetCommand, body: dict[str, Any]
@@ -254,21 +285,22 @@ class Commands:
             # Again: other operations may have ended since this one was taken on.
             if not self._host.holds(vm) or vm not in self._host.resizable():
                 raise RequestRefused(409, f"{vm.name} cannot be resized now: it is stopped or being removed", "name")
-            self._check_target(vm, command)
+            self.check_target(vm, command)
             cause = self._cause(command, "target", body, vm.allocation().current)
             vm.plan(command.target.vector(), cause, command.generation)
             await self._persist([vm])
-            return _ended(operation, await self._host.resize([vm], _left(until), command.mode))
+            return concluded(operation, await self._host.resize([vm], _left(until), command.mode))
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, body: dict[str, Any]) -> Operation:
         until, need = _now() + command.deadline_s, command.need.vector()
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
             split = split_need([vm.row() for vm in claim.vms], need)
+            self._host.note(None, "deflate", split_told(command.request_id, need, split), {"need": need.as_dict()})
             members = self._plan(split.targets, command, "reclaim", body)
             claim.keep(members)
             await self._persist(members)
             outcomes = await self._host.resize(members, _left(until), command.mode)
-        return _ended(operation, outcomes, need)
+        return concluded(operation, outcomes, need)
 
     async def _reinflate(self, operation: Operation, command: ReinflateCommand, body: dict[str, Any]) -> Operation:
         until = _now() + command.deadline_s
@@ -283,7 +315,7 @@ class Commands:
             members = self._plan(targets, command, "reinflate", body)
             claim.keep(members)
             await self._persist(members)
-            return _ended(operation, await self._host.resize(members, _left(until)))
+            return concluded(operation, await self._host.resize(members, _left(until)))
 
     def _resuming(self, members: list[ManagedVM]) -> Run:
         async def run(operation: Operation) -> Operation:
@@ -313,6 +345,8 @@ class Commands:
             return await self._delete(operation, vm, cause)
         for vm in members:
             vm.start()
+        if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):
+            return concluded(operation, [vm.summary() for vm in members])
         async with self._host.locked(members):
             going = [vm for vm in members if vm.intent.phase in RESIZING]
             await asyncio.gather(*(vm.greeted(GREETING_S) for vm in going))
@@ -320,12 +354,12 @@ class Commands:
         need = None
         if operation.kind == "reclaim" and (cause := members[0].intent.cause) is not None:
             need = ReclaimCommand.model_validate(cause.body).need.vector()
-        return _ended(operation, [vm.summary() for vm in members], need)
+        return concluded(operation, [vm.summary() for vm in members], need)
 
     def _repeated(self, vm: ManagedVM) -> Run:
         async def answer(operation: Operation) -> Operation:
             async with vm.lock:
-                return _ended(operation, [vm.summary()])
+                return concluded(operation, [vm.summary()])
 
         return answer
 
@@ -359,7 +393,7 @@ class Commands:
                 log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
                 await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _follow(self, command: Command) -> None:
+    async def follow(self, command: Command) -> None:
         """Refuse a manager whose leadership is over, and remember the epoch of one that leads.
 
         :raises RequestRefused: the epoch is lower than one that was seen.
@@ -385,9 +419,14 @@ def _left(until: float) -> float:
     return max(until - _now(), 0.0)
 
 
+def target_event(vm: ManagedVM, command: TargetCommand) -> HostEvent:
+    """What a target is to the host's mode: whether it takes something."""
+    return HostEvent.GROW if vm.allocation().current.fits_in(command.target.vector()) else HostEvent.SHRINK
+
+
 def _body(command: Command) -> dict[str, Any]:
     """The command as it is compared and stored; a new leader repeats it under its own epoch."""
-    return command.model_dump(mode="json", exclude={"epoch"})
+    return command.model_dump(mode="json", exclude={"epoch", "dry_run"})
 
 
 def _undeclared(capacity: ResourceVector, nominal: ResourceVector) -> ResourceVector:
@@ -395,17 +434,4 @@ def _undeclared(capacity: ResourceVector, nominal: ResourceVector) -> ResourceVe
     return ResourceVector(
         disk_mib_s=0.0 if capacity.disk_mib_s > 0 else nominal.disk_mib_s,
         network_mib_s=0.0 if capacity.network_mib_s > 0 else nominal.network_mib_s,
-    )
-
-
-def _ended(operation: Operation, outcomes: list[VMOutcome], need: ResourceVector | None = None) -> Operation:
-    """An operation's record at its end: what all its VMs came to, in one sentence."""
-    freed = sum((o.before.vector().less(o.after.vector()) for o in outcomes), ZERO)
-    missing = sum((o.shortfall.vector() for o in outcomes), ZERO) if need is None else need.less(freed)
-    short = ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(missing, (0.005, 1.0, 0.5, 0.5), strict=True)))
-    state = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
-    details = "; ".join(f"{o.name} {o.sentence}" for o in outcomes) or "no VM had anything to give or to get"
-    sentence = details if short.is_zero() else f"short of {short}: {details}"
-    return operation.model_copy(
-        update={"state": state, "sentence": sentence, "vms": tuple(outcomes), "shortfall": Vector.of(short)}
     )

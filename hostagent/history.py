@@ -14,7 +14,10 @@ from typing import Final
 import structlog
 
 from deflation.explanations import Decision, DecisionKind, PastResize
+from deflation.instructions import Mode
 from deflation.messages import VMOutcome
+from deflation.resources import ResourceVector
+from hostagent.intents import Cause
 
 #: Decisions that are remembered of the host with all its VMs, and of each VM.
 HOST_REMEMBERED: Final = 2000
@@ -23,6 +26,8 @@ VM_REMEMBERED: Final = 100
 RESIZES_REMEMBERED: Final = 5
 #: VMs, present or gone, of which anything is remembered; the one that was longest silent is forgotten first.
 VMS_REMEMBERED: Final = 512
+#: The longest text among a decision's inputs.
+TEXT: Final = 200
 
 log = structlog.get_logger()
 
@@ -61,9 +66,9 @@ class History:
     def note(
         self,
         vm: str | None,
-        kind: DecisionKind,
+        kind: DecisionKind | str,
         sentence: str,
-        inputs: Mapping[str, float | str] | None = None,
+        inputs: Mapping[str, object] | None = None,
         outcome: str | None = None,
     ) -> Decision:
         """Write down a decision, and log it.
@@ -71,7 +76,7 @@ class History:
         What is decided again, with nothing between, is counted and not repeated: a VM that is looked at every two
         seconds must not push everything else out.
 
-        :param inputs: what it was decided by; names carry units.
+        :param inputs: what it was decided by; names carry units, a mapping counts as one input for each of its names.
         """
         latest = self._latest(vm)
         if latest is not None and (latest.kind, latest.sentence) == (kind, sentence):
@@ -81,21 +86,41 @@ class History:
             number=self.newest,
             at=self._clock(),
             vm=vm,
-            kind=kind,
+            kind=str(kind),
             sentence=sentence,
-            inputs=dict(inputs or {}),
+            inputs=flat(inputs or {}),
             outcome=outcome,
         )
         self._all.append(decision)
         if vm is not None:
             self._of(vm).decisions.append(decision)
-        log.info(kind.value, vm=vm, why=sentence, inputs=decision.inputs, decision=decision.number)
+        log.info(decision.kind, vm=vm, why=sentence, inputs=decision.inputs, decision=decision.number)
         return decision
 
-    def ended(self, request_id: str, outcome: VMOutcome) -> None:
-        """Remember how a resize ended."""
+    def resized(self, cause: Cause | None, outcome: VMOutcome, deadline_s: float, mode: Mode) -> None:
+        """Remember how a resize ended, with its ledger.
+
+        :param cause: the operation that it was for.
+        """
+        request_id = cause.request_id if cause is not None else "resize"
         past = PastResize(at=self._clock(), request_id=request_id, outcome=outcome)
         self._of(outcome.name).resizes.append(past)
+        before, target = outcome.before.vector(), outcome.target.vector()
+        kind = DecisionKind.RESIZE
+        if not before.fits_in(target):
+            kind = DecisionKind.DEFLATE
+        elif not target.fits_in(before):
+            kind = DecisionKind.REINFLATE
+        short = outcome.shortfall.vector()
+        inputs = {"before": _declared(before), "target": _declared(target), "deadline_s": deadline_s, "mode": mode}
+        what = f"{cause.kind} {request_id}" if cause is not None else request_id
+        self.note(
+            outcome.name,
+            kind,
+            f"{what}: {outcome.sentence}",
+            inputs,
+            "done" if short.is_zero() else f"short of {short}",
+        )
 
     def resizes(self, vm: str) -> tuple[PastResize, ...]:
         """The latest of a VM, oldest first."""
@@ -132,7 +157,7 @@ class History:
                     if decisions[place].number == latest.number:
                         decisions[place] = counted
                     break
-        log.debug(latest.kind.value, vm=latest.vm, why=latest.sentence, decision=latest.number, again=counted.repeated)
+        log.debug(latest.kind, vm=latest.vm, why=latest.sentence, decision=latest.number, again=counted.repeated)
         return counted
 
     def _of(self, vm: str) -> _OfVM:
@@ -141,3 +166,24 @@ class History:
         while len(self._vms) > VMS_REMEMBERED:
             self._vms.popitem(last=False)
         return found
+
+
+def flat(inputs: Mapping[str, object]) -> dict[str, float | str]:
+    """Inputs as a decision carries them: numbers and short texts by name."""
+    rows: dict[str, float | str] = {}
+    for name, value in inputs.items():
+        match value:
+            case Mapping():
+                rows |= flat({f"{name}_{inner}": part for inner, part in value.items()})
+            case bool() | str():
+                rows[name] = str(value).lower() if isinstance(value, bool) else value[:TEXT]
+            case int() | float():
+                rows[name] = round(float(value), 4)
+            case _:
+                rows[name] = str(value)[:TEXT]
+    return rows
+
+
+def _declared(vector: ResourceVector) -> dict[str, float]:
+    """A vector without what the VM was not sold."""
+    return {name: value for name, value in vector.as_dict().items() if value > 0}

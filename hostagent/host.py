@@ -19,9 +19,11 @@ from deflation.instructions import Mode
 from deflation.messages import HostReport, Vector, VMOutcome
 from deflation.resources import ResourceVector
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.history import History
 from hostagent.hypervisor import Hypervisor
 from hostagent.intents import Intent, Phase
 from hostagent.journal import Journal
+from hostagent.modes import Modes
 from hostagent.vms import ManagedVM
 
 #: VMs that are worked on at the same time.
@@ -87,6 +89,13 @@ class Host:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set whenever the VMs should be looked at at once.
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What was decided lately, and why.
+    history: History = field(default_factory=History)
+    #: What an operator has the host do.
+    modes: Modes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.modes = Modes(self.slice.host_id, self.journal, self.history)
 
     async def sample(self) -> None:
         """Ask the machine what memory it has available: before each decision about free room."""
@@ -108,6 +117,8 @@ class Host:
             deflatable=Vector.of(deflatable_capacity(vm.row() for vm in self.vms.values())),
             vm_overhead_mib=self.slice.vm_overhead_mib,
             accelerator=self.slice.accelerator,
+            mode=self.modes.mode,
+            mode_reason=self.modes.reason,
             vms=tuple(vm.status() for vm in self.vms.values()),
             core_changes=tuple(self.journal.changes[:MOST_CHANGES]),
         )
@@ -209,9 +220,9 @@ class Host:
             )
         self.changed.set()
 
-    def note(self, vm: str, kind: str, sentence: str, inputs: Mapping[str, object]) -> None:
+    def note(self, vm: str | None, kind: str, sentence: str, inputs: Mapping[str, object]) -> None:
         """Tell of a decision: one sentence, with what it rests on."""
-        log.info(sentence, vm=vm, kind=kind, **inputs)
+        self.history.note(vm, kind, sentence, inputs)
 
     async def resize(self, vms: Iterable[ManagedVM], deadline_s: float, mode: Mode = Mode.ASK) -> list[VMOutcome]:
         """Bring VMs to their intents' targets, concurrently.
@@ -221,9 +232,16 @@ class Host:
 
         async def one(vm: ManagedVM) -> VMOutcome:
             async with self.slots:
-                try:
-                    return await vm.resize(deadline_s, mode)
-                except HostAgentError as error:
-                    return vm.failed(str(error))
+                return await self.resize_one(vm, deadline_s, mode)
 
         return list(await asyncio.gather(*(one(vm) for vm in vms)))
+
+    async def resize_one(self, vm: ManagedVM, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
+        """Bring one VM to its intent's target, under its lock, and remember what came of it."""
+        cause = vm.intent.cause
+        try:
+            outcome = await vm.resize(deadline_s, mode)
+        except HostAgentError as error:
+            outcome = vm.failed(str(error))
+        self.history.resized(cause, outcome, deadline_s, mode)
+        return outcome

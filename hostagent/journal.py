@@ -1,14 +1,26 @@
-"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, and the epoch."""
+"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, epoch and mode."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from deflation.messages import CoreChange
+from deflation.modes import HostMode
 from hostagent.errors import JournalError
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMode:
+    """What an operator has the host do."""
+
+    mode: HostMode = HostMode.ACTIVE
+    reason: str = ""
+    #: Seconds since the epoch; None: it was never changed.
+    since: float | None = None
 
 
 class Journal:
@@ -24,6 +36,7 @@ class Journal:
         self.changes: list[CoreChange] = []
         self._lock = threading.Lock()
         self.epoch = 0
+        self.mode = StoredMode()
         self._sequence = 0
         #: The last change of each machine, as (cause, cores after): one that a kill made us repeat is known by it.
         self._last: dict[str, tuple[str, float]] = {}
@@ -31,6 +44,9 @@ class Journal:
             state = json.loads(self._state_path.read_text())
             self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
             self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
+            if "mode" in state:
+                mode, reason, since = state["mode"]
+                self.mode = StoredMode(HostMode(mode), reason, since)
         if self._changes_path.exists():
             for line in self._changes_path.read_text().splitlines():
                 try:
@@ -96,8 +112,27 @@ class Journal:
                 self.epoch = epoch
                 self._save_state()
 
+    def set_mode(self, mode: HostMode, reason: str, since: float | None) -> None:
+        """Remember what an operator has the host do.
+
+        :raises JournalError: it could not be written; the mode is as before.
+        """
+        with self._lock:
+            before, self.mode = self.mode, StoredMode(mode, reason, since)
+            try:
+                self._save_state()
+            except OSError as error:
+                self.mode = before
+                raise JournalError(f"the mode could not be written: {error}") from error
+
     def _save_state(self) -> None:
-        _replace(self._state_path, json.dumps({"epoch": self.epoch, "sequence": self._sequence, "last": self._last}))
+        state = {
+            "epoch": self.epoch,
+            "sequence": self._sequence,
+            "last": self._last,
+            "mode": (self.mode.mode, self.mode.reason, self.mode.since),
+        }
+        _replace(self._state_path, json.dumps(state))
 
 
 def _append(path: Path, text: str) -> None:

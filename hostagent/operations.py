@@ -12,13 +12,15 @@ from typing import Any, Final, Literal
 import structlog
 
 from deflation.errors import InvalidField
-from deflation.messages import Operation, OperationState
+from deflation.messages import Operation, OperationState, Vector, VMOutcome
+from deflation.proportional import Split
+from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import HostAgentError, RequestRefused
 
 #: Ended operations that are remembered.
 REMEMBERED: Final = 1000
 
-Kind = Literal["create", "delete", "target", "reclaim", "reinflate"]
+Kind = Literal["create", "delete", "target", "reclaim", "reinflate", "mode"]
 log = structlog.get_logger()
 
 
@@ -88,6 +90,22 @@ class Operations:
             pass
         return record.operation
 
+    def resizing(self) -> list[Operation]:
+        """Those under way that may change sizes on command."""
+        running = (record.operation for record in self._records.values() if not record.ended.is_set())
+        return [operation for operation in running if operation.kind not in ("delete", "mode")]
+
+    async def ended(self, request_id: str) -> None:
+        """Wait for the end of an operation, however long it takes."""
+        if (record := self._records.get(request_id)) is not None:
+            await record.ended.wait()
+
+    def progress(self, request_id: str, sentence: str) -> None:
+        """Say what an operation has come to so far."""
+        record = self._records[request_id]
+        said = (*record.operation.progress, sentence)
+        record.operation = record.operation.model_copy(update={"progress": said})
+
     async def _run(self, record: _Record, run: Callable[[Operation], Awaitable[Operation]]) -> None:
         began = time.monotonic()
         operation = record.operation
@@ -99,7 +117,8 @@ class Operations:
             log.exception("an operation broke", request_id=operation.request_id)
             sentence = f"a defect of the agent: {type(error).__name__}: {error}"
             operation = operation.model_copy(update={"state": OperationState.FAILED, "sentence": sentence})
-        record.operation = operation.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
+        said = {"seconds": round(time.monotonic() - began, 3), "progress": record.operation.progress}
+        record.operation = operation.model_copy(update=said)
         record.ended.set()
         log.info(operation.kind, request_id=operation.request_id, state=operation.state.value, why=operation.sentence)
 
@@ -109,3 +128,23 @@ class Operations:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def concluded(operation: Operation, outcomes: list[VMOutcome], need: ResourceVector | None = None) -> Operation:
+    """An operation's record at its end: what all its VMs came to, in one sentence."""
+    freed = sum((o.before.vector().less(o.after.vector()) for o in outcomes), ZERO)
+    missing = sum((o.shortfall.vector() for o in outcomes), ZERO) if need is None else need.less(freed)
+    short = ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(missing, (0.005, 1.0, 0.5, 0.5), strict=True)))
+    state = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
+    details = "; ".join(f"{o.name} {o.sentence}" for o in outcomes) or "no VM had anything to give or to get"
+    sentence = details if short.is_zero() else f"short of {short}: {details}"
+    return operation.model_copy(
+        update={"state": state, "sentence": sentence, "vms": tuple(outcomes), "shortfall": Vector.of(short)}
+    )
+
+
+def split_told(request_id: str, need: ResourceVector, split: Split) -> str:
+    """How a need was split, in one sentence."""
+    targets = "; ".join(f"{name} to {target}" for name, target in split.targets.items()) or "no VM has anything to give"
+    short = "" if split.shortfall.is_zero() else f"; {split.shortfall} is more than all minimums leave"
+    return f"reclaim {request_id}: {need} is split in proportion: {targets}{short}"

@@ -35,7 +35,7 @@ async def relieve_vm(host: Host, vm: ManagedVM) -> None:
         other = host.vms[name]
         async with other.lock:
             if host.holds(other) and other in host.resizable():
-                await _resize(other, target, request_id, SHRINK_S)
+                await _resize(host, other, target, request_id, SHRINK_S)
     async with vm.lock:
         if not host.holds(vm) or vm not in host.resizable():
             return
@@ -47,15 +47,15 @@ async def relieve_vm(host: Host, vm: ManagedVM) -> None:
             host.note(vm.name, "pressure", given.sentence, inputs)
             return
         host.note(vm.name, "pressure", given.sentence, inputs)
-        await _resize(vm, given.target, request_id, GROW_S)
+        await _resize(host, vm, given.target, request_id, GROW_S)
 
 
-async def _resize(vm: ManagedVM, target: ResourceVector, request_id: str, deadline_s: float) -> None:
+async def _resize(host: Host, vm: ManagedVM, target: ResourceVector, request_id: str, deadline_s: float) -> None:
     before = Vector.of(vm.allocation().current)
     body = {"request_id": request_id, "deadline_s": deadline_s}
     cause = Cause(request_id=request_id, kind="reinflate", body=body, started_at=time.time(), before=before)
     vm.plan(target, cause)
     await vm.persist()
-    await vm.resize(deadline_s)
+    await host.resize_one(vm, deadline_s)
     if vm.intent.phase is Phase.SETTLED:
         vm.upkeep.pace.held()

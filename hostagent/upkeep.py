@@ -49,9 +49,10 @@ class Upkeep:
             self.unsettled = True
         self._parked_running = running or tuple(cpu for cpu in self._parked_running if cpu in self._parked)
 
-    async def look(self) -> tuple[Repair, ...]:
+    async def look(self, leave: str = "") -> tuple[Repair, ...]:
         """Compare what the VM has with what it should have, and put right what differs. Under the VM's lock.
 
+        :param leave: why nothing is to be put right, but only written down; empty if it is to be.
         :returns: what was put right.
         :raises HypervisorError: the host's side cannot be read or set.
         """
@@ -77,6 +78,10 @@ class Upkeep:
         now = _now()
         if not needed:
             self.pace.held()
+        elif leave:
+            for repair in needed:
+                sentence = f"{repair.why}; left as it is: {leave}"
+                self._vm.note(self._vm.name, "repair", sentence, {"committed": committed.as_dict()})
         elif self.pace.due(now):
             self.pace.tried(now)
             self.drift_total += 1

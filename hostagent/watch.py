@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from deflation.modes import HostEvent
 from deflation.resources import ZERO
 from hostagent.admission import admit
 from hostagent.errors import HostAgentError, HypervisorError
@@ -101,7 +102,8 @@ class Watch:
         vm.pressure.judge()
         if vm.pressure.sentence:
             vm.upkeep.unsettled = True
-            self._relieve(vm)
+            if self._host.modes.does(HostEvent.PRESSURE):
+                self._relieve(vm)
         if vm.name in self._looks or not self._host.holds(vm):
             return
         if summary is not None and summary.state == "running":
@@ -157,7 +159,7 @@ class Watch:
             log.exception("a look at a VM broke", vm=vm.name)
 
     async def _look_at(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
-        size, cause = vm.allocation().current, vm.intent.cause
+        size, cause, modes = vm.allocation().current, vm.intent.cause, self._host.modes
         if vm.intent.phase is Phase.CREATING:
             return
         if vm.intent.phase is Phase.DELETING:
@@ -178,9 +180,11 @@ class Watch:
             return
         running = summary.state == "running"
         if running != vm.running:
-            if running or vm.intent.phase is Phase.ADMITTING:
+            if vm.intent.phase is Phase.ADMITTING or (running and modes.does(HostEvent.FOREIGN_START)):
                 # Not started by us: it is held to its committed size first.
                 running = await admit(self._host, vm)
+            elif running:
+                self._host.note(vm.name, "admit", f"started by somebody else and left as it is: {modes.sentence}", {})
             else:
                 self._host.note(vm.name, "stopped", "the VM stopped", {"state": summary.state})
             vm.running = running
@@ -190,11 +194,11 @@ class Watch:
         if not running:
             vm.upkeep.unsettled = False
         elif vm.intent.phase in RESIZING:
-            if vm.upkeep.pace.due(asyncio.get_running_loop().time()):
+            if modes.does(HostEvent.UNFINISHED) and vm.upkeep.pace.due(asyncio.get_running_loop().time()):
                 vm.upkeep.pace.tried(asyncio.get_running_loop().time())
-                await vm.resize(RETRY_DEADLINE_S)
+                await self._host.resize_one(vm, RETRY_DEADLINE_S)
         else:
-            await vm.upkeep.look()
+            await vm.upkeep.look("" if modes.does(HostEvent.DRIFT) else modes.sentence)
 
     async def _remove_unowned(self, known: set[str]) -> None:
         """Remove domains of ours that no VM belongs to: creations that were given up, but carried out in the end."""

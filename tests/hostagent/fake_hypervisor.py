@@ -75,9 +75,13 @@ class FakeHypervisor:
         await self._call("suspend", domain=domain)
 
     async def findings(self, domain: str) -> tuple[Finding, ...]:
-        return tuple(
-            Finding(mechanism, mechanism not in NOT_HERE, "as in the make-believe world") for mechanism in Mechanism
-        )
+        found = {
+            mechanism: Finding(mechanism, mechanism not in NOT_HERE, "as in the make-believe world")
+            for mechanism in Mechanism
+        }
+        for name, *rest in await self._call("findings", domain=domain):
+            found[Mechanism(name)] = Finding(Mechanism(name), *rest)
+        return tuple(found.values())
 
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         await self._call("prepare_start", domain=domain, cores=size.cpu_cores, memory_mib=size.memory_mib)

@@ -6,9 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from deflation.explanations import DecisionKind
+from deflation.instructions import Mode
 from deflation.messages import Vector, VMOutcome
 from hostagent import history as module
-from hostagent.history import History
+from hostagent.history import History, flat
+from hostagent.intents import Cause
 
 
 @pytest.fixture
@@ -17,10 +19,10 @@ def history() -> History:
     return History(lambda: float(next(times)))
 
 
-def outcome(name: str, sentence: str) -> VMOutcome:
-    size = Vector(cpu_cores=1.0)
+def outcome(name: str, sentence: str, before: float = 1.0, target: float = 1.0) -> VMOutcome:
+    was, goal = Vector(cpu_cores=before), Vector(cpu_cores=target)
     return VMOutcome(
-        name=name, generation=1, before=size, after=size, target=size, shortfall=Vector(), ledger=(), seconds=0.0,
+        name=name, generation=1, before=was, after=goal, target=goal, shortfall=Vector(), ledger=(), seconds=0.0,
         sentence=sentence,
     )  # fmt: skip
 
@@ -94,9 +96,28 @@ def test_a_repetition_of_what_the_host_has_forgotten_is_still_counted_for_the_vm
     assert all(d.vm is None for d in history.decisions(limit=10**6))
 
 
-def test_the_latest_resizes_of_a_vm_are_remembered(history: History) -> None:
+def test_the_latest_resizes_of_a_vm_are_remembered_and_each_is_a_decision(history: History) -> None:
     for count in range(module.RESIZES_REMEMBERED + 2):
-        history.ended(f"r-{count}", outcome("low-1", f"resize {count}"))
+        cause = Cause(request_id=f"r-{count}", kind="reclaim", body={}, started_at=0.0, before=Vector())
+        history.resized(cause, outcome("low-1", f"took {count}", 2.0, 1.0), 30.0, Mode.ASK)
     past = history.resizes("low-1")
     assert [row.request_id for row in past] == [f"r-{count}" for count in range(2, module.RESIZES_REMEMBERED + 2)]
     assert history.resizes("nobody") == ()
+    decision = history.decisions("low-1")[0]
+    assert (decision.kind, decision.sentence, decision.outcome) == ("deflate", "reclaim r-0: took 0", "done")
+    assert decision.inputs == {"before_cpu_cores": 2.0, "target_cpu_cores": 1.0, "deadline_s": 30.0, "mode": "ask"}
+
+
+@pytest.mark.parametrize(("before", "target", "kind"), [(2, 1, "deflate"), (1, 2, "reinflate"), (1, 1, "resize")])
+def test_a_resize_is_named_by_its_direction(history: History, before: float, target: float, kind: str) -> None:
+    history.resized(None, outcome("low-1", "moved", before, target), 30.0, Mode.FORCE)
+    assert [decision.kind for decision in history.decisions()] == [kind]
+
+
+def test_inputs_are_numbers_and_short_texts_by_name() -> None:
+    given = {"need": {"cpu_cores": 1, "memory_mib": 0.123456}, "why": "x" * 300, "ready": True, "cpus": (1, 2)}
+    rows = flat(given)
+    assert rows["need_cpu_cores"] == 1.0
+    assert rows["need_memory_mib"] == 0.1235
+    assert rows["why"] == "x" * module.TEXT
+    assert (rows["ready"], rows["cpus"]) == ("true", "(1, 2)")

@@ -51,6 +51,10 @@ class Domain:
     network_mib_s: float | None = None
     limit_mib: float | None = None
     shares: int = 1024
+    #: What is found of its mechanisms: [mechanism, available, reason, fix].
+    findings: list[list[Any]] = field(default_factory=list)
+    #: Applications with adapters, by name, with their resident MiB.
+    applications: dict[str, float] = field(default_factory=dict)
 
     @property
     def bound_mib(self) -> float:
@@ -202,6 +206,9 @@ class World:
         self.domains[domain].network_mib_s = mib_s
         return ""
 
+    async def _do_findings(self, domain: str) -> list[list[Any]]:
+        return self.domains[domain].findings
+
     async def _do_set_limit(self, domain: str, mib: float | None) -> str:
         self.domains[domain].limit_mib = mib
         return ""
@@ -265,6 +272,7 @@ class World:
                 "memory_full_avg10": d.stalled_percent / 2,
                 "cpu_some_avg10": 0.0,
             },
+            "applications": [{"name": name, "resident_mib": mib} for name, mib in d.applications.items()],
         }
 
     def _cpus_set(self, d: Domain, params: Reply) -> Reply:

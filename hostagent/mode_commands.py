@@ -1,0 +1,181 @@
+"""Changes of the host's mode as operations, and what a mode does by itself: off undoes, draining shares.
+
+A change takes effect when it is asked for; its operation ends when what ran under the old mode has ended and, for off,
+when everything was tried once. What could not be undone is tried again for as long as the host is off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Final
+
+import structlog
+
+from deflation.messages import ModeCommand, Operation, OperationState, VMOutcome
+from deflation.modes import HostEvent, HostMode
+from deflation.proportional import share_room
+from deflation.resources import ResourceVector
+from deflation.undo import is_worth_while, lacking, undone
+from hostagent.commands import Commands
+from hostagent.errors import HostAgentError, JournalError, RequestRefused
+from hostagent.host import RESIZING, Host
+from hostagent.vms import ManagedVM
+
+#: How often it is looked whether a mode can give something back by itself, in seconds.
+KEEP_S: Final = 10.0
+#: What moved nothing is tried again after so many looks, twice as many each time, at most these.
+MOST_SKIPPED: Final = 32
+#: Time for giving back, in seconds.
+DEADLINE_S: Final = 60.0
+
+log = structlog.get_logger()
+
+
+class ModeCommands:
+    """Takes changes of the mode, and keeps to the mode: :meth:`run` until cancelled."""
+
+    def __init__(self, host: Host, commands: Commands) -> None:
+        self._host = host
+        self._commands = commands
+        #: One at a time gives back.
+        self._giving = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._numbers = itertools.count(1)
+        #: What was tried last by itself without moving anything, and after how many looks it is tried again.
+        self._futile: dict[str, ResourceVector] = {}
+        self._skipped = self._skip = 0
+
+    async def set(self, command: ModeCommand) -> Operation:
+        """Change the mode.
+
+        :raises RequestRefused: the request is not acceptable, or the mode could not be stored (503).
+        """
+        body = command.model_dump(mode="json", exclude={"epoch"})
+        await self._commands.follow(command)
+        operations = self._commands.operations
+        if known := operations.known(command.request_id, "mode", body):
+            return known
+        try:
+            await self._host.modes.set(command.mode, command.reason)
+        except JournalError as error:
+            raise RequestRefused(503, str(error)) from error
+        if known := operations.known(command.request_id, "mode", body):
+            return known
+        self._changed.set()
+        self._host.changed.set()
+        for vm in self._host.vms.values():
+            # What was left is caught up with, and what is left from now on is written down.
+            vm.stir()
+
+        async def run(operation: Operation) -> Operation:
+            return await self._run(operation, command.mode, body)
+
+        return operations.begin(command.request_id, "mode", body, run)
+
+    async def run(self) -> None:
+        """Do what the mode does by itself, again and again."""
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_S):
+                    await self._changed.wait()
+                self._changed.clear()
+                self._futile = {}
+            except TimeoutError:
+                pass
+            try:
+                await self._keep()
+            except HostAgentError as error:
+                log.warning("what was taken could not be given back yet", why=str(error))
+
+    async def _keep(self) -> None:
+        """Give back by ourselves, unless it is what moved nothing a little while ago."""
+        if not self._host.modes.does(HostEvent.ROOM) or self._giving.locked():
+            return
+        await self._host.sample()
+        targets = self._targets(self._host.resizable())
+        if not targets:
+            await self._look_back([])
+            return
+        if targets == self._futile:
+            self._skipped += 1
+            if self._skipped < self._skip:
+                return
+        self._skip = min(self._skip * 2, MOST_SKIPPED) if targets == self._futile else 1
+        self._skipped = 0
+        before = self._missing()
+        await self._give_back(f"{self._host.modes.mode}-{self._host.incarnation[:8]}-{next(self._numbers)}", {})
+        self._futile = targets if self._missing() == before else {}
+
+    async def _run(self, operation: Operation, mode: HostMode, body: dict[str, Any]) -> Operation:
+        modes, operations = self._host.modes, self._commands.operations
+        if mode in (HostMode.PAUSED, HostMode.OFF):
+            for other in operations.resizing():
+                operations.progress(operation.request_id, f"{other.kind} {other.request_id} was begun before and ends")
+                await operations.ended(other.request_id)
+            # And what the watch was about: from here on it looks at the mode first.
+            async with self._host.locked(list(self._host.vms.values())):
+                pass
+        if modes.mode is not mode:
+            return _partial(operation, f"given up: {modes.sentence}")
+        if mode is not HostMode.OFF:
+            return _done(operation, modes.sentence)
+        outcomes = await self._give_back(operation.request_id, body)
+        operation = operation.model_copy(update={"vms": tuple(outcomes)})
+        if modes.mode is not HostMode.OFF:
+            return _partial(operation, f"given up half way: {modes.sentence}")
+        if not modes.unfinished:
+            count = len(self._host.vms)
+            return _done(operation, f"{modes.sentence}; all {count} VMs have their nominal sizes")
+        left = "; ".join(modes.unfinished)
+        return _partial(operation, f"{modes.sentence}; still to be undone, and tried again while it is off: {left}")
+
+    async def _give_back(self, request_id: str, body: dict[str, Any]) -> list[VMOutcome]:
+        """Give back once what the mode gives back."""
+        async with self._giving:
+            outcomes = await self._commands.give(request_id, body, self._targets, DEADLINE_S)
+            await self._look_back(outcomes)
+            return outcomes
+
+    async def _look_back(self, outcomes: list[VMOutcome]) -> None:
+        """What mode off has still to undo."""
+        modes = self._host.modes
+        if modes.mode is HostMode.OFF:
+            await self._host.sample()
+            modes.unfinished = self._unfinished(outcomes)
+
+    def _targets(self, vms: list[ManagedVM]) -> dict[str, ResourceVector]:
+        """Which of these VMs are to grow to what."""
+        rows = [vm.allocation() for vm in vms]
+        match self._host.modes.mode:
+            case HostMode.OFF:
+                # What an earlier command had begun is given up, or its resize would go on.
+                targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
+                shared = undone(rows, self._host.free())
+            case HostMode.DRAINING:
+                targets, shared = {}, share_room(rows, self._host.free())
+            case _:
+                return {}
+        by_name = {row.name: row for row in rows}
+        return targets | {name: size for name, size in shared.items() if is_worth_while(by_name[name], size)}
+
+    def _missing(self) -> dict[str, ResourceVector]:
+        return lacking(vm.allocation() for vm in self._host.vms.values())
+
+    def _unfinished(self, outcomes: list[VMOutcome]) -> tuple[str, ...]:
+        """What is still to be undone, a sentence a VM."""
+        tried = {outcome.name: outcome.sentence for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
+        free = f"the host has {self._host.free().memory_mib:g} MiB of memory free"
+        return tuple(
+            f"{name} lacks {missing}, since {tried.get(name, free)}"
+            for name, missing in self._missing().items()
+            if self._host.vms[name].running
+        )
+
+
+def _done(operation: Operation, sentence: str) -> Operation:
+    return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
+
+
+def _partial(operation: Operation, sentence: str) -> Operation:
+    return operation.model_copy(update={"state": OperationState.PARTIAL, "sentence": sentence})
