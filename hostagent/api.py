@@ -31,7 +31,7 @@ MAX_WAIT_S: Final = 30.0
 DELETE_REASONS: Final = ("delete", "minimum", "shortfall")
 TOKEN: Final = web.AppKey("token", str)
 #: Stands in a request that is a dry run.
-WOULD_BE: Final = "dry_run"
+WOULD_BE: Final = web.RequestKey("dry_run", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger()

@@ -31,6 +31,7 @@ from deflation.modes import HostEvent
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.history import sizes
 from hostagent.host import RESIZING, Host
 from hostagent.hypervisor import domain_name
 from hostagent.intents import Cause, Intent, Phase
@@ -258,7 +259,7 @@ class Commands:
         vm.running = True
         vm.start()
         sentence = f"{vm.name} runs with {size}"
-        self._host.note(vm.name, "admit", sentence, {"size": size.as_dict(), "free": self._host.free().as_dict()})
+        self._host.note(vm.name, "admit", sentence, {"size": sizes(size), "free": sizes(self._host.free())})
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
     async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
@@ -273,7 +274,7 @@ class Commands:
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
         sentence = f"{what}: {size} came free"
-        self._host.note(vm.name, "remove", sentence, {"request_id": operation.request_id, "size": size.as_dict()})
+        self._host.note(vm.name, "remove", sentence, {"request_id": operation.request_id, "size": sizes(size)})
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
     async def _target(
@@ -295,7 +296,7 @@ class Commands:
         until, need = _now() + command.deadline_s, command.need.vector()
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
             split = split_need([vm.row() for vm in claim.vms], need)
-            self._host.note(None, "deflate", split_told(command.request_id, need, split), {"need": need.as_dict()})
+            self._host.note(None, "deflate", split_told(command.request_id, need, split), {"need": sizes(need)})
             members = self._plan(split.targets, command, "reclaim", body)
             claim.keep(members)
             await self._persist(members)

@@ -112,7 +112,7 @@ class History:
         elif not target.fits_in(before):
             kind = DecisionKind.REINFLATE
         short = outcome.shortfall.vector()
-        inputs = {"before": _declared(before), "target": _declared(target), "deadline_s": deadline_s, "mode": mode}
+        inputs = {"before": sizes(before), "target": sizes(target), "deadline_s": deadline_s, "mode": mode}
         what = f"{cause.kind} {request_id}" if cause is not None else request_id
         self.note(
             outcome.name,
@@ -184,6 +184,7 @@ def flat(inputs: Mapping[str, object]) -> dict[str, float | str]:
     return rows
 
 
-def _declared(vector: ResourceVector) -> dict[str, float]:
-    """A vector without what the VM was not sold."""
-    return {name: value for name, value in vector.as_dict().items() if value > 0}
+def sizes(vector: ResourceVector) -> dict[str, float]:
+    """A vector as an input; disk and network only where they are declared."""
+    rows = vector.as_dict().items()
+    return {name: value for name, value in rows if value > 0 or name in ("cpu_cores", "memory_mib")}

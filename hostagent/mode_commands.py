@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from deflation.messages import ModeCommand, Operation, OperationState, VMOutcome
+from deflation.messages import ModeCommand, Operation, OperationState, Vector, VMOutcome
 from deflation.modes import HostEvent, HostMode
 from deflation.proportional import share_room
 from deflation.resources import ResourceVector
@@ -20,6 +20,7 @@ from deflation.undo import is_worth_while, lacking, undone
 from hostagent.commands import Commands
 from hostagent.errors import HostAgentError, JournalError, RequestRefused
 from hostagent.host import RESIZING, Host
+from hostagent.intents import Phase
 from hostagent.vms import ManagedVM
 
 #: How often it is looked whether a mode can give something back by itself, in seconds.
@@ -93,7 +94,7 @@ class ModeCommands:
         if not self._host.modes.does(HostEvent.ROOM) or self._giving.locked():
             return
         await self._host.sample()
-        targets = self._targets(self._host.resizable())
+        targets = self._targets(self._host.resizable()) | self._starts()
         if not targets:
             await self._look_back([])
             return
@@ -134,8 +135,25 @@ class ModeCommands:
         """Give back once what the mode gives back."""
         async with self._giving:
             outcomes = await self._commands.give(request_id, body, self._targets, DEADLINE_S)
+            for vm in list(self._host.vms.values()):
+                await self._redefine(vm)
             await self._look_back(outcomes)
             return outcomes
+
+    async def _redefine(self, vm: ManagedVM) -> None:
+        """Undo what a stopped VM would come up with."""
+        host = self._host
+        if host.modes.mode is not HostMode.OFF or vm.running:
+            return
+        async with vm.lock:
+            if vm.running or not host.holds(vm) or vm.intent.phase is not Phase.SETTLED:
+                return
+            await host.sample()
+            size = undone([vm.allocation()], host.free()).get(vm.name)
+            if size is not None:
+                await host.hypervisor.prepare_start(vm.domain, size)
+                await vm.store(committed=Vector.of(size), target=Vector.of(size))
+                host.note(vm.name, "reinflate", f"stopped, and starts with {size} from now on", {})
 
     async def _look_back(self, outcomes: list[VMOutcome]) -> None:
         """What mode off has still to undo."""
@@ -159,18 +177,33 @@ class ModeCommands:
         by_name = {row.name: row for row in rows}
         return targets | {name: size for name, size in shared.items() if is_worth_while(by_name[name], size)}
 
+    def _starts(self) -> dict[str, ResourceVector]:
+        """The sizes that stopped VMs would come up with if they were undone."""
+        if self._host.modes.mode is not HostMode.OFF:
+            return {}
+        rows = [vm.allocation() for vm in self._host.vms.values() if not vm.running]
+        return undone([row for row in rows if row.name in lacking(rows)], self._host.free())
+
     def _missing(self) -> dict[str, ResourceVector]:
-        return lacking(vm.allocation() for vm in self._host.vms.values())
+        """What each VM lacks of its nominal size; one whose resize has not ended may lack all of it."""
+        vms = self._host.vms.values()
+        open_ones = {vm.name: vm.allocation().nominal for vm in vms if vm.running and vm.intent.phase in RESIZING}
+        return lacking(vm.allocation() for vm in vms) | open_ones
 
     def _unfinished(self, outcomes: list[VMOutcome]) -> tuple[str, ...]:
         """What is still to be undone, a sentence a VM."""
-        tried = {outcome.name: outcome.sentence for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
+        tried = {outcome.name: outcome for outcome in outcomes}
         free = f"the host has {self._host.free().memory_mib:g} MiB of memory free"
-        return tuple(
-            f"{name} lacks {missing}, since {tried.get(name, free)}"
-            for name, missing in self._missing().items()
-            if self._host.vms[name].running
-        )
+        sentences = []
+        for name, missing in self._missing().items():
+            vm = self._host.vms[name]
+            if vm.running and vm.intent.phase in RESIZING:
+                why = tried[name].sentence if name in tried else "somebody else works on it"
+                sentences.append(f"{name} is not known to have its nominal size: {why}")
+            else:
+                short = name in tried and not tried[name].shortfall.vector().is_zero()
+                sentences.append(f"{name} lacks {missing}, since {tried[name].sentence if short else free}")
+        return tuple(sentences)
 
 
 def _done(operation: Operation, sentence: str) -> Operation:

@@ -79,9 +79,8 @@ class Upkeep:
         if not needed:
             self.pace.held()
         elif leave:
-            for repair in needed:
-                sentence = f"{repair.why}; left as it is: {leave}"
-                self._vm.note(self._vm.name, "repair", sentence, {"committed": committed.as_dict()})
+            sentence = f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}"
+            self._vm.note(self._vm.name, "repair", sentence, {"committed": committed.as_dict()})
         elif self.pace.due(now):
             self.pace.tried(now)
             self.drift_total += 1

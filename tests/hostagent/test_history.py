@@ -105,7 +105,8 @@ def test_the_latest_resizes_of_a_vm_are_remembered_and_each_is_a_decision(histor
     assert history.resizes("nobody") == ()
     decision = history.decisions("low-1")[0]
     assert (decision.kind, decision.sentence, decision.outcome) == ("deflate", "reclaim r-0: took 0", "done")
-    assert decision.inputs == {"before_cpu_cores": 2.0, "target_cpu_cores": 1.0, "deadline_s": 30.0, "mode": "ask"}
+    assert decision.inputs == {"before_cpu_cores": 2.0, "before_memory_mib": 0.0, "target_cpu_cores": 1.0,
+                               "target_memory_mib": 0.0, "deadline_s": 30.0, "mode": "ask"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("before", "target", "kind"), [(2, 1, "deflate"), (1, 2, "reinflate"), (1, 1, "resize")])
