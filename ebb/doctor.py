@@ -21,7 +21,7 @@ from ebb import paths
 from ebb.lab import kvm_device, services
 from ebb.lab.errors import LabError
 from hostagent.accelerator import probe_accelerator
-from hostagent.host_facts import cgroup_layout
+from hostagent.cgroup_layout import cgroup_layout
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Programs that a lab needs, and the Debian packages that hold them.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import bench, cluster, lab, vms
+from ebb.commands import bench, cluster, doctor, lab, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -26,7 +26,7 @@ lab_app.add_typer(image_app, name="image")
 
 #: Where each command stands, what runs it, and an example for its help page.
 COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
-    (app, "doctor", lab.doctor, "ebb doctor --json"),
+    (app, "doctor", doctor.doctor, "ebb doctor; ebb doctor web --json; ebb doctor --probe-acpi"),
     (app, "hosts", cluster.hosts, "ebb hosts"),
     (app, "vms", vms.vms, "ebb vms --json"),
     (

@@ -38,3 +38,8 @@ def image_cache(environment: Mapping[str, str] = os.environ) -> Path:
 def accelerator_cache(environment: Mapping[str, str] = os.environ) -> Path:
     """The file in which the outcome of the accelerator probe is remembered."""
     return cache_dir(environment) / "accelerator.json"
+
+
+def acpi_verdict(environment: Mapping[str, str] = os.environ) -> Path:
+    """The file in which the outcome of the ACPI vCPU unplug probe is remembered; agents read it."""
+    return cache_dir(environment) / "acpi-unplug.json"

@@ -13,6 +13,7 @@ import psutil
 
 from deflation.mechanisms import Finding
 from hostagent import acpi_probe
+from hostagent.cgroup_layout import cgroup_layout
 from hostagent.layers import HostFacts, examine
 
 #: Where ``ebb doctor --probe-acpi`` leaves its verdict and the agent reads it.
@@ -39,14 +40,6 @@ class Versions:
             "libvirt": str(self.libvirt),
             "accelerator": accelerator,
         }
-
-
-def cgroup_layout(mounts: str) -> str:
-    """v1, hybrid, v2 or none, from the text of /proc/mounts (systemd's words for the layouts)."""
-    kinds = {fields[2] for line in mounts.splitlines() if len(fields := line.split()) > 2}
-    if "cgroup" in kinds:
-        return "hybrid" if "cgroup2" in kinds else "v1"
-    return "v2" if "cgroup2" in kinds else "none"
 
 
 def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT) -> HostFacts:

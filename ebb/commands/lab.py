@@ -1,4 +1,4 @@
-"""`ebb lab ...`, `ebb demo` and `ebb doctor`."""
+"""`ebb lab ...` and `ebb demo`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ebb.commands.options import Json
 from ebb.commands.vms import amounts
 from ebb.demo.report import DemoReport
 from ebb.demo.scenario import Demo
-from ebb.doctor import examine
 from ebb.errors import DemoFailed, EbbError
 from ebb.lab.cluster import DEFAULT_HOSTS, HostSlice, Lab
 from ebb.lab.image import build_image
@@ -112,26 +111,6 @@ def demo(
     if report.failed:
         names = "; ".join(f"{check.name}: {check.detail}" for check in report.failed)
         raise DemoFailed(f"{len(report.failed)} of {len(report.checks)} checks failed: {names}")
-
-
-def doctor(json: Json = False) -> None:
-    """Look at what this machine has and what is missing, with the command that installs it."""
-    with Steps(quiet=json) as steps:
-        diagnosis = examine(steps)
-    if json:
-        print_json(diagnosis.as_dict())
-    else:
-        print_table(
-            ("", "what", "found", "to put it right"),
-            (
-                ("ok" if found.ok else "MISSING" if found.needed else "note", found.name, found.detail, found.fix or "")
-                for found in diagnosis.findings
-            ),
-            "nothing was looked at",
-        )
-    if not diagnosis.ok:
-        missing = [found.name for found in diagnosis.findings if found.needed and not found.ok]
-        raise EbbError(f"{', '.join(missing)} missing; `scripts/install-deps.sh` installs all of it on Debian")
 
 
 def _run_demo(state: LabState, steps: Steps) -> DemoReport:

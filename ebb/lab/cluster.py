@@ -249,6 +249,7 @@ class Lab:
             agent += ["--manager-token-file", str(agents_token), "--capacity", capacity]
             agent += ["--state-dir", str(agent_state), "--disk-dir", str(disks), "--image-dir", str(image.base.parent)]
             agent += ["--uri", state.uri, "--accelerator", state.accelerator]
+            agent += ["--acpi-verdict", str(paths.acpi_verdict())]
             state.daemons.append(Daemon(name=host.id, argv=agent, log=self.logs / f"{host.id}.log"))
             state.hosts.append(
                 LabHost(

@@ -106,15 +106,18 @@ def stop_services(state: LabState, report: Callable[[str], None]) -> None:
         state.kvm_before = None
 
 
-def open_libvirt(uri: str) -> Any:
-    """A connection of libvirt-python. Raises LabError when the bindings are missing or nobody answers."""
+def open_libvirt(uri: str, read_only: bool = False) -> Any:
+    """A connection of libvirt-python. Raises LabError when the bindings are missing or nobody answers.
+
+    ``read_only``: for looking, which libvirt also lets others than root do.
+    """
     try:
         import libvirt
     except ImportError as error:
         raise LabError("libvirt-python is not installed: pip install libvirt-python (needs libvirt-dev)") from error
     libvirt.registerErrorHandler(lambda context, problem: None, None)
     try:
-        return libvirt.open(uri)
+        return libvirt.openReadOnly(uri) if read_only else libvirt.open(uri)
     except libvirt.libvirtError as error:
         raise LabError(f"libvirt does not answer at {uri}: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebb.doctor import Diagnosis, Finding, version_text
-from hostagent.host_facts import cgroup_layout
+from hostagent.cgroup_layout import cgroup_layout
 
 V1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"
 V2 = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"

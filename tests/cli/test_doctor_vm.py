@@ -1,0 +1,122 @@
+"""`ebb doctor VM`, against libvirt's own test driver."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deflation.mechanisms import Mechanism
+from ebb import doctor_vm, main, paths
+from ebb.doctor_vm import examine_vm
+from ebb.errors import EbbError
+from hostagent import acpi_probe
+from tests.unit.test_layers import ADD_CHANNEL, NO_CHANNEL, SECOND_VCPU
+
+DOMAIN = """<domain type='test'><name>{name}</name><memory unit='MiB'>1024</memory><vcpu>{vcpus}</vcpu>
+<os><type>hvm</type></os><devices>{devices}</devices></domain>"""
+DISK = "<disk type='file' device='disk'><source file='/a'/><target dev='vda'/></disk>"
+
+
+@pytest.fixture
+def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A libvirt with one bare domain, one managed VM, and two managed VMs of one name."""
+    monkeypatch.setenv(paths.CACHE_VARIABLE, str(tmp_path / "cache"))
+    names = ("bare", "ebb-host-a.web", "ebb-host-a.twin", "ebb-host-b.twin")
+    rows = [DOMAIN.format(name=name, vcpus=1 if name == "bare" else 4, devices=DISK) for name in names]
+    node = tmp_path / "node.xml"
+    node.write_text(f"<node>{''.join(rows)}</node>")
+    return f"test://{node}"
+
+
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(main.app, ["doctor", *arguments])
+
+
+def test_the_table_names_every_mechanism_and_each_fix_stands_once(uri: str) -> None:
+    result = doctor("bare", "--uri", uri)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("bare, running\n")
+    for mechanism in Mechanism:
+        assert re.search(rf" {mechanism.value} +(available|BLOCKED) ", result.output), mechanism
+    assert re.search(rf"application +application +BLOCKED +{re.escape(NO_CHANNEL)} *\n", result.output)
+    assert re.search(r"hypervisor +disk-bandwidth +available +on all disks together", result.output)
+    assert result.output.count("Give the guest agent its channel") == 1
+    channel = ADD_CHANNEL.replace("virt-xml web", "virt-xml bare")
+    needs_it = "[application, cpu-offline, virtio-mem, dimm, balloon, memory-limit]"
+    assert f"\n{needs_it}\n{channel}\n" in result.output
+    assert f"\n[cpu-offline, cpu-unplug]\n{SECOND_VCPU.replace('virt-xml web', 'virt-xml bare')}\n" in result.output
+    assert "To put it right; XML counts from the VM's next start:" in result.output
+
+
+def test_as_json_each_mechanism_has_its_reason_and_its_fixes(uri: str) -> None:
+    result = doctor("web", "--uri", uri, "--json")
+    found = json.loads(result.output)
+    assert (found["domain"], found["running"]) == ("ebb-host-a.web", True)
+    rows = {row["mechanism"]: row for row in found["mechanisms"]}
+    assert list(rows) == [mechanism.value for mechanism in Mechanism]
+    assert rows["application"] == {
+        "layer": "application",
+        "mechanism": "application",
+        "available": False,
+        "reason": NO_CHANNEL,
+        "fixes": [ADD_CHANNEL.replace("virt-xml web", "virt-xml ebb-host-a.web")],
+    }
+    assert rows["disk-bandwidth"]["available"] is True
+
+
+def test_a_domain_that_does_not_run_is_looked_at_as_it_would_start(tmp_path: Path, uri: str) -> None:
+    node = tmp_path / "off.xml"
+    off = DOMAIN.format(name="off", vcpus=2, devices=DISK)
+    state = "xmlns:test='http://libvirt.org/schemas/domain/test/1.0'"
+    off = off.replace("<domain ", f"<domain {state} ").replace("<devices>", "<test:runstate>5</test:runstate><devices>")
+    node.write_text(f"<node>{off}</node>")
+    found = examine_vm("off", f"test://{node}")
+    assert not found.running
+    assert len(found.findings) == len(Mechanism)
+
+
+def test_an_unknown_name_and_one_of_several_vms_are_told(uri: str) -> None:
+    with pytest.raises(EbbError, match="there is no VM and no domain nobody"):
+        examine_vm("nobody", uri)
+    with pytest.raises(EbbError, match=r"several VMs: ebb-host-a\.twin, ebb-host-b\.twin"):
+        examine_vm("twin", uri)
+    assert examine_vm("ebb-host-b.twin", uri).domain == "ebb-host-b.twin"
+
+
+def test_a_libvirt_that_does_not_answer_is_named() -> None:
+    with pytest.raises(Exception, match="libvirt does not answer at qemu"):
+        examine_vm("web", "qemu+unix:///system?socket=/nonexistent")
+
+
+def test_the_help_has_examples_and_the_probe_takes_no_vm(uri: str) -> None:
+    assert "ebb doctor web" in doctor("--help").output
+    assert doctor("web", "--probe-acpi", "--uri", uri).exit_code == 2
+
+
+def test_under_emulation_no_guest_is_tried(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_vm, "probe_accelerator", lambda *_: _Found("qemu"))
+    monkeypatch.setattr(acpi_probe, "try_unplug", lambda *_: pytest.fail("a guest was started"))
+    result = doctor("--probe-acpi", "--uri", uri)
+    assert result.exit_code == 0, result.output
+    assert "vCPUs are not unplugged: ACPI vCPU unplug is off under emulation" in result.output
+
+
+def test_under_kvm_the_outcome_is_remembered_for_the_agents(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_vm, "probe_accelerator", lambda *_: _Found("kvm"))
+    monkeypatch.setattr(doctor_vm, "_kernel", lambda: tmp_path / "vmlinuz")
+    monkeypatch.setattr(acpi_probe, "try_unplug", lambda *_: (False, "a throw-away guest did not pass: no"))
+    result = doctor("--probe-acpi", "--uri", uri, "--json")
+    assert json.loads(result.stdout) == {"passed": False, "reason": "a throw-away guest did not pass: no"}
+    rows = {found.mechanism: found for found in examine_vm("web", uri).findings}
+    assert "a throw-away guest did not pass: no" in rows[Mechanism.CPU_UNPLUG].reason
+
+
+class _Found:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
