@@ -91,6 +91,8 @@ def disk_parameters(disk_mib_s: float | None) -> dict[str, Any]:
 def limit_disks(domain: Any, disk_mib_s: float | None) -> str:
     """Limit all disks of a domain together, now and whenever it is started again. Blocks: runs in the pool.
 
+    A limit that somebody else has set is replaced by ours, but never lifted.
+
     :returns: why it is not as asked for; empty if it is.
     :raises libvirt.libvirtError: libvirt refused.
     """
@@ -98,19 +100,18 @@ def limit_disks(domain: Any, disk_mib_s: float | None) -> str:
     if why := disk_blocked(text):
         return "" if disk_mib_s is None else why
     wanted = disk_parameters(disk_mib_s)
-    root = ElementTree.fromstring(text)
-    if disk_mib_s is None and not _tuned(root):
-        return ""
-    flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG if domain.isPersistent() else 0
-    if domain.isActive():
-        flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
-    for disk in limitable_disks(root):
-        domain.setBlockIoTune(target_of(disk), wanted, flags)
-    for disk in limitable_disks(root):
-        found = domain.blockIoTune(target_of(disk), _reading_flags(domain))
-        for name in ("total_bytes_sec", "total_iops_sec"):
-            if found[name] != wanted[name]:
-                return f"disk {target_of(disk)} has {name} {found[name]} instead of {wanted[name]}"
+    for flag, xml in _definitions(domain):
+        root = ElementTree.fromstring(xml)
+        if disk_mib_s is None and all(name.text != GROUP for name in root.iterfind("./devices/disk/iotune/group_name")):
+            continue
+        names = [target_of(disk) for disk in limitable_disks(root)]
+        for name in names:
+            domain.setBlockIoTune(name, wanted, flag)
+        for name in names:
+            found = domain.blockIoTune(name, flag)
+            for key in ("total_bytes_sec", "total_iops_sec"):
+                if found[key] != wanted[key]:
+                    return f"disk {name} has {key} {found[key]} instead of {wanted[key]}"
     return ""
 
 
@@ -119,7 +120,7 @@ def disk_limit(domain: Any, root: ElementTree.Element) -> float | None:
 
     :param root: the domain's XML: QEMU is asked only where libvirt has set something.
     """
-    if not _tuned(root):
+    if root.find("./devices/disk/iotune") is None:
         return None
     groups: dict[str, int] = {}
     for disk in limitable_disks(root):
@@ -136,8 +137,14 @@ def disk_limit(domain: Any, root: ElementTree.Element) -> float | None:
     return sum(groups.values()) / MIB if groups else None
 
 
-def _tuned(root: ElementTree.Element) -> bool:
-    return root.find("./devices/disk/iotune") is not None
+def _definitions(domain: Any) -> list[tuple[int, str]]:
+    """The running domain and the one that the next start takes, as far as there are such, as (flag, XML)."""
+    found = []
+    if domain.isActive():
+        found.append((libvirt.VIR_DOMAIN_AFFECT_LIVE, domain.XMLDesc()))
+    if domain.isPersistent():
+        found.append((libvirt.VIR_DOMAIN_AFFECT_CONFIG, domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)))
+    return found
 
 
 def _reading_flags(domain: Any) -> int:

@@ -23,8 +23,8 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, Tra
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.tc import LIBVIRTS_ROOT, Shape, Tap, TrafficControl
 
-#: libvirt's unit of bandwidth, bytes/s.
-KIB: Final = 1 << 10
+#: libvirt calls its unit of bandwidth a kilobyte and hands it to tc as `kbps`, which is 1000 bytes/s.
+LIBVIRTS_UNIT: Final = 1000
 #: tc prints rates rounded to thousands of bits.
 ROUNDING: Final = 0.02
 DIRECTIONS: Final = ("inbound", "outbound")
@@ -85,7 +85,7 @@ class Networks:
                 else:
                     # Equal shares: whichever of them is used, the sum holds.
                     mib_s = max(network_mib_s, HARD_FLOOR.network_mib_s) / len(interfaces)
-                    await self._limit(domain, interface, tap, int(mib_s * KIB))
+                    await self._limit(domain, interface, tap, int(mib_s * MIB))
             if network_mib_s is None:
                 return ""
             has = await self._rate(interfaces)
@@ -126,43 +126,43 @@ class Networks:
             total += rate
         return total / MIB if interfaces else None
 
-    async def _limit(self, domain: str, interface: Interface, tap: Tap, kib_s: int) -> None:
+    async def _limit(self, domain: str, interface: Interface, tap: Tap, bytes_s: int) -> None:
         shape = await self._control.look(tap)
         if shape.root == LIBVIRTS_ROOT and not interface.limited:
             log.warning("removing what a failed call of libvirt has left on a tap", tap=tap.name, domain=domain)
             await self._control.clear(tap)
             shape = await self._control.look(tap)
         if shape.root == LIBVIRTS_ROOT or self._may_try_libvirt(tap, shape):
-            why = await self._by_libvirt(domain, interface, tap, kib_s)
+            why = await self._by_libvirt(domain, interface, tap, bytes_s)
             if not why:
                 return
             self._libvirt_cannot = why
             log.info("libvirt cannot limit interfaces here, so we do it ourselves", tap=tap.name, why=why)
-        await self._control.limit(tap, kib_s * KIB)
+        await self._control.limit(tap, bytes_s)
 
     def _may_try_libvirt(self, tap: Tap, shape: Shape) -> bool:
         free = shape.root is None and not shape.ingress
         return free and tap.namespace is None and not self._libvirt_cannot
 
-    async def _by_libvirt(self, domain: str, interface: Interface, tap: Tap, kib_s: int) -> str:
+    async def _by_libvirt(self, domain: str, interface: Interface, tap: Tap, bytes_s: int) -> str:
         """Let libvirt do it, and see by ``tc`` whether it has; if not, take back all that it did.
 
         :returns: why it cannot; empty if it has.
         :raises HypervisorTimeout: it did not answer, so it may still be at it.
         """
+        average = bytes_s // LIBVIRTS_UNIT
         try:
-            await self._set(domain, interface, kib_s)
+            await self._set(domain, interface, average)
             said = await self._on(
                 domain, lambda d: d.interfaceParameters(interface.mac, libvirt.VIR_DOMAIN_AFFECT_LIVE)
             )
             shape = await self._control.look(tap)
             has = (shape.to_guest, shape.from_guest)
-            goal = kib_s * KIB
-            if all(said.get(f"{way}.average") == kib_s for way in DIRECTIONS) and all(
-                rate is not None and abs(rate - goal) <= goal * ROUNDING for rate in has
+            if all(said.get(f"{way}.average") == average for way in DIRECTIONS) and all(
+                rate is not None and abs(rate - bytes_s) <= bytes_s * ROUNDING for rate in has
             ):
                 return ""
-            why = f"libvirt took the limit, but tc shows {has[0]} and {has[1]} bytes/s instead of {goal}"
+            why = f"libvirt took the limit, but tc shows {has[0]} and {has[1]} bytes/s instead of {bytes_s}"
         except (HypervisorTimeout, DomainGone):
             raise
         except HypervisorError as error:
@@ -178,9 +178,9 @@ class Networks:
             await self._set(domain, interface, 0)
         await self._control.lift(tap)
 
-    async def _set(self, domain: str, interface: Interface, kib_s: int) -> None:
+    async def _set(self, domain: str, interface: Interface, average: int) -> None:
         """Live and for later starts; 0 lifts the limit."""
-        parameters = {f"{way}.average": kib_s for way in DIRECTIONS}
+        parameters = {f"{way}.average": average for way in DIRECTIONS}
 
         def change(d: Any) -> None:
             # Two calls: the Python binding reads the parameters first, which takes one flag only.

@@ -79,6 +79,8 @@ class Shape:
     ingress: bool = False
     #: Whether the ingress redirects to our IFB device.
     redirected: bool = False
+    #: Whether the ingress does nothing.
+    idle: bool = False
 
     @property
     def ours(self) -> bool:
@@ -174,6 +176,7 @@ class TrafficControl:
             shape.root,
             shape.ingress,
             shape.redirected,
+            shape.idle,
         )
 
     async def limit(self, tap: Tap, bytes_s: int) -> None:
@@ -200,8 +203,9 @@ class TrafficControl:
         present = await self._present(tap)
         if tap.name in present:
             shape = await self.look(tap)
-            # A redirection to nowhere would lose what the guest sends: it goes before the device.
-            if shape.redirected:
+            # A redirection to nowhere would lose what the guest sends: it goes before the device. One that does nothing
+            # is what we were about to use when the agent was killed.
+            if shape.redirected or (shape.idle and tap.ifb in present):
                 await self._run(tap.tc("qdisc", "del", "dev", tap.name, "ingress"), "")
             if shape.our_root:
                 await self._run(_no_queue(tap), "")
@@ -318,14 +322,16 @@ def parse(text: str, tap: Tap) -> Shape:
         on = {(q["dev"], bool(q.get("root"))): q for q in qdiscs}
         root, ifb = on.get((tap.name, True)), on.get((tap.ifb, True))
         held = root is not None and root["handle"] != KERNELS_HANDLE and root["kind"] != NO_QUEUE
+        ingress = any(q["dev"] == tap.name and q["kind"] in ("ingress", "clsact") for q in qdiscs)
         actions = [action for f in filters for action in f.get("options", {}).get("actions", ())]
         redirected = any(a.get("kind") == "mirred" and a.get("to_dev") == tap.ifb for a in actions)
         return Shape(
             to_guest=_tbf_rate(root),
             from_guest=_tbf_rate(ifb) if redirected else None,
             root=(root["kind"], root["handle"]) if root is not None and held else None,
-            ingress=any(q["dev"] == tap.name and q["kind"] in ("ingress", "clsact") for q in qdiscs),
+            ingress=ingress,
             redirected=redirected,
+            idle=ingress and not filters,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TrafficControlError(f"tc answered what cannot be read: {text[:200]!r}") from error
