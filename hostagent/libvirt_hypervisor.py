@@ -10,7 +10,7 @@ import contextlib
 import math
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,7 +24,7 @@ from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
 from hostagent import bandwidth, disks, host_facts, intents, plugged
-from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
@@ -291,10 +291,10 @@ class LibvirtHypervisor:
         return await plugged.bring(self._connection, domain, plugged_mib, limit_s)
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
-        return str(await self._on(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))
+        return await _in_words(self._on(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))
 
     async def set_network(self, domain: str, network_mib_s: float | None) -> str:
-        return await self._networks.limit(domain, network_mib_s)
+        return await _in_words(self._networks.limit(domain, network_mib_s))
 
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         return await self._limits.set(domain, limit_mib, limit_s)
@@ -333,6 +333,20 @@ class LibvirtHypervisor:
         return await self._connection.call(
             lambda connection: function(connection.lookupByName(domain)), modifies=domain, limit_s=limit_s
         )
+
+
+async def _in_words(limiting: Awaitable[str]) -> str:
+    """Why a bandwidth is not limited as asked for, errors included: the other resources are to be had all the same.
+
+    :raises DomainGone: there is nothing to limit.
+    :raises HypervisorTimeout: it may still happen.
+    """
+    try:
+        return str(await limiting)
+    except (DomainGone, HypervisorTimeout):
+        raise
+    except HypervisorError as error:
+        return str(error)
 
 
 def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:

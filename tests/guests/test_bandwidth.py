@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import xml.etree.ElementTree as ElementTree
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from ebb.lab.guestlink import LabLink, channel_path
 from ebb.lab.image import build_image
 from ebb.lab.services import ensure_services, open_libvirt, stop_services
 from ebb.lab.state import LabState
-from hostagent.bandwidth import IOPS_PER_MIB_S
+from hostagent.bandwidth import GROUP, IOPS_PER_MIB_S, disk_limit, limit_disks
 from hostagent.hypervisor import domain_name
 from hostagent.tc import Shape, Tap, TrafficControl
 from hostagent.templates import tap_name
@@ -288,6 +289,56 @@ def in_namespace(guest: Guest, program: str, address: str) -> str:
 def held(rate: float, limit: float) -> bool:
     """Whether a rate is at most a limit, and near enough to it that the limit does not choke."""
     return limit / 4 <= rate <= limit * 1.3
+
+
+@pytest.fixture
+def two_disks(home: Path, connection: Any) -> Iterator[Any]:
+    """A QEMU with two disks that never runs."""
+    elements = ""
+    for disk in ("vda", "vdb"):
+        path = home / f"{disk}.qcow2"
+        command("qemu-img", "create", "-q", "-f", "qcow2", str(path), "8M")
+        elements += f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{path}'/>"
+        elements += f"<target dev='{disk}' bus='virtio'/></disk>"
+    name = f"ebbtide-test-{secrets.token_hex(4)}"
+    domain = connection.defineXML(
+        f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory>"
+        f"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>{elements}</devices></domain>"
+    )
+    try:
+        domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+        yield domain
+    finally:
+        _remove(connection, name)
+
+
+def test_several_disks_share_one_limit_now_and_at_the_next_start(two_disks: Any) -> None:
+    def has() -> float | None:
+        return disk_limit(two_disks, ElementTree.fromstring(two_disks.XMLDesc()))
+
+    assert has() is None
+    # libvirt would read 0 as unlimited.
+    for asked, given in ((40.5, 40.5), (0.0, 1.0)):
+        assert limit_disks(two_disks, asked) == ""
+        assert has() == given
+        for disk in ("vda", "vdb"):
+            for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+                tuned = two_disks.blockIoTune(disk, flag)
+                assert tuned["total_bytes_sec"] == int(given * 2**20)
+                assert tuned["total_iops_sec"] == int(given * IOPS_PER_MIB_S)
+                assert tuned["group_name"] == GROUP
+    # A foreign hand is seen, and put right.
+    two_disks.setBlockIoTune("vdb", {"total_bytes_sec": 5 * 2**20}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    assert has() == 5
+    assert limit_disks(two_disks, 8.0) == ""
+    assert has() == 8
+    assert limit_disks(two_disks, None) == ""
+    assert has() is None
+    # A limit that is not ours is not lifted.
+    two_disks.setBlockIoTune("vda", {"total_bytes_sec": 2**20, "group_name": "theirs"})
+    assert limit_disks(two_disks, None) == ""
+    assert two_disks.blockIoTune("vda")["total_bytes_sec"] == 2**20
+    assert has() is None, "the other disk is free"
 
 
 def test_a_vm_is_held_to_its_nominal_bandwidth_before_its_cpus_run(guest: Guest) -> None:

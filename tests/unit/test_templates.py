@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostagent.templates import MEMORY_ALIAS, DomainParameters, DomainTemplate, TemplateError, render_domain
+from hostagent.templates import (
+    MEMORY_ALIAS,
+    DomainParameters,
+    DomainTemplate,
+    TemplateError,
+    render_domain,
+    tap_name,
+)
 
 BASE = DomainParameters(
     name="lab-a",
@@ -91,6 +98,26 @@ def test_the_guest_has_its_three_channels_and_no_network() -> None:
     names = {target.get("name") for target in domain.iterfind("./devices/channel/target")}
     assert names == {"org.qemu.guest_agent.0", "io.ebbtide.guest.0", "io.ebbtide.lab.0"}
     assert domain.find("./devices/interface") is None
+
+
+def test_the_template_with_a_network_is_the_other_one_and_a_tap() -> None:
+    domain = ElementTree.fromstring(render_domain(DomainTemplate.load("lab-net"), BASE))
+    devices, interface = domain.find("./devices"), domain.find("./devices/interface")
+    assert devices is not None
+    assert interface is not None
+    target = interface.find("target")
+    assert target is not None
+    assert (target.get("dev"), target.get("managed")) == (tap_name(BASE.name), "no")
+    devices.remove(interface)
+    assert ElementTree.canonicalize(ElementTree.tostring(domain), strip_text=True) == ElementTree.canonicalize(
+        ElementTree.tostring(rendered()), strip_text=True
+    )
+
+
+@given(one=st.text(min_size=1), other=st.text(min_size=1))
+def test_every_domain_has_a_tap_of_its_own_whose_name_the_kernel_takes(one: str, other: str) -> None:
+    assert len(tap_name(one)) <= 15
+    assert (tap_name(one) == tap_name(other)) == (one == other)
 
 
 def test_metadata_is_one_element_with_a_namespace() -> None:

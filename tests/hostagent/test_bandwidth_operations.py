@@ -1,0 +1,130 @@
+"""Disk and network through the agent's commands, over a make-believe hypervisor, and what may be asked for at all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from deflation.messages import VMSpec
+from deflation.resources import ResourceVector
+from hostagent.agent import Agent
+from hostagent.api import make_app
+from hostagent.errors import RequestRefused
+from hostagent.host import Host, Slice
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+from hostagent.main import _capacity
+from hostagent.templates import PACKAGED
+from tests.hostagent.conftest import TOKEN, Client, Command, low_vm
+from tests.hostagent.fake_hypervisor import FakeHypervisor
+from tests.hostagent.world import Domain, World
+
+CAPACITY = ResourceVector(cpu_cores=6, memory_mib=3600, disk_mib_s=100, network_mib_s=100)
+SIZE = {"cpu_cores": 3.0, "memory_mib": 1024.0}
+
+
+@pytest.fixture
+async def agent(world: World, tmp_path: Path) -> AsyncIterator[Agent]:
+    """A host that hands out disk and network, too."""
+    part = Slice("host-a", "http://127.0.0.1:0", CAPACITY, "qemu", 320.0)
+    made = Agent(Host(part, FakeHypervisor(world.socket), Journal(tmp_path), lambda: 1e6), usable_boot_mib)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def client(agent: Agent) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(make_app(agent, TOKEN)), headers={"Authorization": f"Bearer {TOKEN}"}) as made:
+        yield made
+
+
+@pytest.fixture
+async def domain(command: Command, world: World) -> Domain:
+    nominal = SIZE | {"disk_mib_s": 80.0, "network_mib_s": 60.0}
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1", nominal=nominal)})
+    assert operation.state == "done", operation.sentence
+    (made,) = world.domains.values()
+    return made
+
+
+def target(disk_mib_s: float, network_mib_s: float) -> dict[str, Any]:
+    size = SIZE | {"disk_mib_s": disk_mib_s, "network_mib_s": network_mib_s}
+    return {"request_id": "t", "generation": 2, "target": size}
+
+
+async def test_a_target_moves_the_limits_and_a_reinflation_moves_them_back(
+    command: Command, agent: Agent, domain: Domain
+) -> None:
+    assert agent.host.free().disk_mib_s == 20
+    operation = await command("PUT", "/v1/vms/low-1/target", target(30.0, 10.0))
+    assert operation.state == "done", operation.sentence
+    assert (domain.disk_mib_s, domain.network_mib_s) == (30, 10)
+    assert (agent.host.free().disk_mib_s, agent.host.free().network_mib_s) == (70, 90)
+    operation = await command("POST", "/v1/reinflations", {"request_id": "r"})
+    assert operation.state == "done", operation.sentence
+    assert (domain.disk_mib_s, domain.network_mib_s) == (80, 60)
+    assert agent.host.free().disk_mib_s == 20
+
+
+async def test_a_reclaim_takes_bandwidth_down_to_the_floor_and_not_below(
+    command: Command, agent: Agent, domain: Domain
+) -> None:
+    operation = await command("POST", "/v1/reclaims", {"request_id": "r", "need": {"disk_mib_s": 80.0}})
+    assert operation.state == "partial"
+    assert domain.disk_mib_s == 1
+    assert agent.host.free().disk_mib_s == 99
+
+
+async def test_a_limit_that_fails_keeps_its_charge_and_its_reason(
+    command: Command, agent: Agent, domain: Domain, world: World
+) -> None:
+    world.failures["set_network"] = "tc failed: no such qdisc"
+    operation = await command("PUT", "/v1/vms/low-1/target", target(80.0, 10.0))
+    assert operation.state == "partial"
+    assert agent.host.free().network_mib_s == 40
+    (row,) = [r for r in operation.vms[0].ledger if (r.layer, r.resource) == ("hypervisor", "network_mib_s")]
+    assert (row.verified, row.reason) == (0.0, "tc failed: no such qdisc")
+
+
+def test_a_slice_may_have_disk_and_network() -> None:
+    assert _capacity("cpu_cores=6,memory_mib=3600,disk_mib_s=100,network_mib_s=100") == CAPACITY
+    with pytest.raises(argparse.ArgumentTypeError, match="disk_mib"):
+        _capacity("cpu_cores=6,disk_mib=100")
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    device = "<interface type='user'><mac address='52:54:00:00:00:02'/></interface>"
+    (tmp_path / "outward.xml").write_text(f"<domain><name>$name</name><devices>{device}</devices></domain>")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("template", "component", "why"),
+    [
+        ("outward", "network_mib_s", "interface 52:54:00:00:00:02 is of type user"),
+        ("outward", "disk_mib_s", "the domain has no disk"),
+        ("lab", "network_mib_s", "the domain has no network interface"),
+    ],
+)
+async def test_bandwidth_that_could_not_be_held_is_not_sold(
+    templates: Path, template: str, component: str, why: str
+) -> None:
+    directories = (templates, PACKAGED)
+    hypervisor = LibvirtHypervisor(
+        LibvirtSettings("host-a", "test:///default", "qemu", templates, templates, directories)
+    )
+    try:
+        spec = VMSpec.model_validate(low_vm("low-1", template=template, nominal=SIZE | {component: 10.0}))
+        with pytest.raises(RequestRefused, match=why) as refused:
+            await hypervisor.check(spec)
+        assert (refused.value.status, refused.value.field) == (400, f"vm.nominal.{component}")
+        await hypervisor.check(VMSpec.model_validate(low_vm("low-1", template=template)))
+    finally:
+        await hypervisor.close()
