@@ -6,7 +6,7 @@ hypervisor layer's part add up to it, and what the application says it freed is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deflation.resources import ResourceVector
 
@@ -39,10 +39,14 @@ class Bound:
         return min(float(self.cpus_online), round(self.quota_per_cpu * self.cpus_online, 4))
 
     @property
+    def held_mib(self) -> float:
+        """Balloon actual and plugged memory together: what the guest sees, in MiB."""
+        return self.balloon_mib + self.plugged_mib
+
+    @property
     def memory_mib(self) -> float:
-        """Balloon actual and plugged memory together, or a lower limit that swap backs, in MiB."""
-        held = self.balloon_mib + self.plugged_mib
-        return held if self.limit_mib is None else min(held, self.limit_mib)
+        """What the guest sees, or a lower limit that swap backs, in MiB."""
+        return self.held_mib if self.limit_mib is None else min(self.held_mib, self.limit_mib)
 
     @property
     def size(self) -> ResourceVector:
@@ -66,12 +70,15 @@ def reclaimed(before: Bound, after: Bound) -> Reclaimed:
     """Split ``before - after`` into what unplugging gave and what throttling and ballooning gave.
 
     A CPU off line counts for the guest layer as far as the bound was above what stays on line; quota takes the rest.
+    Unplugged memory counts as far as it alone would have lowered the bound: below a limit that was there already, it
+    does not.
     A component that grew counts as nothing reclaimed.
     """
     cpu_fall = max(before.cpu_cores - after.cpu_cores, 0.0)
     cpu_guest = min(cpu_fall, max(before.cpu_cores - after.cpus_online, 0.0))
     memory_fall = max(before.memory_mib - after.memory_mib, 0.0)
-    memory_guest = min(memory_fall, max(before.plugged_mib - after.plugged_mib, 0.0))
+    unplugged = replace(before, plugged_mib=min(before.plugged_mib, after.plugged_mib))
+    memory_guest = min(memory_fall, before.memory_mib - unplugged.memory_mib)
     return Reclaimed(
         guest=ResourceVector(cpu_cores=cpu_guest, memory_mib=memory_guest),
         hypervisor=ResourceVector(

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from deflation.bounds import Bound, Reclaimed, reclaimed
+from deflation.allocations import HARD_FLOOR
+from deflation.bounds import Bound
 from deflation.errors import InvalidField, ProtocolViolation
 from deflation.instructions import (
     ApplicationAnswered,
@@ -37,8 +38,9 @@ from deflation.instructions import (
     Throttle,
     Unplug,
 )
-from deflation.ledger import Layer, LayerAccount, LedgerEntry
+from deflation.ledger import Layer, LayerAccount
 from deflation.mechanisms import LAYER_OF, Mechanism, Mechanisms
+from deflation.outcomes import beyond_rounding, deflation_outcome
 from deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
 from deflation.steps import balloon_to_keep, cpus_to_keep, memory_to_keep
 
@@ -106,6 +108,7 @@ class Cascade:
         self._cpus_refused = False
         self._memory_refused = False
         self._balloon_stalled = False
+        self._limit_tried = False
         #: Whether the latest attempt to read the bound failed: then no step can be reckoned from it.
         self._blind = False
 
@@ -113,6 +116,11 @@ class Cascade:
     def need(self) -> ResourceVector:
         """What is still missing at the latest reading."""
         return self.bound.size.less(self.target)
+
+    @property
+    def _held_beyond_target(self) -> float:
+        """What unplugging and ballooning would have to take: an earlier limit makes the need less, but not this."""
+        return max(self.bound.held_mib - self.target.memory_mib, 0.0)
 
     def start(self, now: float) -> list[Instruction]:
         """Begin at ``now``.
@@ -123,7 +131,7 @@ class Cascade:
             raise ProtocolViolation(f"the phase is {self.phase.value}: a cascade starts once")
         self._started = now
         # A fraction of a page or of a quota's microsecond is no reason to have an application drop its cache.
-        if _beyond_rounding(self.need).is_zero():
+        if beyond_rounding(self.need).is_zero():
             return self._finish(now)
         return self._enter_application(now)
 
@@ -262,7 +270,8 @@ class Cascade:
         device = self.mechanisms.has(Mechanism.VIRTIO_MEM) if dimms else self._usable(Mechanism.VIRTIO_MEM, need)
         if need <= TOLERANCE or not (device or dimms):
             return None
-        return memory_to_keep(self.bound, guest, need, self.mechanisms.block_mib if device else 0.0, dimms)
+        block = self.mechanisms.block_mib if device else 0.0
+        return memory_to_keep(self.bound, guest, self._held_beyond_target, block, dimms)
 
     def _promise(self, layer: Layer, online: tuple[int, ...] | None, plugged_mib: float | None) -> None:
         """The guest's promise is what its own readings let us unplug."""
@@ -281,11 +290,12 @@ class Cascade:
 
     def _continue_hypervisor(self, now: float, first: bool) -> list[Instruction]:
         """Quota and bandwidth at once and always, since they also enforce what the guest only promised; then balloon
-        steps for as long as they move anything."""
+        steps for as long as they move anything; at last, once, a limit on what is still missing."""
         account = self._accounts[Layer.HYPERVISOR]
-        balloon = self._balloon_step(now)
-        if not first and balloon is None:
-            return self._finish(now)
+        balloon = limit = None
+        if self._memory_may_be_taken(now):
+            balloon = self._balloon_step()
+            limit = self._limit_step() if balloon is None else None
         cpu = None
         if first and self.mechanisms.has(Mechanism.QUOTA) and self.before.cpu_cores > self.target.cpu_cores + TOLERANCE:
             cpu = self.target.cpu_cores
@@ -296,18 +306,19 @@ class Cascade:
             disk = self.target.disk_mib_s
         if first and self._usable(Mechanism.NETWORK, self.need.network_mib_s):
             network = self.target.network_mib_s
-        if (cpu, balloon, disk, network) == (None, None, None, None):
+        if (cpu, balloon, disk, network, limit) == (None, None, None, None, None):
             return self._finish(now)
+        memory = self.bound.balloon_mib - balloon if balloon is not None else 0.0
         promised = ResourceVector(
             cpu_cores=self.need.cpu_cores if cpu is not None else 0.0,
-            memory_mib=self.bound.balloon_mib - balloon if balloon is not None else 0.0,
+            memory_mib=memory if limit is None else self.need.memory_mib,
             disk_mib_s=self.need.disk_mib_s if disk is not None else 0.0,
             network_mib_s=self.need.network_mib_s if network is not None else 0.0,
         )
         account.promised = (account.promised + promised).smaller(account.asked)
         self.phase = Phase.THROTTLING
-        limit = max(self._time_left(Layer.HYPERVISOR, now), 1.0)
-        self._taking = Throttle(self._next_step(), limit, cpu, balloon, disk, network)
+        limit_s = max(self._time_left(Layer.HYPERVISOR, now), 1.0)
+        self._taking = Throttle(self._next_step(), limit_s, cpu, balloon, disk, network, limit_mib=limit)
         return [self._taking]
 
     def _usable(self, mechanism: Mechanism, need: float) -> bool:
@@ -319,27 +330,45 @@ class Cascade:
         self._accounts[LAYER_OF[mechanism]].say(self.mechanisms.reason(mechanism))
         return False
 
-    def _balloon_step(self, now: float) -> float | None:
+    def _memory_may_be_taken(self, now: float) -> bool:
+        """Whether memory is missing, and all that is known lets it be taken; says why not."""
+        if self.need.memory_mib < 1.0:
+            return False
+        why = ""
+        if self.guest is None:
+            why = "no fresh reading of the guest, so no memory is taken"
+        elif self._blind:
+            why = "the size of the VM could not be read, so no memory is taken"
+        elif self._time_left(Layer.HYPERVISOR, now) <= 0:
+            why = "stopped at the deadline"
+        usable = (Mechanism.BALLOON, Mechanism.MEMORY_LIMIT)
+        if not any(self.mechanisms.has(mechanism) for mechanism in usable):
+            why = "; ".join(dict.fromkeys(self.mechanisms.reason(mechanism) for mechanism in usable))
+        self._accounts[Layer.HYPERVISOR].say(why)
+        return not why
+
+    def _balloon_step(self) -> float | None:
         """The next balloon size, or None with the reason why there is none."""
         account = self._accounts[Layer.HYPERVISOR]
-        missing = self.need.memory_mib
-        if missing < 1.0:
-            return None
         if not self.mechanisms.has(Mechanism.BALLOON):
             account.say(self.mechanisms.reason(Mechanism.BALLOON))
-        elif self.guest is None:
-            account.say("no fresh reading of the guest, so no memory is taken")
-        elif self._blind:
-            account.say("the size of the VM could not be read, so no memory is taken")
-        elif self._time_left(Layer.HYPERVISOR, now) <= 0:
-            account.say("stopped at the deadline")
         elif self._balloon_stalled:
             account.say("the balloon made no further progress")
-        elif (balloon := balloon_to_keep(self.bound, self.guest, missing)) is not None:
-            return balloon
-        else:
+        elif self.guest is not None:
+            if (balloon := balloon_to_keep(self.bound, self.guest, self._held_beyond_target)) is not None:
+                return balloon
             account.say("the guest has no more memory to spare above its floor")
         return None
+
+    def _limit_step(self) -> float | None:
+        """The limit to set from outside on what neither guest nor balloon gave, or None; it is tried once."""
+        if self._limit_tried or not self._usable(Mechanism.MEMORY_LIMIT, self.need.memory_mib):
+            return None
+        limit = max(self.target.memory_mib, HARD_FLOOR.memory_mib)
+        if limit > self.bound.memory_mib - 1.0:
+            return None
+        self._limit_tried = True
+        return limit
 
     # --- all layers ----------------------------------------------------------------------------------------------
 
@@ -355,8 +384,8 @@ class Cascade:
     def _judge(self, taking: Unplug | Throttle, bound: Bound) -> None:
         """See by a reading what did not give all that it was asked for."""
         if isinstance(taking, Throttle):
-            moved = self.bound.memory_mib - bound.memory_mib
-            self._balloon_stalled = taking.balloon_mib is not None and moved < 1.0
+            if taking.balloon_mib is not None:
+                self._balloon_stalled = self.bound.balloon_mib - bound.balloon_mib < 1.0
             return
         refused = taking.online is not None and self.guest is not None and len(self.guest.online) > len(taking.online)
         self._cpus_refused = self._cpus_refused or refused
@@ -399,57 +428,13 @@ class Cascade:
             self._close(Layer.HYPERVISOR, now)
         self.phase = Phase.DONE
         step = self._next_step()
-        self.outcome = Outcome(
-            before=self.before,
-            after=self.bound,
-            target=self.target,
-            ledger=self._ledger(reclaimed(self.before, self.bound)),
-            shortfall=_beyond_rounding(self.need),
+        self.outcome = deflation_outcome(
+            self.before,
+            self.bound,
+            self.target,
+            self._accounts,
+            self.relinquished,
             seconds=now - self._started,
-            sentence=self._sentence(now),
+            stopped=self._stopped,
         )
         return [Finish(step, 0.0, self.outcome)]
-
-    def _ledger(self, given: Reclaimed) -> tuple[LedgerEntry, ...]:
-        enabled = self.relinquished.smaller(given.guest)
-        verified = {Layer.APPLICATION: enabled, Layer.GUEST: given.guest, Layer.HYPERVISOR: given.hypervisor}
-        wanted = self.before.size.less(self.target)
-        return tuple(
-            LedgerEntry(
-                layer=layer,
-                resource=component,
-                asked=round(account.asked[component], 2),
-                promised=round(account.promised[component], 2),
-                verified=round(verified[layer][component], 4),
-                seconds=round(account.seconds, 3),
-                reason=self._reason(layer, component),
-            )
-            for layer, account in self._accounts.items()
-            for component in COMPONENTS
-            if wanted[component] > TOLERANCE
-        )
-
-    def _reason(self, layer: Layer, component: str) -> str:
-        account = self._accounts[layer]
-        if layer is Layer.APPLICATION and account.promised[component] == 0 < max(account.promised):
-            return f"promised no {component}"
-        return "; ".join(account.reasons)
-
-    def _sentence(self, now: float) -> str:
-        asked = self.before.size.less(self.target)
-        if _beyond_rounding(asked).is_zero():
-            return "nothing to take: the VM is at or below the target already"
-        given = reclaimed(self.before, self.bound)
-        parts = f"took {given.total} of {asked} in {now - self._started:.1f} s"
-        parts += f" (guest {given.guest}; hypervisor {given.hypervisor})"
-        if not _beyond_rounding(self.need).is_zero():
-            reasons = [reason for account in self._accounts.values() for reason in account.reasons]
-            parts += f"; short of {_beyond_rounding(self.need)}" + (
-                f", because {'; '.join(reasons)}" if reasons else ""
-            )
-        return f"{parts}; stopped: {self._stopped}" if self._stopped else parts
-
-
-def _beyond_rounding(vector: ResourceVector) -> ResourceVector:
-    """Drop what is below one step of a size: 0.005 cores, 1 MiB (a balloon moves in pages, virtio-mem in blocks)."""
-    return ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(vector, (0.005, 1.0, 0.5, 0.5), strict=True)))

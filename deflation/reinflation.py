@@ -162,14 +162,28 @@ class Reinflation:
             if phase is Phase.RAISING:
                 # Spread over CPUs that are still off line, the target alone could be less than the VM has now.
                 cpu = max(cpu, self.before.cpu_cores * cpus / max(self.before.cpus_online, 1))
-        balloon = min(self.boot_mib, self.bound.balloon_mib + self.need.memory_mib)
+        # What the guest lacks of the target; below a limit it may hold enough already.
+        lacking = max(self.target.memory_mib - self.bound.held_mib, 0.0)
+        balloon = min(self.boot_mib, self.bound.balloon_mib + lacking)
         disk = self.target.disk_mib_s if self.target.disk_mib_s > self.before.disk_mib_s else None
         network = self.target.network_mib_s if self.target.network_mib_s > self.before.network_mib_s else None
         # Without its own share the memory that cannot be plugged would never come back by balloon.
         raised = balloon if balloon > self.bound.balloon_mib + TOLERANCE else None
         self._balloon_allowed = max(self._balloon_allowed, balloon)
         self.phase = phase
-        return [Throttle(self._next_step(), self._time_left(now), cpu, raised, disk, network, cpus_online=cpus)]
+        limit = self._limit_wanted()
+        left = self._time_left(now)
+        return [Throttle(self._next_step(), left, cpu, raised, disk, network, cpus_online=cpus, limit_mib=limit)]
+
+    def _limit_wanted(self) -> float | None:
+        """The memory limit to raise before anything else is given: to the target, or away where it would limit nothing.
+
+        Whatever is blocked, a limit can always be raised.
+        """
+        limit, target = self.bound.limit_mib, self.target.memory_mib
+        if limit is None or self.need.memory_mib <= TOLERANCE:
+            return None
+        return math.inf if target >= self.bound.held_mib - TOLERANCE else target
 
     def _plug(self, event: Measured) -> list[Instruction]:
         cpus = self._cpus_wanted

@@ -173,12 +173,14 @@ class MemoryGroup:
         return keyed(self._read("memory.stat"))
 
     def swap(self) -> int:
-        """How much of the group is in swap now."""
+        """How much of the group is in swap and not in memory now."""
         if self.version == 2:
             try:
-                return self._number("memory.swap.current") or 0
+                used = self._number("memory.swap.current") or 0
             except CgroupError:  # a kernel without swap accounting
                 return self._status("VmSwap")
+            # Pages that have been fetched back and keep their place in swap are charged there too.
+            return max(used - self.stat().get("swapcached", 0), 0)
         swapped = self.stat().get("swap")
         return self._status("VmSwap") if swapped is None else swapped
 

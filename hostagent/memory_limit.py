@@ -35,6 +35,8 @@ OURS: Final = "ebb-"
 OBSERVE_S: Final = 0.25
 #: On cgroup v2, how far above the usage a limit is left that could not be brought where it was to be.
 MARGIN_MIB: Final = 16.0
+#: libvirt's VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, which its Python module does not have.
+UNLIMITED_KIB: Final = (2**63 - 1) >> 10
 PID_FILES: Final = Path("/run/libvirt/qemu")
 PROC: Final = Path("/proc")
 
@@ -56,7 +58,7 @@ def read_limit_mib(domain: Any, root: ElementTree.Element) -> float | None:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
             raise
         return None  # no memory controller: no limit
-    if hard_kib is None or hard_kib >= libvirt.VIR_DOMAIN_MEMORY_PARAM_UNLIMITED:
+    if hard_kib is None or hard_kib >= UNLIMITED_KIB:
         return None
     return float(max(hard_kib / 1024 - emulator_mib(root), 0.0))
 
@@ -284,7 +286,7 @@ class MemoryLimits:
 
         :returns: False if the usage is above it and could not be brought below.
         """
-        kib = libvirt.VIR_DOMAIN_MEMORY_PARAM_UNLIMITED if hard_mib is None else round(hard_mib * 1024)
+        kib = UNLIMITED_KIB if hard_mib is None else round(hard_mib * 1024)
 
         def write(connection: Any) -> bool:
             try:
@@ -328,9 +330,14 @@ def _as_hypervisor_error() -> Iterator[None]:
 
 
 def host_swap(meminfo: Path = PROC / "meminfo") -> Swap:
-    """The host's swap, by the kernel."""
+    """The host's swap, by the kernel.
+
+    A page that is in memory again may still have its place in swap; it counts as free, since that page goes back there
+    or leaves it to another.
+    """
     kib = dict(re.findall(r"^(Swap\w+):\s+(\d+) kB", meminfo.read_text(), re.MULTILINE))
-    return Swap(int(kib.get("SwapTotal", 0)) / 1024, int(kib.get("SwapFree", 0)) / 1024)
+    free_kib = int(kib.get("SwapFree", 0)) + int(kib.get("SwapCached", 0))
+    return Swap(int(kib.get("SwapTotal", 0)) / 1024, free_kib / 1024)
 
 
 def qemu_pid(domain: str, pid_files: Path = PID_FILES) -> int:

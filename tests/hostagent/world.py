@@ -80,6 +80,7 @@ class World:
     #: The smallest sum of available memory ever seen in any guest: below 0 its kernel would have killed something.
     least_available_mib: float = 1e9
     guests_answer: bool = True
+    has_swap: bool = False
     _servers: list[asyncio.Server] = field(default_factory=list)
     _guests: dict[str, asyncio.Server] = field(default_factory=dict)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -210,6 +211,8 @@ class World:
         return self.domains[domain].findings
 
     async def _do_set_limit(self, domain: str, mib: float | None) -> str:
+        if mib is not None and not self.has_swap:
+            return "the host has no swap, so no memory limit can be backed"
         self.domains[domain].limit_mib = mib
         return ""
 

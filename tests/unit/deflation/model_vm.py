@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from deflation.allocations import HARD_FLOOR
 from deflation.bounds import Bound
 from deflation.cascade import Cascade
 from deflation.instructions import (
@@ -67,6 +68,9 @@ class ModelVM:
     unmovable_mib: float = 0.0
     #: The most that the balloon moves while one instruction waits; the rest comes later where it is given.
     balloon_at_most_mib: float = 1e9
+    #: Swap that could back a limit, and the share of the way down that a limit gets.
+    swap_mib: float = 0.0
+    limit_goes: float = 1.0
     #: From this instruction on the guest agent says nothing; the bound cannot be read in these.
     vanishes_at: int = 1_000_000
     blind_at: frozenset[int] = frozenset()
@@ -82,6 +86,7 @@ class ModelVM:
     balloon_mib: float = -1.0
     plugged_mib: float = -1.0
     balloon_target_mib: float = -1.0
+    limit_mib: float | None = None
     instructions: int = 0
     told: ResourceVector | None = None
 
@@ -105,7 +110,14 @@ class ModelVM:
 
     def _bound(self, online: int) -> Bound:
         plugged = self.plugged_mib + sum(self.dimms_mib)
-        return Bound(online, self.quota_per_cpu, self.balloon_mib, plugged, dimms_mib=self.dimms_mib)
+        return Bound(
+            online,
+            self.quota_per_cpu,
+            self.balloon_mib,
+            plugged,
+            limit_mib=self.limit_mib,
+            dimms_mib=self.dimms_mib,
+        )
 
     @property
     def answers(self) -> bool:
@@ -223,6 +235,8 @@ class ModelVM:
         if instruction.cpu_cores is not None:
             seen = len(self.online) if self.answers else self.cpus
             self.quota_per_cpu = instruction.cpu_cores / (instruction.cpus_online or seen)
+        if instruction.limit_mib is not None and (reason := self._limit(instruction.limit_mib)):
+            return reason
         if instruction.balloon_mib is not None:
             assert 0 < instruction.balloon_mib <= self.boot_mib
             self.balloon_target_mib = instruction.balloon_mib
@@ -231,6 +245,18 @@ class ModelVM:
                 self.balloon_target_mib = self.balloon_mib
                 return "the balloon stopped half way"
         return ""
+
+    def _limit(self, limit_mib: float) -> str:
+        """As the host does it: a limit goes up and away at once, and down only as far as swap backs it."""
+        now = self.limit_mib if self.limit_mib is not None else self.bound.held_mib
+        if math.isinf(limit_mib) or limit_mib >= now:
+            self.limit_mib = None if math.isinf(limit_mib) else limit_mib
+            return ""
+        assert limit_mib >= HARD_FLOOR.memory_mib, "never below the hard floor"
+        if self.boot_mib + self.plugged_mib - limit_mib > self.swap_mib:
+            return "swap cannot back the memory limit"
+        self.limit_mib = now - (now - limit_mib) * self.limit_goes
+        return "" if self.limit_goes == 1.0 else "the memory is in use"
 
     def let_the_balloon_move(self) -> None:
         """As far as it goes in one instruction's time."""

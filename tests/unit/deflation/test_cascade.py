@@ -34,8 +34,11 @@ from tests.unit.deflation.script import (
 
 FULL = Bound(4, None, 512, 512)
 ALL_CPUS: dict[str, Any] = {"online": (0, 1, 2, 3), "unpluggable": (3, 2, 1)}
-NO_APPLICATION = without(Layer.APPLICATION, why={Layer.APPLICATION: "the guest agent is not connected"})
-HYPERVISOR_ONLY = without(Layer.APPLICATION, Layer.GUEST)
+NO_APPLICATION = without(
+    Layer.APPLICATION, Mechanism.MEMORY_LIMIT, why={Layer.APPLICATION: "the guest agent is not connected"}
+)
+HYPERVISOR_ONLY = without(Layer.APPLICATION, Layer.GUEST, Mechanism.MEMORY_LIMIT)
+NO_LIMIT = without(Mechanism.MEMORY_LIMIT)
 
 
 def test_all_three_layers_give_their_part() -> None:
@@ -131,7 +134,7 @@ def test_a_promise_is_waited_for_until_the_applications_share_of_the_deadline_is
 def test_what_the_application_says_it_gave_is_never_added() -> None:
     """It lied: nothing could be unplugged."""
     outcome = play(
-        Cascade(FULL, ResourceVector(4, 724), 60.0),
+        Cascade(FULL, ResourceVector(4, 724), 60.0, NO_LIMIT),
         [
             Row(AskApplication, {}, ApplicationAnswered, answered(300)),
             Row(PollApplication, {}, ApplicationReported, reported(300)),
@@ -293,7 +296,12 @@ def test_a_boasting_guest_keeps_the_boot_memory_its_kernel_lives_in() -> None:
     """It says it can spare more than it has, and nothing can be unplugged: no balloon below the hard floor."""
     before = Bound(1, None, 384, 2000)
     play(
-        Cascade(before, ResourceVector(1, 1000), 60.0, without(Layer.APPLICATION, Mechanism.VIRTIO_MEM)),
+        Cascade(
+            before,
+            ResourceVector(1, 1000),
+            60.0,
+            without(Layer.APPLICATION, Mechanism.VIRTIO_MEM, Mechanism.MEMORY_LIMIT),
+        ),
         [
             Row(ReadGuest, {}, Measured, measured(before, spare_mib=1e6)),
             Row(ReadGuest, {}, Measured, measured(before, spare_mib=1e6)),

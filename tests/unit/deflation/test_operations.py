@@ -65,6 +65,9 @@ def vms(draw: st.DrawFn) -> ModelVM:
         dimms_mib=draw(st.one_of(st.just(()), dimms)),
         dimms_out_mib=draw(st.one_of(st.just(()), dimms)),
         dimms_stuck=draw(st.booleans()),
+        swap_mib=draw(st.sampled_from([0.0, 300.0, 1e6])),
+        limit_goes=draw(st.sampled_from([1.0, 1.0, 0.5, 0.0])),
+        limit_mib=draw(st.one_of(st.none(), st.none(), st.integers(192, 3000).map(float))),
         latency_s=draw(st.sampled_from([0.0, 0.05, 0.3, 5.0, 100.0])),
         online=online,
         quota_per_cpu=draw(st.one_of(st.none(), st.floats(0.1, 1.2))),
@@ -85,6 +88,8 @@ BLOCKED: tuple[tuple[Layer | Mechanism, ...], ...] = (
     (Layer.APPLICATION, Layer.GUEST),
     (Mechanism.BALLOON,),
     (Mechanism.QUOTA,),
+    (Mechanism.MEMORY_LIMIT,),
+    (Mechanism.BALLOON, Mechanism.MEMORY_LIMIT),
     (Mechanism.VIRTIO_MEM, Mechanism.BALLOON),
     (Mechanism.VIRTIO_MEM,),
     (Mechanism.DIMM,),
@@ -130,6 +135,9 @@ def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
         assert not any(isinstance(e.instruction, Throttle) and e.instruction.balloon_mib for e in exchanges)
     if not chosen.has(Mechanism.QUOTA):
         assert not any(isinstance(e.instruction, Throttle) and e.instruction.cpu_cores for e in exchanges)
+    limits = [e for e in exchanges if isinstance(e.instruction, Throttle) and e.instruction.limit_mib is not None]
+    assert len(limits) <= (1 if chosen.has(Mechanism.MEMORY_LIMIT) else 0)
+    assert all(e is exchanges[-1] for e in limits), "after a limit nothing else is taken"
 
 
 @runs(1000)
@@ -237,6 +245,10 @@ def _memory_is_taken_by_fresh_readings_only(exchanges: list[Exchange]) -> None:
                 assert latest is not None
                 assert latest.bound is not None
                 wanted = latest.bound.balloon_mib - balloon
+            case Throttle(limit_mib=float()):
+                assert latest is not None
+                assert latest.bound is not None
+                assert latest.guest is not None, "a limit needs a fresh reading, too"
         if wanted > 0:
             assert latest is not None
             assert latest.guest is not None, "unknown is not zero"

@@ -1,0 +1,132 @@
+"""One guest under the real hypervisor port, without an agent, and swap of a test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deflation.allocations import Priority
+from deflation.messages import Vector, VMSpec
+from ebb import paths
+from ebb.lab.guestlink import LabLink
+from ebb.lab.image import build_image
+from ebb.lab.services import ensure_services, stop_services
+from ebb.lab.state import LabState
+from ebb.readings import DomainView, qemu_pid, resident_kib
+from hostagent.hypervisor import domain_name
+from hostagent.intents import Intent, Phase
+from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+
+READY_S = 120.0
+
+
+@dataclass(frozen=True)
+class SoloGuest:
+    """A running guest: the port, the domain's name, the lab channel into it, and its process."""
+
+    hypervisor: LibvirtHypervisor
+    domain: str
+    link: LabLink
+    pid: int
+
+    def alive(self) -> bool:
+        """Whether the very same QEMU process runs."""
+        return qemu_pid(self.domain) == self.pid
+
+    def resident_mib(self) -> float:
+        """Resident part of the guest's memory, by QEMU's smaps."""
+        xml = subprocess.run(["virsh", "dumpxml", self.domain], capture_output=True, text=True, check=True).stdout
+        return resident_kib(Path(f"/proc/{self.pid}/smaps").read_text(), DomainView.parse(xml)) / 1024
+
+    async def run(self, *argv: str, timeout_s: float = 60) -> str:
+        """Run a command in the guest.
+
+        :raises AssertionError: it failed.
+        """
+        done = await self.link.call("exec", argv=list(argv), timeout_s=timeout_s, reply_timeout_s=timeout_s + 60)
+        assert done["returncode"] == 0, f"{argv[0]}: {done['stderr']}"
+        return str(done["stdout"])
+
+    async def put(self, path: str, text: str) -> None:
+        """Write a file in the guest."""
+        code = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+        await self.run("python3", "-S", "-c", code, path, text)
+
+
+@asynccontextmanager
+async def solo_guest(memory_mib: int, cpu_cores: float = 1) -> AsyncIterator[SoloGuest]:
+    """Start one guest of this size; it is gone afterwards, whatever happened."""
+    state, home = LabState(), Path(tempfile.mkdtemp(prefix="ebbtide-test-", dir="/var/tmp"))
+    home.chmod(0o711)  # noqa: ASYNC240
+    host, name = f"wb-{uuid.uuid4().hex[:8]}", "solo"
+    domain = domain_name(host, name)
+    ensure_services(state, home, lambda: None, lambda sentence: None)
+    image = await asyncio.to_thread(build_image, paths.image_cache())
+    hypervisor = LibvirtHypervisor(LibvirtSettings(host, state.uri, "qemu", image.base.parent, home / "disks"))
+    try:
+        size = Vector(cpu_cores=cpu_cores, memory_mib=memory_mib)
+        spec = VMSpec(name=name, priority=Priority.DEFLATABLE, nominal=size)
+        intent = Intent(
+            owner=host,
+            spec=spec,
+            boot_mib=usable_boot_mib(memory_mib, None),
+            phase=Phase.SETTLED,
+            target=size,
+            committed=size,
+        )
+        await hypervisor.create(domain, intent)
+        await hypervisor.resume(domain)
+        path = await hypervisor.guest_channel(domain)
+        assert path is not None
+        async with await LabLink.connect(path.with_name("io.ebbtide.lab.0"), READY_S) as link:
+            yield SoloGuest(hypervisor, domain, link, qemu_pid(domain))
+    finally:
+        await hypervisor.destroy(domain)
+        await hypervisor.close()
+        stop_services(state, lambda sentence: None)
+        shutil.rmtree(home)
+
+
+@contextmanager
+def swap_file(mib: int) -> Iterator[Path]:
+    """Swap of this size on the machine that the tests run on; off and gone afterwards."""
+    file, path = tempfile.mkstemp(prefix="ebbtide-test-swap-", dir="/var/tmp")
+    try:
+        block = bytes(1 << 20)
+        for _ in range(mib):
+            os.write(file, block)
+        os.close(file)
+        for command in ("mkswap", "swapon"):
+            subprocess.run([command, path], check=True, capture_output=True)
+        yield Path(path)
+    finally:
+        if path in Path("/proc/swaps").read_text():
+            subprocess.run(["swapoff", path], check=True, capture_output=True)
+        os.unlink(path)
+
+
+def meminfo_mib(name: str) -> float:
+    """One figure of the machine's /proc/meminfo."""
+    match = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) / 1024
+
+
+async def eventually(condition: Any, what: str, limit_s: float = 60.0) -> None:
+    """Wait until an asynchronous condition holds."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while not await condition():
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise AssertionError(what) from None
