@@ -116,8 +116,9 @@ def repairs(
             found.append(repair(f"{component} has {has} instead of {committed[component]:g}", committed[component]))
     surplus = bound.memory_mib > committed.memory_mib + SLACK.memory_mib
     lacks_memory = bound.memory_mib < committed.memory_mib - SLACK.memory_mib
-    lacks_cpus = sight.online_known and bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
-    if surplus or ((lacks_memory or lacks_cpus) and not sight.young):
+    lacks_cpus = bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
+    # Neither is done without the guest's word: memory is not taken from one that is silent (rule 5).
+    if sight.online_known and (surplus or ((lacks_memory or lacks_cpus) and not sight.young)):
         found.append(
             Resize(
                 f"the VM has {bound.cpus_online} CPUs on line and {bound.memory_mib:g} MiB; "

@@ -91,6 +91,11 @@ class DomainSummary:
     vcpu_seconds: tuple[float, ...] = ()
     #: What libvirt calls the balloon's size, MiB: not the bound, but it changes with it.
     balloon_mib: float = 0.0
+    #: What the guest's kernel says through its balloon driver, which works when nothing else in the guest does:
+    #: available memory in MiB and major faults since boot, with the time of the statement; None: it says nothing.
+    usable_mib: float | None = None
+    major_faults: int | None = None
+    said_at: float | None = None
 
 
 class Hypervisor(Protocol):

@@ -54,7 +54,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         quota_per_cpu=quota / period if quota > 0 and period > 0 else None,
         # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
         balloon_mib=domain.memoryStats()["actual"] / 1024 - sum(memory.dimms_mib),
-        plugged_mib=memory.total_mib,
+        # What a booting guest has been given and not taken yet is its own already.
+        plugged_mib=memory.allowed_mib,
         dimms_mib=memory.dimms_mib,
         vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
         cpu_shares=scheduler.get("cpu_shares"),
@@ -74,6 +75,9 @@ def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
         vcpus,
         tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
         stats.get("balloon.current", 0) / 1024,
+        stats["balloon.usable"] / 1024 if "balloon.usable" in stats else None,
+        stats.get("balloon.major_fault"),
+        stats.get("balloon.last-update"),
     )
 
 

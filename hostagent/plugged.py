@@ -50,7 +50,13 @@ class Plugged:
 
     @property
     def total_mib(self) -> float:
+        """What the guest has now."""
         return self.virtio_mib + sum(self.dimms_mib)
+
+    @property
+    def allowed_mib(self) -> float:
+        """What the guest may have at any moment: all that it has, and all that it has been given."""
+        return max(self.virtio_mib, _mib(self.device, "target/requested")) + sum(self.dimms_mib)
 
     def whole_blocks(self, amount_mib: float) -> float:
         """So much of an amount as virtio-mem can be asked for."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from deflation.allocations import Allocation
 from deflation.guest_messages import MemoryState, Notice, RequestNotice
 from deflation.pressure import PressureReading, PressureWatch, Verdict
 from deflation.resources import ZERO, ResourceVector
+
+#: The reserve of a guest that has not said what it needs, MiB (guestagent.memory).
+LEAST_RESERVE_MIB: Final = 48.0
 
 
 class GuestPressure:
@@ -33,6 +37,10 @@ class GuestPressure:
         self._note = note
         self._watch = PressureWatch()
         self._verdict = Verdict(False, False, ZERO, "")
+        #: Of the guest's last word: the kernel's figures alone do not say.
+        self._boot_id = ""
+        self._reserve_mib = LEAST_RESERVE_MIB
+        self._said_at: float | None = None
 
     @property
     def sentence(self) -> str:
@@ -46,7 +54,22 @@ class GuestPressure:
 
     def observe(self, said: MemoryState) -> None:
         """Take in what the guest said, asked or not."""
+        self._boot_id, self._reserve_mib = said.boot_id, said.memory.reserve_mib
         self._watch.observe(_now(), PressureReading.of(said))
+        self.judge()
+
+    def glimpse(self, usable_mib: float | None, major_faults: int | None, said_at: float | None) -> None:
+        """Take in what the guest's kernel says through its balloon driver: a guest that thrashes says nothing else.
+
+        :param said_at: when it said so, by whatever clock: what has not been said anew since the last time is old.
+        """
+        if usable_mib is None or said_at is None or said_at == self._said_at:
+            return
+        self._said_at = said_at
+        if usable_mib >= self._reserve_mib and not self._verdict.under_pressure:
+            return  # no emergency: the guest's own word says more
+        reading = PressureReading(self._boot_id, usable_mib, self._reserve_mib, major_faults=major_faults)
+        self._watch.observe(_now(), reading)
         self.judge()
 
     def heard(self, notice: Notice) -> None:

@@ -86,11 +86,11 @@ class Upkeep:
             self.drift_total += 1
             for repair in needed:
                 self._vm.note(self._vm.name, "repair", repair.why, {"committed": committed.as_dict()})
-                await self._put_right(repair, committed, sight)
+                await self._put_right(repair, committed)
             return needed
         return ()
 
-    async def _put_right(self, repair: Repair, committed: ResourceVector, sight: Sight) -> None:
+    async def _put_right(self, repair: Repair, committed: ResourceVector) -> None:
         match repair:
             case SetQuota():
                 await self._vm.hypervisor.set_quota(self._vm.domain, repair.cores_per_cpu)
@@ -101,8 +101,6 @@ class Upkeep:
             case SetShares():
                 await self._vm.hypervisor.set_shares(self._vm.domain, repair.shares)
             case Resize():
-                if not sight.online_known:
-                    return
                 outcome = await self._vm.reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
                 # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
                 await self._vm.commit(outcome, committed, outcome.after.size.larger(committed), "repair")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -36,8 +36,10 @@ from hostagent.pressure import GuestPressure
 from hostagent.running import Interrupt, run
 from hostagent.upkeep import Upkeep
 
-#: What cannot be used on a guest that does not answer: without a fresh reading no memory is taken (rule 5).
-NEED_THE_GUEST = (
+#: What cannot be used on a guest that does not answer, and what besides it to take memory: that is done by fresh
+#: readings only (rule 5), while what is given needs the guest's kernel alone.
+NEED_THE_GUEST = (Mechanism.APPLICATION, Mechanism.CPU_OFFLINE, Mechanism.CPU_UNPLUG)
+NEED_THE_GUEST_TO_TAKE = (
     *(mechanism for mechanism, layer in LAYER_OF.items() if layer is not Layer.HYPERVISOR),
     Mechanism.BALLOON,
     Mechanism.MEMORY_LIMIT,
@@ -254,9 +256,11 @@ class ManagedVM:
         cause = self.intent.cause
         executor = self._executor(f"{cause.request_id}{self._attempt()}" if cause else "")
         before, _ = await executor.measure()
-        mechanisms = await self.mechanisms()
+        found = await self.hypervisor.findings(self.domain)
+        mechanisms = Mechanisms.of(self._heard(found, NEED_THE_GUEST_TO_TAKE))
+        to_give = Mechanisms.of(self._heard(found, NEED_THE_GUEST))
         if before.size.fits_in(target) and not target.fits_in(before.size):
-            return await self._run(await self._reinflation(before, target, deadline_s, mechanisms), executor)
+            return await self._run(await self._reinflation(before, target, deadline_s, to_give), executor)
         asking = mode_of_asking(_now(), mode, self._refusal)
         if asking is None:
             mechanisms = mechanisms.without([Mechanism.APPLICATION], "refused a while ago and is left alone until then")
@@ -270,9 +274,7 @@ class ManagedVM:
             return down
         # Down in one component and up in another: the second half, once what was taken has been taken.
         self.interrupt.clear()
-        return joined(
-            down, await self._run(await self._reinflation(down.after, target, deadline_s, mechanisms), executor)
-        )
+        return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), executor))
 
     async def _reinflation(
         self, before: Bound, target: ResourceVector, deadline_s: float, mechanisms: Mechanisms
@@ -302,20 +304,21 @@ class ManagedVM:
 
         :raises HypervisorError: the domain cannot be examined.
         """
-        found = await self.hypervisor.findings(self.domain)
-        if self.link.connected:
-            return found
+        return self._heard(await self.hypervisor.findings(self.domain), NEED_THE_GUEST_TO_TAKE)
+
+    async def mechanisms(self) -> Mechanisms:
+        """The findings as the cascade takes them."""
+        return Mechanisms.of(await self.findings())
+
+    def _heard(self, found: Sequence[Finding], need: Collection[Mechanism]) -> tuple[Finding, ...]:
+        """The findings, without what needs a guest that answers if this one does not."""
         silent = "the guest agent is not connected"
         return tuple(
             replace(finding, available=False, reason=silent)
-            if finding.available and finding.mechanism in NEED_THE_GUEST
+            if finding.available and finding.mechanism in need and not self.link.connected
             else finding
             for finding in found
         )
-
-    async def mechanisms(self) -> Mechanisms:
-        """The findings as the state machines take them."""
-        return Mechanisms.of(await self.findings())
 
     def _executor(self, request_id: str) -> Executor:
         nominal = self.intent.spec.nominal.vector()

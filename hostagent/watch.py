@@ -99,15 +99,18 @@ class Watch:
 
     def _consider(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
         """Begin a close look where there is reason for one."""
+        if not self._host.holds(vm):
+            return
+        if summary is not None and summary.state == "running":
+            vm.upkeep.glance(summary.vcpus, summary.vcpu_seconds)
+            vm.pressure.glimpse(summary.usable_mib, summary.major_faults, summary.said_at)
         vm.pressure.judge()
         if vm.pressure.sentence:
             vm.upkeep.unsettled = True
             if self._host.modes.does(HostEvent.PRESSURE):
                 self._relieve(vm)
-        if vm.name in self._looks or not self._host.holds(vm):
+        if vm.name in self._looks:
             return
-        if summary is not None and summary.state == "running":
-            vm.upkeep.glance(summary.vcpus, summary.vcpu_seconds)
         at, earlier = self._seen.get(vm.domain, (0.0, None))
         now = asyncio.get_running_loop().time()
         calm = (

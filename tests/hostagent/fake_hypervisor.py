@@ -48,7 +48,15 @@ class FakeHypervisor:
 
     async def survey(self) -> dict[str, DomainSummary]:
         return {
-            d["name"]: DomainSummary(d["uuid"], d["state"], d["vcpus"], tuple(d["vcpu_seconds"]), d["balloon_mib"])
+            d["name"]: DomainSummary(
+                d["uuid"],
+                d["state"],
+                d["vcpus"],
+                tuple(d["vcpu_seconds"]),
+                d["balloon_mib"],
+                d["usable_mib"],
+                said_at=d["said_at"],
+            )
             for d in await self._call("survey")
         }
 

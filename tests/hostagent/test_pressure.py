@@ -104,3 +104,14 @@ async def test_a_vm_under_pressure_gives_nothing_to_others_until_it_is_calm(
 
 async def _status(host: Host) -> GuestStatus:
     return await host.vms["low-1"].link.call("status", {}, GuestStatus, 5.0)
+
+
+async def test_a_guest_that_thrashes_and_says_nothing_is_seen_through_its_balloon_driver(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    await reclaim(command, memory_mib=800.0)
+    world.guests_answer = False
+    press(two_vms[0])
+    await until(lambda: two_vms[0].bound_mib == 1024)
+    assert host.vms["low-1"].status().pressure is not None
+    assert host.vms["low-2"].status().pressure is None

@@ -161,6 +161,8 @@ class World:
                 "vcpus": d.vcpus,
                 "vcpu_seconds": d.vcpu_seconds,
                 "balloon_mib": d.bound_mib,
+                "usable_mib": max(d.available_mib, 0.0),
+                "said_at": len(self.calls),
             }
             for name, d in self.domains.items()
         ]

@@ -159,3 +159,8 @@ def test_shares_that_a_service_manager_has_reset_are_set_again() -> None:
     assert repairs(COMMITTED, NOMINAL, seen(cpu_shares=200), 200) == ()
     assert repairs(COMMITTED, NOMINAL, seen(cpu_shares=None), 200) == ()
     assert repairs(COMMITTED, NOMINAL, seen(cpu_shares=77)) == ()
+
+
+def test_a_silent_guest_is_limited_from_outside_only() -> None:
+    silent = seen(cpus_online=4, online_known=False, balloon_mib=2000)
+    assert [type(repair) for repair in repairs(COMMITTED, NOMINAL, silent)] == [SetQuota]
