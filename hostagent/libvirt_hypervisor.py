@@ -342,11 +342,14 @@ async def _in_words(limiting: Awaitable[str]) -> str:
     :raises HypervisorTimeout: it may still happen.
     """
     try:
-        return str(await limiting)
+        why = str(await limiting)
     except (DomainGone, HypervisorTimeout):
         raise
     except HypervisorError as error:
-        return str(error)
+        why = str(error)
+    if why:
+        log.warning("a bandwidth is not limited as asked for", why=why)
+    return why
 
 
 def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:

@@ -87,6 +87,8 @@ while time.monotonic() < first + seconds:
 print(counted / (time.monotonic() - began) / 2 ** 20)
 """
 SECONDS = 3.0
+#: An emulated guest on a busy machine takes its time to boot.
+READY_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Guest:
 
     @asynccontextmanager
     async def inside(self) -> AsyncIterator[LabLink]:
-        async with await LabLink.connect(channel_path(self.domain.XMLDesc()), 120) as link:
+        async with await LabLink.connect(channel_path(self.domain.XMLDesc()), READY_S) as link:
             yield link
 
 

@@ -14,11 +14,12 @@ from deflation.messages import VMSpec
 from deflation.resources import ResourceVector
 from hostagent.agent import Agent
 from hostagent.api import make_app
-from hostagent.errors import RequestRefused
+from hostagent.errors import DomainGone, RequestRefused, TrafficControlError
 from hostagent.host import Host, Slice
 from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
 from hostagent.main import _capacity
+from hostagent.network import Networks
 from hostagent.templates import PACKAGED
 from tests.hostagent.conftest import TOKEN, Client, Command, low_vm
 from tests.hostagent.fake_hypervisor import FakeHypervisor
@@ -126,5 +127,25 @@ async def test_bandwidth_that_could_not_be_held_is_not_sold(
             await hypervisor.check(spec)
         assert (refused.value.status, refused.value.field) == (400, f"vm.nominal.{component}")
         await hypervisor.check(VMSpec.model_validate(low_vm("low-1", template=template)))
+    finally:
+        await hypervisor.close()
+
+
+async def test_a_limit_that_libvirt_or_tc_refuses_is_a_reason_but_a_domain_that_is_gone_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hypervisor = LibvirtHypervisor(LibvirtSettings("host-a", "test:///default", "qemu", tmp_path, tmp_path))
+
+    async def refuse(networks: Networks, domain: str, network_mib_s: float | None) -> str:
+        raise TrafficControlError("tc is not there")
+
+    monkeypatch.setattr(Networks, "limit", refuse)
+    try:
+        assert await hypervisor.set_network("test", 8.0) == "tc is not there"
+        # libvirt's test driver refuses any limit without a peak.
+        assert "total_bytes_sec" in await hypervisor.set_disk("test", 8.0)
+        assert await hypervisor.set_disk("test", None) == ""
+        with pytest.raises(DomainGone):
+            await hypervisor.set_disk("nobody", 8.0)
     finally:
         await hypervisor.close()
