@@ -128,11 +128,11 @@ class Networks:
 
     async def _limit(self, domain: str, interface: Interface, tap: Tap, bytes_s: int) -> None:
         shape = await self._control.look(tap)
-        if shape.root == LIBVIRTS_ROOT and not interface.limited:
+        if shape.half_made and not interface.limited:
             log.warning("removing what a failed call of libvirt has left on a tap", tap=tap.name, domain=domain)
             await self._control.clear(tap)
             shape = await self._control.look(tap)
-        if shape.root == LIBVIRTS_ROOT or self._may_try_libvirt(tap, shape):
+        if (shape.root == LIBVIRTS_ROOT and interface.limited) or self._may_try_libvirt(tap, shape):
             why = await self._by_libvirt(domain, interface, tap, bytes_s)
             if not why:
                 return

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,6 +81,8 @@ class Shape:
     redirected: bool = False
     #: Whether the ingress does nothing.
     idle: bool = False
+    #: Whether it looks like what libvirt leaves when it fails half way: its HTB without a qdisc in its class.
+    half_made: bool = False
 
     @property
     def ours(self) -> bool:
@@ -170,13 +172,10 @@ class TrafficControl:
         # Neither classes of HTB nor a policer's rate are in the JSON of all versions of tc.
         classes = await self._run(tap.tc("class", "show", "dev", tap.name), "")
         filters = await self._run(tap.tc("filter", "show", "dev", tap.name, "parent", "ffff:"), "")
-        return Shape(
-            _rate(r"^class htb 1:1 .*?\brate (\d+)([KMGT]?)bit", classes),
-            _rate(r"\bpolice\b.*?\brate (\d+)([KMGT]?)bit", filters),
-            shape.root,
-            shape.ingress,
-            shape.redirected,
-            shape.idle,
+        return replace(
+            shape,
+            to_guest=_rate(r"^class htb 1:1 .*?\brate (\d+)([KMGT]?)bit", classes),
+            from_guest=_rate(r"\bpolice\b.*?\brate (\d+)([KMGT]?)bit", filters),
         )
 
     async def limit(self, tap: Tap, bytes_s: int) -> None:
@@ -332,9 +331,15 @@ def parse(text: str, tap: Tap) -> Shape:
             ingress=ingress,
             redirected=redirected,
             idle=ingress and not filters,
+            half_made=held and _half_made(root, [q for q in qdiscs if q["dev"] == tap.name and not q.get("root")]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TrafficControlError(f"tc answered what cannot be read: {text[:200]!r}") from error
+
+
+def _half_made(root: Any, others: list[Any]) -> bool:
+    libvirts = (root["kind"], root["handle"]) == LIBVIRTS_ROOT and root["options"].get("default") == "0x1"
+    return libvirts and all(other["kind"] == "ingress" for other in others)
 
 
 def _tbf_rate(qdisc: Any) -> int | None:

@@ -22,6 +22,8 @@ class FakeKernel:
     devices: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     #: Taps with an ingress qdisc, and where it redirects to ("police" and a rate: libvirt's).
     ingress: dict[str, str] = field(default_factory=dict)
+    #: Devices with a qdisc in a class of their root.
+    leaves: set[str] = field(default_factory=set)
     aliases: dict[str, str] = field(default_factory=dict)
     #: Commands that change something, in order.
     commands: list[str] = field(default_factory=list)
@@ -90,10 +92,11 @@ class FakeKernel:
         tap = text.split()[-3]
         self._refuse(tap not in self.devices, f'Cannot find device "{tap}"')
         qdiscs: list[dict[str, Any]] = [
-            {"kind": kind, "handle": handle, "dev": name, "root": True, "options": {"rate": rate}}
+            {"kind": kind, "handle": handle, "dev": name, "root": True, "options": {"rate": rate, "default": "0x1"}}
             for name, (kind, handle, rate) in self.devices.items()
         ]
         qdiscs += [{"kind": "ingress", "handle": "ffff:", "dev": name, "options": {}} for name in self.ingress]
+        qdiscs += [{"kind": "sfq", "handle": "2:", "dev": name, "parent": "1:1"} for name in self.leaves]
         to = self.ingress.get(tap, "")
         actions = [{"order": 1, "kind": "mirred", "to_dev": to}] if to and "police" not in to else []
         filters = [{"protocol": "all", "kind": "u32"}, {"protocol": "all", "options": {"actions": actions}}]

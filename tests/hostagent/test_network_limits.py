@@ -131,6 +131,14 @@ async def test_half_of_a_limit_that_an_earlier_call_of_libvirt_left_is_removed(t
     assert domain.kernel.devices["vnet0"] == ("tbf", "ebb0:", 8 * MIB)
 
 
+async def test_an_htb_that_somebody_else_uses_is_left_alone(tmp_path: Path) -> None:
+    domain = FakeDomain(FakeKernel({"vnet0": HALF_MADE}, leaves={"vnet0"}), libvirt="fails half way")
+    with pytest.raises(HypervisorError, match="somebody else"):
+        await networks(domain, tmp_path).limit("vm", 8.0)
+    assert domain.calls == 0
+    assert domain.kernel.commands == []
+
+
 async def test_nothing_is_done_beside_a_call_of_libvirt_that_hangs(tmp_path: Path) -> None:
     domain = FakeDomain(FakeKernel({"vnet0": FREE}), libvirt="hangs")
     with pytest.raises(HypervisorTimeout):
