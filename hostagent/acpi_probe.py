@@ -125,7 +125,7 @@ class _Guest:
     def _until(self, holds: Callable[[], bool], limit_s: float, otherwise: str) -> None:
         deadline_s = time.monotonic() + limit_s
         while not holds():
-            if not self._call("look", self._domain.isActive):
+            if not self._alive():
                 raise ProbeFailed(f"{otherwise}: QEMU ended")
             if time.monotonic() > deadline_s:
                 raise ProbeFailed(otherwise)
@@ -135,7 +135,15 @@ class _Guest:
         try:
             return function()
         except libvirt.libvirtError as error:
-            raise ProbeFailed(f"{what}: {error}") from error
+            raise ProbeFailed(f"{what}: {error if self._alive() else 'QEMU ended'}") from error
+
+    def _alive(self) -> bool:
+        try:
+            return bool(self._domain.isActive())
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return False
+            raise ProbeFailed(str(error)) from error
 
 
 @contextmanager
