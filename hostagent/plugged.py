@@ -60,8 +60,12 @@ class Plugged:
 
     def whole_blocks(self, amount_mib: float) -> float:
         """So much of an amount as virtio-mem can be asked for."""
-        block = _mib(self.device, "target/block") or 1.0
-        return math.floor(amount_mib / block + 1e-6) * block
+        return math.floor(amount_mib / self.block_mib + 1e-6) * self.block_mib
+
+    @property
+    def block_mib(self) -> float:
+        """The granularity of virtio-mem; 1 where there is no device."""
+        return _mib(self.device, "target/block") or 1.0
 
 
 def size_mib(memory: Element) -> float:
@@ -106,7 +110,7 @@ async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goa
         if failed := await _unplug(connection, domain, dimm, until):
             return "; ".join(filter(None, (reason, failed)))
     over = take - sum(dimms) - (held.virtio_mib - device_goal)
-    if over >= 1 and held.dimms and not reason:
+    if over >= held.block_mib and held.dimms and not reason:
         return f"DIMMs can only be taken as a whole: {over:g} MiB are left"
     return reason
 

@@ -6,16 +6,20 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deflation.mechanisms import Mechanism
 from deflation.messages import Vector, VMSpec
+from hostagent import host_facts
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.intents import Intent, Phase, from_element, to_element, to_qualified_element
 from hostagent.libvirt_connection import IN_FLIGHT, LibvirtConnection, start_event_thread
+from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings
 from hostagent.libvirt_readings import LEAST_QUOTA_US, quota_parameters
 
 
@@ -176,3 +180,28 @@ async def test_an_intent_survives_in_a_domain_of_libvirt(connection: LibvirtConn
         return str(domain.metadata(2, "urn:ebbtide:intent:1"))
 
     assert from_element(await connection.call(write_and_read)) == stored
+
+
+async def test_findings_of_a_domain_come_from_a_pool_thread_with_versions_asked_once_per_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[threading.Thread] = []
+    versions = host_facts.Versions.of
+
+    def counted(connection: Any) -> host_facts.Versions:
+        asked.append(threading.current_thread())
+        return versions(connection)
+
+    monkeypatch.setattr(host_facts.Versions, "of", counted)
+    hypervisor = LibvirtHypervisor(LibvirtSettings("host-a", "test:///default", "qemu", tmp_path, tmp_path))
+    try:
+        found = await hypervisor.findings("test")
+        assert await hypervisor.findings("test") == found
+        with pytest.raises(DomainGone):
+            await hypervisor.findings("nobody")
+    finally:
+        await hypervisor.close()
+    assert [finding.mechanism for finding in found] == list(Mechanism)
+    assert {f.mechanism: f.reason for f in found}[Mechanism.DISK] == "on all disks together"
+    assert len(asked) == 1
+    assert asked[0] is not threading.current_thread()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from deflation.ledger import Layer
 from deflation.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
+from hostagent import acpi_probe
 from hostagent.layers import HostFacts, examine
 from tests.unit.layer_domains import (
     BALLOON,
@@ -40,7 +42,7 @@ VFIO = with_device("<hostdev mode='subsystem' type='pci'/>")
 NO_SWAP = dataclasses.replace(FACTS, swap_total_mib=0, swap_free_mib=0)
 FULL_SWAP = dataclasses.replace(FACTS, swap_free_mib=3)
 NO_CGROUPS = dataclasses.replace(FACTS, cgroups="none")
-UNTRIED = dataclasses.replace(FACTS, acpi_unplug="no throw-away guest has passed it yet")
+UNTRIED = dataclasses.replace(FACTS, acpi_unplug=acpi_probe.UNTRIED)
 OLD_QEMU = dataclasses.replace(FACTS, qemu_version=6_000_000)
 
 ADD_CHANNEL = """\
@@ -208,6 +210,7 @@ Connect the domain through a bridge or a network of libvirt:
 NO_CHANNEL = "the domain has no channel io.ebbtide.guest.0 for the guest agent"
 NOT_CONNECTED = "no guest agent has opened the channel io.ebbtide.guest.0"
 PINNED = "a passed-through device (hostdev) pins the guest's memory"
+NOT_TRIED = "no throw-away guest has passed ACPI vCPU unplug, plug and reset on this host yet"
 NO_UNPLUG = "ACPI vCPU unplug is off under emulation: libvirt timed out, could not plug again, and a reset crashed QEMU"
 
 CASES = [
@@ -224,7 +227,13 @@ CASES = [
         HOTPLUGGABLE,
     ),
     (M.CPU_UNPLUG, EMULATED, FACTS, NO_UNPLUG, ""),
-    (M.CPU_UNPLUG, HEALTHY, UNTRIED, "no throw-away guest has passed it yet", PROBE_ACPI),
+    (
+        M.CPU_UNPLUG,
+        HEALTHY,
+        UNTRIED,
+        "no throw-away guest has passed ACPI vCPU unplug, plug and reset on this host yet",
+        PROBE_ACPI,
+    ),
     (M.VIRTIO_MEM, without(VIRTIO_MEM), FACTS, "the domain has no virtio-mem device", ADD_VIRTIO_MEM),
     (M.VIRTIO_MEM, LOCKED, FACTS, "QEMU refuses virtio-mem with locked memory", UNLOCK),
     (
@@ -376,3 +385,16 @@ def test_findings_become_what_the_machines_take() -> None:
 def test_a_finding_knows_its_layer() -> None:
     for found in examine(HEALTHY, FACTS):
         assert found.layer is LAYER_OF[found.mechanism]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "layers.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("mechanism", "xml", "facts", "reason", "fix"), CASES)
+def test_the_page_has_every_reason_in_its_mechanisms_row_and_every_fix(
+    mechanism: Mechanism, xml: str, facts: HostFacts, reason: str, fix: str
+) -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {LAYER_OF[mechanism].value} | `{mechanism}` |")]
+    said = finding(mechanism, xml, facts)
+    assert said.reason.replace("(TDX)", "(SEV)") in row
+    assert said.fix in PAGE
