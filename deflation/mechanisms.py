@@ -61,6 +61,8 @@ class Finding:
     reason: str
     #: What would make it available (or better), to be copied; empty where nothing can.
     fix: str = ""
+    #: The smallest amount that it moves, MiB; 0 where that is of no account.
+    step_mib: float = 0.0
 
     @property
     def layer(self) -> Layer:
@@ -93,9 +95,12 @@ class Mechanisms:
         return "; ".join(dict.fromkeys(self.reason(mechanism) for mechanism in usual))
 
     @classmethod
-    def of(cls, findings: Iterable[Finding], block_mib: float = 2.0) -> Mechanisms:
+    def of(cls, findings: Iterable[Finding]) -> Mechanisms:
         """What was found, as the machines take it; a mechanism that nothing was found about can be used."""
-        return cls({f.mechanism: f.reason for f in findings if not f.available}, block_mib)
+        found = {finding.mechanism: finding for finding in findings}
+        device = found.get(Mechanism.VIRTIO_MEM)
+        blocked = {mechanism: finding.reason for mechanism, finding in found.items() if not finding.available}
+        return cls(blocked, device.step_mib) if device is not None and device.step_mib else cls(blocked)
 
     def without(self, mechanisms: Iterable[Mechanism], why: str) -> Mechanisms:
         """A copy with some more blocked; what is blocked already keeps its reason."""

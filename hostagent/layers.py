@@ -8,7 +8,6 @@ the guest. docs/layers.md has the table; a test holds it to this module.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,10 +108,14 @@ class _Domain:
                 self._bandwidth(network_blocked(self.xml), fixes.interfaces(self.names)),
             ),
         }
-        return tuple(
-            _finding(mechanism, words, obstacles, self._hint(mechanism))
-            for mechanism, (words, obstacles) in found.items()
-        )
+        return tuple(self._finding(mechanism, words, obstacles) for mechanism, (words, obstacles) in found.items())
+
+    def _finding(self, mechanism: Mechanism, words: str, obstacles: list[_Obstacle]) -> Finding:
+        step = self._block_mib() if mechanism is Mechanism.VIRTIO_MEM else 0.0
+        if not obstacles:
+            return Finding(mechanism, True, words, self._hint(mechanism), step)
+        texts = dict.fromkeys(obstacle.fix for obstacle in obstacles if obstacle.fix)
+        return Finding(mechanism, False, "; ".join(o.why for o in obstacles), "\n\n".join(texts), step)
 
     # --- what the domain is ----------------------------------------------------------------------------------------
 
@@ -202,8 +205,10 @@ class _Domain:
         if not devices:
             return ""
         size = sum(_mib(device.find("target/size")) for device in devices)
-        block = _mib(devices[0].find("target/block"))
-        return f"up to {size:g} MiB, in blocks of {block:g} MiB"
+        return f"up to {size:g} MiB, in blocks of {self._block_mib():g} MiB"
+
+    def _block_mib(self) -> float:
+        return max((_mib(device.find("target/block")) for device in self._devices("virtio-mem")), default=0.0)
 
     def _dimm(self) -> list[_Obstacle]:
         found = self._encrypted()
@@ -279,14 +284,6 @@ class _Domain:
         if mechanism in (Mechanism.VIRTIO_MEM, Mechanism.DIMM) and cmdline is not None and MOVABLE not in cmdline:
             return fixes.movable(self.names)
         return ""
-
-
-def _finding(mechanism: Mechanism, words: str, obstacles: Iterable[_Obstacle], hint: str) -> Finding:
-    obstacles = list(obstacles)
-    if not obstacles:
-        return Finding(mechanism, True, words, hint)
-    fixes_ = dict.fromkeys(obstacle.fix for obstacle in obstacles if obstacle.fix)
-    return Finding(mechanism, False, "; ".join(obstacle.why for obstacle in obstacles), "\n\n".join(fixes_))
 
 
 def _mib(element: ElementTree.Element | None) -> float:

@@ -293,7 +293,8 @@ CASES = [
 def test_what_blocks_a_mechanism_and_what_fixes_it(
     mechanism: Mechanism, xml: str, facts: HostFacts, reason: str, fix: str
 ) -> None:
-    assert finding(mechanism, xml, facts) == Finding(mechanism, False, reason, fix)
+    found = finding(mechanism, xml, facts)
+    assert (found.available, found.reason, found.fix) == (False, reason, fix)
 
 
 def test_every_mechanism_is_blocked_by_some_case() -> None:
@@ -316,7 +317,8 @@ AVAILABLE = {
 
 @pytest.mark.parametrize("mechanism", list(Mechanism))
 def test_a_healthy_domain_has_every_mechanism_and_says_what_it_uses(mechanism: Mechanism) -> None:
-    assert finding(mechanism, HEALTHY) == Finding(mechanism, True, AVAILABLE[mechanism])
+    found = finding(mechanism, HEALTHY)
+    assert (found.available, found.reason, found.fix) == (True, AVAILABLE[mechanism], "")
 
 
 def test_there_is_one_finding_for_each_mechanism_in_their_order() -> None:
@@ -380,6 +382,10 @@ def test_findings_become_what_the_machines_take() -> None:
     assert mechanisms.why_not(Layer.APPLICATION) == NO_CHANNEL
     assert mechanisms.has(M.QUOTA)
     assert mechanisms.why_not(Layer.HYPERVISOR) == ""
+    assert mechanisms.block_mib == 2
+    huge = HEALTHY.replace("<block unit='KiB'>2048</block>", "<block unit='KiB'>1048576</block>")
+    assert Mechanisms.of(examine(huge, FACTS)).block_mib == 1024
+    assert Mechanisms.of(examine(without(VIRTIO_MEM), FACTS)).block_mib == 2
 
 
 def test_a_finding_knows_its_layer() -> None:
