@@ -67,7 +67,7 @@ class SoloGuest:
 async def solo_guest(memory_mib: int, cpu_cores: float = 1) -> AsyncIterator[SoloGuest]:
     """Start one guest of this size; it is gone afterwards, whatever happened."""
     state, home = LabState(), Path(tempfile.mkdtemp(prefix="ebbtide-test-", dir="/var/tmp"))
-    home.chmod(0o711)  # noqa: ASYNC240
+    os.chmod(home, 0o711)
     host, name = f"wb-{uuid.uuid4().hex[:8]}", "solo"
     domain = domain_name(host, name)
     ensure_services(state, home, lambda: None, lambda sentence: None)
@@ -98,21 +98,22 @@ async def solo_guest(memory_mib: int, cpu_cores: float = 1) -> AsyncIterator[Sol
 
 
 @contextmanager
-def swap_file(mib: int) -> Iterator[Path]:
-    """Swap of this size on the machine that the tests run on; off and gone afterwards."""
-    file, path = tempfile.mkstemp(prefix="ebbtide-test-swap-", dir="/var/tmp")
+def zram_swap(mib: int) -> Iterator[str]:
+    """Swap of this size on the machine that the tests run on, in compressed memory; off and gone afterwards."""
+    control = Path("/sys/class/zram-control")
+    if not control.exists():
+        subprocess.run(["modprobe", "zram", "num_devices=0"], check=True)
+    number = (control / "hot_add").read_text().strip()
+    device = f"/dev/zram{number}"
     try:
-        block = bytes(1 << 20)
-        for _ in range(mib):
-            os.write(file, block)
-        os.close(file)
+        Path(f"/sys/block/zram{number}/disksize").write_text(f"{mib}M")
         for command in ("mkswap", "swapon"):
-            subprocess.run([command, path], check=True, capture_output=True)
-        yield Path(path)
+            subprocess.run([command, device], check=True, capture_output=True)
+        yield device
     finally:
-        if path in Path("/proc/swaps").read_text():
-            subprocess.run(["swapoff", path], check=True, capture_output=True)
-        os.unlink(path)
+        if device in Path("/proc/swaps").read_text():
+            subprocess.run(["swapoff", device], check=True, capture_output=True)
+        (control / "hot_remove").write_text(number)
 
 
 def meminfo_mib(name: str) -> float:

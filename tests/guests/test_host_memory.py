@@ -1,8 +1,30 @@
-"""The memory limit that swap backs, on a real guest: refused without swap, kept with it, lifted when swap goes."""
+"""The memory limit that swap backs, on a real guest: refused without swap, kept with it, lifted when swap goes.
+
+The guest's application holds its memory, so that nothing can be unplugged or ballooned. The swap is the tests' own; the
+machine must have none besides.
+"""
 
 from __future__ import annotations
 
-from tests.guests.solo import SoloGuest, eventually
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+import pytest_asyncio
+
+from hostagent.cgroups import MIB, MemoryGroup, vcpu_groups
+from tests.guests.solo import SoloGuest, eventually, meminfo_mib, solo_guest, zram_swap
+
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+
+GUEST_MIB = 640
+HELD_MIB = 320
+LIMIT_MIB = 224.0
+#: What a limit leaves the emulator in software emulation.
+EMULATOR_MIB = 192.0
+LIMIT_S = 60.0
 
 #: Holds memory that compresses well, and touches all of it whenever it is told to.
 HOLDER = """
@@ -46,3 +68,134 @@ async def touch(guest: SoloGuest) -> int:
 
     await eventually(touched, "the application never got through its memory")
     return int(await guest.run("cat", "/run/touched"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guest() -> AsyncIterator[SoloGuest]:
+    if meminfo_mib("SwapTotal") > 0:
+        pytest.fail("these tests bring their own swap, but the machine has some: swapoff -a")
+    async with solo_guest(GUEST_MIB) as made:
+        await hold(made, HELD_MIB)
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def no_limit_left(guest: SoloGuest) -> AsyncIterator[None]:
+    yield
+    assert guest.alive(), "a limit of ours has killed the VM"
+    assert await touch(guest) == 0
+
+
+@asynccontextmanager
+async def swap_for(guest: SoloGuest, *mib: int) -> AsyncIterator[list[str]]:
+    """Swap devices of these sizes; the limit is lifted before they go."""
+    with ExitStack() as stack:
+        devices = [stack.enter_context(zram_swap(size)) for size in mib]
+        try:
+            yield devices
+        finally:
+            await guest.hypervisor.set_limit(guest.domain, None, LIMIT_S)
+
+
+async def limit_of(guest: SoloGuest) -> float | None:
+    return (await guest.hypervisor.read(guest.domain)).limit_mib
+
+
+async def test_without_swap_the_limit_is_refused_and_nothing_is_taken(guest: SoloGuest) -> None:
+    before_mib = guest.resident_mib()
+    reason = await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S)
+    assert reason == (
+        "the host has no swap, so no memory limit can be backed: the guest may touch 640 MiB, the limit is 224 MiB"
+    )
+    assert await limit_of(guest) is None
+    assert MemoryGroup(guest.pid).limit() is None
+    assert guest.resident_mib() >= before_mib - 8
+
+
+async def test_with_swap_the_limit_is_reached_and_the_guest_survives_touching_all_its_memory(guest: SoloGuest) -> None:
+    before_mib = guest.resident_mib()
+    async with swap_for(guest, 576):
+        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        reading = await guest.hypervisor.read(guest.domain)
+        assert reading.limit_mib == pytest.approx(LIMIT_MIB, abs=1)
+        assert reading.bound(1).memory_mib == pytest.approx(LIMIT_MIB, abs=1)
+        group = MemoryGroup(guest.pid)
+        assert group.usage() <= (LIMIT_MIB + EMULATOR_MIB + 1) * MIB
+        assert guest.resident_mib() <= min(before_mib - 48, LIMIT_MIB + EMULATOR_MIB)
+        assert group.swap() > 48 * MIB
+
+        refaults = group.refaults()
+        assert await touch(guest) == 0
+        assert guest.alive()
+        assert group.refaults() > refaults
+        assert group.usage() <= (LIMIT_MIB + EMULATOR_MIB + 1) * MIB
+        assert await guest.hypervisor.check_limits() == {}
+
+        assert await guest.hypervisor.set_limit(guest.domain, 300.0, LIMIT_S) == ""
+        assert await limit_of(guest) == pytest.approx(300, abs=1)
+        assert await guest.hypervisor.set_limit(guest.domain, None, LIMIT_S) == ""
+        assert await limit_of(guest) is None
+        assert not group.holds_at_limit()
+        assert await touch(guest) == 0
+        assert guest.resident_mib() >= HELD_MIB
+
+
+async def test_the_limit_does_not_outlive_the_running_domain(guest: SoloGuest) -> None:
+    async with swap_for(guest, 576):
+        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        assert "hard_limit" in virsh("dumpxml", guest.domain)
+        assert "hard_limit" not in virsh("dumpxml", "--inactive", guest.domain)
+
+
+async def test_swap_that_is_too_small_is_a_refusal_with_its_figures(guest: SoloGuest) -> None:
+    async with swap_for(guest, 300):
+        reason = await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S)
+    assert "it may need 416 MiB more (the guest may touch 640 MiB, the limit is 224 MiB)" in reason
+    assert "but of 300 MiB free 0 MiB back other limits and 64 MiB are kept" in reason
+    assert await limit_of(guest) is None
+
+
+async def test_a_time_limit_that_is_up_leaves_no_limit_that_was_not_reached(guest: SoloGuest) -> None:
+    async with swap_for(guest, 576):
+        reason = await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, 0.0)
+        assert reason == "no memory limit of 224 MiB: its time was up"
+        assert await limit_of(guest) is None
+
+
+async def test_swap_cannot_be_taken_from_under_a_limit_without_the_guest_living_on(guest: SoloGuest) -> None:
+    """The kernel would kill QEMU when swapoff brings its pages back; held at its limit, it fails the swapoff."""
+    async with swap_for(guest, 576) as (device,):
+        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        assert MemoryGroup(guest.pid).holds_at_limit()
+        done = await asyncio.to_thread(subprocess.run, ["swapoff", device], capture_output=True, text=True)
+        assert "Cannot allocate memory" in done.stderr
+        assert guest.alive()
+        assert await touch(guest) == 0
+
+
+async def test_when_swap_goes_away_the_limit_is_lifted_and_the_guest_lives(guest: SoloGuest) -> None:
+    async with swap_for(guest, 384, 320) as (first, _):
+        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        assert await guest.hypervisor.check_limits() == {}
+        await asyncio.to_thread(subprocess.run, ["swapoff", first], check=True)
+        lifted = await guest.hypervisor.check_limits()
+        assert list(lifted) == [guest.domain]
+        assert "swap cannot back the memory limit" in lifted[guest.domain]
+        assert await limit_of(guest) is None
+        assert await guest.hypervisor.check_limits() == {}
+        assert await touch(guest) == 0
+        assert guest.alive()
+
+
+async def test_the_quota_of_each_vcpu_is_found(guest: SoloGuest) -> None:
+    assert sorted(vcpu_groups(guest.pid)) == [0]
+    virsh("schedinfo", guest.domain, "--live", "vcpu_quota=40000", "vcpu_period=100000")
+    group = vcpu_groups(guest.pid)[0]
+    assert group.quota() == pytest.approx(0.4)
+    assert group.times().periods >= 0
+    virsh("schedinfo", guest.domain, "--live", "vcpu_quota=-1")
+    assert group.quota() is None
+
+
+def virsh(*words: str) -> str:
+    return subprocess.run(["virsh", *words], check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""The limit that swap backs, in cascade and reinflation: last to take, first to give. Boot memory is 512 MiB."""
+"""The limit that swap backs, in cascade and reinflation: last to take, first to give. Boot memory: 512 MiB."""
 
 from __future__ import annotations
 
