@@ -21,6 +21,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 _VCPU_THREAD = re.compile(r"CPU (\d+)/")
 #: cgroup v1 writes "no limit" as the largest number of pages; anything near it is none.
 _UNLIMITED_BYTES = 1 << 60
+#: Files that only groups with the controller have: pressure and cpu.stat are in every group of v2.
+_MARKS = {"memory": "memory.current", "cpu": "cpu.max"}
 
 
 class CgroupError(Exception):
@@ -88,10 +90,10 @@ def group_directory(controller: str, process: str = "self", proc: str = "/proc")
             return 1, _inside(mount, groups[controller])
     for mount in hierarchies:
         if mount.version == 2 and "" in groups:
-            # A threaded child has no memory files: the nearest group above that has is the one that counts.
+            # A threaded child has no memory controller: the nearest group above that has is the one that counts.
             directory = _inside(mount, groups[""])
             while directory.startswith(mount.point):
-                if any(name.startswith(controller + ".") for name in os.listdir(directory)):
+                if os.path.exists(os.path.join(directory, _MARKS[controller])):
                     return 2, directory
                 directory = os.path.dirname(directory)
     raise CgroupError(f"no cgroup hierarchy has the {controller} controller for process {process}")
@@ -264,6 +266,7 @@ class MemoryGroup:
         :returns: False if the usage is above it and could not be brought below, so that nothing has changed.
         :raises CgroupError: it cannot be set for another reason.
         """
+        self.check_ours()
         if self.version == 2 and limit is not None and limit < self.usage():
             return False
         try:
