@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_manager.errors import AgentRefused, AgentUnreachable
 from cluster_manager.settings import AgentLimits
-from deflation.messages import Command, HostReport, Operation, OperationState, Problem
+from deflation.explanations import Explanation, Forecast
+from deflation.messages import Command, HostReport, ModeCommand, Operation, OperationState, Problem, TargetCommand
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -78,6 +79,18 @@ class Agents:
             if error.status == 404:
                 return None
             raise
+
+    async def explain(self, host: str, vm: str) -> Explanation:
+        """Why a VM has its size. Raises as :meth:`command`; asks once, since somebody waits."""
+        return await self._call(Explanation, host, "GET", f"/v1/vms/{vm}/explain", patient=False)
+
+    async def forecast(self, host: str, vm: str, command: TargetCommand) -> Forecast:
+        """What a target would come to. Raises as :meth:`command`."""
+        return await self._call(Forecast, host, "PUT", f"/v1/vms/{vm}/target", body=command, patient=False)
+
+    async def set_mode(self, host: str, command: ModeCommand) -> Operation:
+        """Change a host's mode. Raises as :meth:`command`."""
+        return await self._call(Operation, host, "PUT", "/v1/mode", body=command, patient=False)
 
     async def follow(self, host: str, operation: Operation, limit_s: float) -> Operation | None:
         """Wait for the end of an operation by long polls.
@@ -150,7 +163,7 @@ class Agents:
         if status >= 500:
             raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
         if status >= 300:
-            raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}")
+            raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
         try:
             return answer.model_validate_json(raw)
         except ValidationError as error:
@@ -170,7 +183,12 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 def _problem(raw: bytes) -> str:
     """The sentence of an error's body, cut short where it is none of ours."""
+    problem = _parsed(raw)
+    return problem.error if problem is not None else raw[:200].decode(errors="replace") or "no reason given"
+
+
+def _parsed(raw: bytes) -> Problem | None:
     try:
-        return Problem.model_validate_json(raw).error
+        return Problem.model_validate_json(raw)
     except ValidationError:
-        return raw[:200].decode(errors="replace") or "no reason given"
+        return None

@@ -20,7 +20,7 @@ from cluster_manager.manager import Manager
 from cluster_manager.rows import StoredEvent
 from deflation.allocations import check_target
 from deflation.errors import InvalidField
-from deflation.messages import HostReport, Problem, RequestId, TargetCommand, VMRequest, problem_of
+from deflation.messages import HostReport, ModeCommand, Problem, RequestId, TargetCommand, VMRequest, problem_of
 from deflation.resources import ZERO
 
 log = structlog.get_logger()
@@ -32,6 +32,8 @@ MANAGER: Final = web.AppKey("manager", Manager)
 
 #: Longest long poll, seconds; most rows in one answer; longest task duration that is ranked for, seconds.
 LONGEST_WAIT_S: Final = 60.0
+#: What a host agent holds an answer back at the most, seconds.
+LONGEST_HOST_WAIT_S: Final = 30.0
 MOST_ROWS: Final = 1000
 LONGEST_DURATION_S: Final = 30 * 86_400.0
 
@@ -139,6 +141,21 @@ async def host(request: web.Request) -> web.Response:
     return _answer(status)
 
 
+@routes.put("/v1/hosts/{id}/mode")
+async def set_mode(request: web.Request) -> web.Response:
+    _query(request, ())
+    command = await _body(request, ModeCommand)
+    return _answer(await request.app[MANAGER].questions.set_mode(request.match_info["id"], command), 202)
+
+
+@routes.get("/v1/hosts/{id}/operations/{request_id}", allow_head=False)
+async def host_operation(request: web.Request) -> web.Response:
+    query = _query(request, ("wait_s",))
+    wait_s = _number(query, "wait_s", 0.0, 0.0, LONGEST_HOST_WAIT_S)
+    host_id, request_id = request.match_info["id"], _request_id(request.match_info["request_id"])
+    return _answer(await request.app[MANAGER].questions.host_operation(host_id, request_id, wait_s))
+
+
 # --- VMs and operations ----------------------------------------------------------------------------------------------
 
 
@@ -162,15 +179,21 @@ async def vm(request: web.Request) -> web.Response:
     raise RequestError(404, f"there is no VM named {request.match_info['name']}", "name")
 
 
+@routes.get("/v1/vms/{name}/explain", allow_head=False)
+async def explain(request: web.Request) -> web.Response:
+    _query(request, ())
+    manager, name = request.app[MANAGER], request.match_info["name"]
+    for found in await manager.vms(name):
+        return _answer(await manager.questions.explain(found))
+    raise RequestError(404, f"there is no VM named {name}", "name")
+
+
 @routes.delete("/v1/vms/{name}")
 async def delete(request: web.Request) -> web.Response:
     query = _query(request, ("request_id",))
     if "request_id" not in query:
         raise RequestError(400, "request_id: is required", "request_id")
-    try:
-        request_id = _REQUEST_ID.validate_python(query["request_id"])
-    except ValidationError as error:
-        raise RequestError(400, f"request_id: {problem_of(error).error}", "request_id") from error
+    request_id = _request_id(query["request_id"])
     return _answer(await request.app[MANAGER].operations.delete(request.match_info["name"], request_id), 202)
 
 
@@ -183,6 +206,9 @@ async def target(request: web.Request) -> web.Response:
         reported = manager.hosts.vm(row.host, name)
         allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
         check_target(allocation, command.target.vector())
+    if command.dry_run:
+        for found in await manager.vms(name):
+            return _answer(await manager.questions.forecast(found, command))
     return _answer(await manager.operations.target(name, command), 202)
 
 
@@ -265,6 +291,14 @@ def _query(request: web.Request, names: Collection[str]) -> dict[str, str]:
         if len(request.query.getall(name)) > 1:
             raise RequestError(400, f"{name}: is given more than once", name)
     return dict(request.query)
+
+
+def _request_id(text: str) -> str:
+    """:raises RequestError: it can be none."""
+    try:
+        return _REQUEST_ID.validate_python(text)
+    except ValidationError as error:
+        raise RequestError(400, f"request_id: {problem_of(error).error}", "request_id") from error
 
 
 def _number(query: dict[str, str], name: str, default: float, low: float, high: float) -> float:

@@ -35,11 +35,13 @@ class AgentRefused(AgentError):
     """An answer of 4xx or 5xx: the command was not taken on.
 
     :param status: the HTTP status.
+    :param problem: as the agent put it, where it did.
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, problem: Problem | None = None) -> None:
         super().__init__(sentence)
         self.status = status
+        self.problem = problem
 
 
 class StoreError(ManagerError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cluster_manager.store import Store
 from deflation.messages import HostReport, HostStatus, VMStatus
+from deflation.modes import HostMode
 
 
 @dataclass(slots=True)
@@ -58,6 +59,10 @@ class Hosts:
         known = host.report if host is not None else None
         if host is None or known is None or _essence(known) != _essence(report):
             await self._store.save_host(report)
+        before = known.mode if known is not None else HostMode.ACTIVE
+        if report.mode is not before:
+            because = f" ({report.mode_reason})" if report.mode_reason else ""
+            await self._store.add_event("mode", None, report.id, f"{report.id} is {report.mode}{because}, was {before}")
         owes = host.owes_reinflation if host is not None else False
         self._hosts[report.id] = Host(report, self._clock(), self._monotonic(), owes)
         self._news.set()
@@ -104,6 +109,8 @@ class Hosts:
             free=report.free,
             deflatable=report.deflatable,
             accelerator=report.accelerator,
+            mode=report.mode,
+            mode_reason=report.mode_reason,
             vms=tuple(vm.name for vm in report.vms),
         )
 

@@ -15,6 +15,7 @@ from cluster_manager.hosts import Hosts
 from cluster_manager.operations import Operations
 from cluster_manager.performer import Performer
 from cluster_manager.plans import VMPhase
+from cluster_manager.questions import Questions
 from cluster_manager.rows import StoredVM
 from cluster_manager.settings import Settings
 from cluster_manager.store import Store
@@ -39,6 +40,8 @@ class Manager:
         #: How often a manager has started on this store; every command carries it.
         self.epoch = 0
         self._session: aiohttp.ClientSession | None = None
+        #: Set by :meth:`start`.
+        self.questions: Questions
 
     async def start(self) -> None:
         """Open the store, raise the epoch, recall the hosts, resume the plans.
@@ -49,6 +52,7 @@ class Manager:
         await self.hosts.load()
         self._session = aiohttp.ClientSession()
         agents = Agents(self._session, self._url_of, self.settings.agent_token, self.settings.agents)
+        self.questions = Questions(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
         performer = Performer(agents, self.hosts, self.operations.reserved, self.settings.agents, generator, self.epoch)
         await self.operations.start(performer)

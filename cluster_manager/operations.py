@@ -40,6 +40,7 @@ from cluster_manager.steps import Step, finish
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
 from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
+from deflation.modes import HostEvent, Reaction, reaction
 from deflation.placement import PlacementPolicy
 from deflation.resources import ZERO, ResourceVector
 
@@ -147,7 +148,7 @@ class Operations:
 
     async def target(self, name: str, command: TargetCommand) -> Operation:
         """Bring a VM to a size. Raises :class:`RequestError`: 404 unknown, 409 old generation, 503 silent host."""
-        fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch'})}"
+        fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch', 'dry_run'})}"
         async with self._admission:
             if (known := await self._known(command.request_id, fingerprint)) is not None:
                 return known
@@ -202,7 +203,11 @@ class Operations:
         """On a report: remove and reinflate what could not be done while the host was away."""
         known = self._hosts.get(host)
         owed = sorted(name for name, where in self._owed.items() if where == host)
-        if known is None or self._stopping or not (owed or known.owes_reinflation) or self._is_busy(host):
+        if known is None or self._stopping or self._is_busy(host):
+            return
+        # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
+        grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
+        if not (owed or grows):
             return
         now = asyncio.get_running_loop().time()
         if now < self._retry_at.get(host, now):

@@ -40,6 +40,7 @@ from deflation.messages import (
     ReinflateCommand,
     TargetCommand,
 )
+from deflation.modes import takes_new_vms
 from deflation.placement import HostView, rank_hosts
 from deflation.resources import ZERO, ResourceVector
 
@@ -105,13 +106,16 @@ class Performer:
     def _choose(self, state: PlanState, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert state.spec is not None, "only placements choose hosts"
         demand = state.spec.nominal.vector()
-        ready = self._hosts.ready()
+        reporting = self._hosts.ready()
+        ready = [host for host in reporting if takes_new_vms(host.report.mode)]
         views = [self._view(host, instruction, state.id) for host in ready]
         chosen = rank_hosts(demand, views, state.policy, self._generator)
         if chosen:
             return HostsChosen(elapsed_s, tuple(chosen[:LINE]))
         if not ready:
-            return HostsChosen(elapsed_s, (), "no host is ready")
+            closed = ", ".join(f"{host.report.id} is {host.report.mode}" for host in reporting[:LINE])
+            why = f"no host takes new VMs ({closed})" if closed else "no host is ready"
+            return HostsChosen(elapsed_s, (), why)
         what = "free or held by low-priority VMs" if instruction.purpose == "preempt" else "free or deflatable"
         offers = ", ".join(f"{view.id} has {view.free + view.deflatable}" for view in views[:LINE])
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")

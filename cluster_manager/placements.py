@@ -36,6 +36,7 @@ from cluster_manager.readings import allocations_of, demand_of, failed_layer, mi
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
 from deflation.allocations import Allocation, Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
+from deflation.modes import HostEvent, refusal
 from deflation.placement import PlacementPolicy
 from deflation.proportional import choose_victims, split_need
 from deflation.resources import ZERO, ResourceVector
@@ -160,6 +161,8 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
     present = next((vm for vm in report.vms if vm.name == spec.name), None)
     if present is not None:
         return _on_present(state, present, event.elapsed_s)
+    if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
+        return _leave(state, why, event.elapsed_s)
     missing = missing_on(report, demand_of(spec, report))
     if missing.is_zero():
         return _start(state, report.id)

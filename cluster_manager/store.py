@@ -226,9 +226,19 @@ class Store:
 
     # --- events and core changes -----------------------------------------------------------------------------------
 
-    async def events(self, limit: int) -> list[StoredEvent]:
-        """Newest first."""
-        rows = await self._read(select(schema.events).order_by(schema.events.c.id.desc()).limit(limit))
+    async def add_event(self, kind: str, vm: str | None, host: str | None, sentence: str) -> None:
+        """A line of the event log that no plan is behind."""
+        row = {"at": self._clock(), "plan": None, "vm": vm, "host": host, "kind": kind, "sentence": sentence}
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(insert(schema.events).values(**row))
+
+        await self._write(work)
+
+    async def events(self, limit: int, vm: str | None = None) -> list[StoredEvent]:
+        """Newest first, of one VM or of all."""
+        query = select(schema.events).order_by(schema.events.c.id.desc()).limit(limit)
+        rows = await self._read(query if vm is None else query.where(schema.events.c.vm == vm))
         return [StoredEvent(row.at, row.vm, row.host, row.kind, row.sentence) for row in rows]
 
     async def add_core_changes(self, host: str, changes: Sequence[CoreChange]) -> int:

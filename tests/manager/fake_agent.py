@@ -34,6 +34,7 @@ from deflation.messages import (
     VMState,
     VMStatus,
 )
+from deflation.modes import HostMode
 from deflation.proportional import share_room, split_need
 from deflation.resources import COMPONENTS, ZERO, ResourceVector
 
@@ -69,6 +70,8 @@ class FakeAgent:
         self.overhead_mib = overhead_mib
         self.vms: dict[str, VMStatus] = {}
         self.trouble = Trouble()
+        self.mode = HostMode.ACTIVE
+        self.mode_reason = ""
         #: (kind, name or "") of every command that was carried out, in order; and all that arrived.
         self.done: list[tuple[str, str]] = []
         self.arrived: list[str] = []
@@ -143,6 +146,8 @@ class FakeAgent:
             deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values())),
             vm_overhead_mib=self.overhead_mib,
             accelerator="qemu",
+            mode=self.mode,
+            mode_reason=self.mode_reason,
             vms=tuple(self.vms.values()),
             core_changes=tuple(self.changes),
         )

@@ -1,0 +1,100 @@
+"""What clients ask of one host through the manager, answered without a plan: explanations, dry runs, modes.
+
+A mode belongs to its host, which keeps it; the manager hears of it by the host's reports. A change of mode must not
+wait behind a plan that holds the host, so it is passed on directly, under this manager's epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from cluster_manager.agents import Agents
+from cluster_manager.errors import AgentError, AgentRefused, RequestError
+from cluster_manager.hosts import Hosts
+from cluster_manager.store import Store
+from deflation.explanations import EventRow, Forecast, VMExplanation
+from deflation.messages import ManagedVM, ModeCommand, Operation, TargetCommand
+
+T = TypeVar("T")
+#: Events of a VM in one explanation.
+EVENTS: Final = 20
+
+
+class Questions:
+    """Passes questions on to hosts.
+
+    :param epoch: of this manager.
+    """
+
+    def __init__(self, agents: Agents, hosts: Hosts, store: Store, epoch: int) -> None:
+        self._agents = agents
+        self._hosts = hosts
+        self._store = store
+        self._epoch = epoch
+
+    async def explain(self, vm: ManagedVM) -> VMExplanation:
+        """Why a VM has its size: the host's word, and what the manager did with it. A silent host is no error."""
+        explanation, unreachable = None, None
+        if vm.host is None:
+            unreachable = f"{vm.name} is on no host"
+        else:
+            try:
+                explanation = await self._agents.explain(vm.host, vm.name)
+            except AgentError as error:
+                unreachable = str(error)
+        rows = await self._store.events(EVENTS, vm.name)
+        events = (EventRow(at=r.at, vm=r.vm, host=r.host, kind=r.kind, sentence=r.sentence) for r in reversed(rows))
+        return VMExplanation(
+            host=vm.host,
+            state=vm.state,
+            sentence=vm.sentence,
+            explanation=explanation,
+            unreachable=unreachable,
+            events=tuple(events),
+        )
+
+    async def forecast(self, vm: ManagedVM, command: TargetCommand) -> Forecast:
+        """What a target would come to.
+
+        :raises RequestError: 409 where it is on no host, the host's refusal, 503 where it does not answer.
+        """
+        if vm.host is None:
+            raise RequestError(409, f"{vm.name} is {vm.state}, not running", "name")
+        return await _passed_on(self._agents.forecast(vm.host, vm.name, command))
+
+    async def set_mode(self, host: str, command: ModeCommand) -> Operation:
+        """Change a host's mode.
+
+        :raises RequestError: 404 unknown host, the host's refusal, 503 where it does not answer.
+        """
+        self._known(host)
+        ours = command.model_copy(update={"epoch": self._epoch})
+        return await _passed_on(self._agents.set_mode(host, ours))
+
+    async def host_operation(self, host: str, request_id: str, wait_s: float) -> Operation:
+        """An operation of a host, for what was passed on to it.
+
+        :raises RequestError: 404 unknown host or operation, 503 where the host does not answer.
+        """
+        self._known(host)
+        found = await _passed_on(self._agents.operation(host, request_id, wait_s))
+        if found is None:
+            raise RequestError(404, f"{host} knows of no operation {request_id}", "request_id")
+        return found
+
+    def _known(self, host: str) -> None:
+        if self._hosts.get(host) is None:
+            raise RequestError(404, f"there is no host {host}", "id")
+
+
+async def _passed_on(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except AgentRefused as error:
+        problem = error.problem
+        if problem is None or error.status == 401:
+            raise RequestError(503, str(error)) from error
+        raise RequestError(error.status, problem.error, problem.field) from error
+    except AgentError as error:
+        raise RequestError(503, str(error)) from error
