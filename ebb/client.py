@@ -11,12 +11,14 @@ from typing import Any, Self, TypeVar
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deflation.explanations import Forecast, VMExplanation
 from deflation.instructions import Mode
 from deflation.messages import (
     CoreChange,
     HostStatus,
     MachineRanking,
     ManagedVM,
+    ModeCommand,
     Operation,
     OperationState,
     TargetCommand,
@@ -24,6 +26,7 @@ from deflation.messages import (
     VMRequest,
     VMSpec,
 )
+from deflation.modes import HostMode
 from deflation.placement import PlacementPolicy
 from ebb.errors import ManagerRefused, ManagerUnreachable
 
@@ -124,14 +127,40 @@ class ManagerClient:
         )
         return await self._one("PUT", f"/v1/vms/{name}/target", Operation, body=body)
 
+    async def forecast(
+        self, name: str, target: Vector, *, generation: int, deadline_s: float = 60.0, mode: Mode = Mode.ASK
+    ) -> Forecast:
+        """What bringing one VM to a size would come to; nothing is changed."""
+        body = TargetCommand(
+            request_id=new_request_id(),
+            generation=generation,
+            target=target,
+            deadline_s=deadline_s,
+            mode=mode,
+            dry_run=True,
+        )
+        return await self._one("PUT", f"/v1/vms/{name}/target", Forecast, body=body)
+
+    async def explain(self, name: str) -> VMExplanation:
+        """Why a VM has its size, what could still be taken, and what is blocked."""
+        return await self._one("GET", f"/v1/vms/{name}/explain", VMExplanation)
+
+    async def set_mode(
+        self, host: str, mode: HostMode, *, reason: str = "", request_id: str | None = None
+    ) -> Operation:
+        """Change a host's mode. Returns the running operation, which is the host's: wait for it with ``host``."""
+        body = ModeCommand(request_id=request_id or new_request_id(), mode=mode, reason=reason)
+        return await self._one("PUT", f"/v1/hosts/{host}/mode", Operation, body=body)
+
     async def operations(self, limit: int = 20) -> list[Operation]:
         """The latest operations, newest first."""
         return await self._list("/v1/operations", "operations", Operation, {"limit": str(limit)})
 
-    async def operation(self, request_id: str, wait_s: float = 0.0) -> Operation:
-        """One operation; waits up to ``wait_s`` seconds for its end."""
+    async def operation(self, request_id: str, wait_s: float = 0.0, host: str | None = None) -> Operation:
+        """One operation, of the manager or of a host; waits up to ``wait_s`` seconds for its end."""
         query = {"wait_s": f"{wait_s:g}"}
-        return await self._one("GET", f"/v1/operations/{request_id}", Operation, query=query)
+        where = "/v1" if host is None else f"/v1/hosts/{host}"
+        return await self._one("GET", f"{where}/operations/{request_id}", Operation, query=query)
 
     async def core_changes(self, machine: str | None = None, limit: int = 100) -> list[CoreChange]:
         """Core changes as the hosts reported them."""
@@ -147,10 +176,16 @@ class ManagerClient:
         return await self._list("/v1/events", "events", Event, {"limit": str(limit)})
 
     async def wait(
-        self, operation: Operation, *, limit_s: float = 600.0, progress: Progress | None = None
+        self,
+        operation: Operation,
+        *,
+        limit_s: float = 600.0,
+        progress: Progress | None = None,
+        host: str | None = None,
     ) -> Operation:
         """Follow an operation to its end; each new sentence of its progress goes to ``progress``.
 
+        ``host``: whose operation it is, where it is not the manager's own.
         Raises TimeoutError after ``limit_s`` seconds; the operation itself goes on.
         """
         told = 0
@@ -162,7 +197,7 @@ class ManagerClient:
                 told = max(told, len(operation.progress))
                 if operation.state is not OperationState.RUNNING:
                     return operation
-                operation = await self.operation(operation.request_id, wait_s=POLL_S)
+                operation = await self.operation(operation.request_id, POLL_S, host)
 
     async def _list(self, path: str, key: str, model: type[Model], query: dict[str, str] | None = None) -> list[Model]:
         body = await self._request("GET", path, query=query)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import bench, cluster, doctor, lab, vms
+from ebb.commands import bench, cluster, doctor, explain, lab, modes, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -37,6 +37,11 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     ),
     (app, "delete", vms.delete, "ebb delete web"),
     (app, "target", vms.target, "ebb target web --cpu-cores 1.25 --memory-mib 768"),
+    (app, "explain", explain.explain, "ebb explain web"),
+    (app, "pause", modes.pause, 'ebb pause host-a --reason "new disks"'),
+    (app, "resume", modes.resume, "ebb resume host-a"),
+    (app, "drain", modes.drain, 'ebb drain host-a --reason "to be replaced"'),
+    (app, "off", modes.off, "ebb off host-a"),
     (app, "operations", cluster.operations, "ebb operations --limit 5"),
     (app, "machines", cluster.machines, "ebb machines --duration-s 3600"),
     (app, "events", cluster.events, "ebb events --limit 10"),

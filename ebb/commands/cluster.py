@@ -20,11 +20,12 @@ def hosts(manager: Manager = None, token_file: TokenFile = None, json: Json = Fa
         print_json({"hosts": found})
         return
     print_table(
-        ("host", "state", "capacity", "free", "deflatable", "accelerator", "vms"),
+        ("host", "state", "mode", "capacity", "free", "deflatable", "accelerator", "vms"),
         (
             (
                 host.id,
                 host.state,
+                f"{host.mode} ({host.mode_reason})" if host.mode_reason else host.mode.value,
                 size(host.capacity),
                 size(host.free),
                 size(host.deflatable),

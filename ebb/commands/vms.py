@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from deflation.allocations import Priority
 from deflation.errors import InvalidField
+from deflation.explanations import Forecast
 from deflation.instructions import Mode
 from deflation.messages import LedgerRow, Operation, OperationState, Vector, VMSpec, problem_of
 from deflation.placement import PlacementPolicy
@@ -117,6 +118,7 @@ def target(
     network_mib_s: Annotated[float | None, typer.Option(help="Network bandwidth to reach; default: as now.")] = None,
     mode: Annotated[Mode, typer.Option(help="ask: the application may refuse.")] = Mode.ASK,
     deadline_s: DeadlineS = 60.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")] = False,
     manager: Manager = None,
     token_file: TokenFile = None,
     json: Json = False,
@@ -132,17 +134,40 @@ def target(
     if not wanted:
         raise typer.BadParameter("name at least one component to change", param_hint="--cpu-cores, --memory-mib, ...")
 
-    async def start(client: ManagerClient) -> Operation:
+    async def wish(client: ManagerClient) -> tuple[Vector, int]:
         vm = await client.vm(name)
         try:
-            size_to_reach = Vector.model_validate(vm.current.model_dump() | wanted)
+            return Vector.model_validate(vm.current.model_dump() | wanted), vm.generation + 1
         except ValidationError as error:
             raise EbbError(f"target.{problem_of(error).error}") from error
-        return await client.set_target(
-            name, size_to_reach, generation=vm.generation + 1, deadline_s=deadline_s, mode=mode
-        )
 
+    async def start(client: ManagerClient) -> Operation:
+        size_to_reach, generation = await wish(client)
+        return await client.set_target(name, size_to_reach, generation=generation, deadline_s=deadline_s, mode=mode)
+
+    async def foretell(client: ManagerClient) -> Forecast:
+        size_to_reach, generation = await wish(client)
+        return await client.forecast(name, size_to_reach, generation=generation, deadline_s=deadline_s, mode=mode)
+
+    if dry_run:
+        forecast = ask(manager, token_file, foretell)
+        print_json(forecast) if json else print_forecast(forecast)
+        return
     _carry_out(manager, token_file, json, start, f"bringing {name} to its target")
+
+
+def print_forecast(forecast: Forecast) -> None:
+    """A dry run: the sentence, then what each layer could do."""
+    print(f"dry run, nothing is changed: {forecast.sentence}")
+    print_table(
+        ("vm", "layer", "resource", "asked", "could", "reason"),
+        (
+            (vm.name, row.layer.value, row.resource, f"{row.asked:g}", f"{row.could:g}", row.reason)
+            for vm in forecast.vms
+            for row in vm.rows
+        ),
+        "no VM would be moved",
+    )
 
 
 def print_ledger(operation: Operation) -> None:

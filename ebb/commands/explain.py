@@ -1,0 +1,88 @@
+"""``ebb explain``: why a VM has its size, what could still be taken, which layers are blocked and what would help."""
+
+from __future__ import annotations
+
+import textwrap
+
+from deflation.explanations import Explanation, VMExplanation
+from deflation.messages import Vector
+from deflation.modes import HostMode
+from ebb.commands.cluster import clock
+from ebb.commands.options import Json, Manager, TokenFile, VMName, ask
+from ebb.commands.vms import amounts
+from ebb.output import print_json, print_table, size
+
+
+def explain(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Say why a VM has its size, what could still be taken, which layers are blocked, and what would help."""
+    found = ask(manager, token_file, lambda client: client.explain(name))
+    if json:
+        print_json(found)
+    else:
+        print_explanation(name, found)
+
+
+def print_explanation(name: str, found: VMExplanation) -> None:
+    """The sentence first; then sizes, layers, what helps, and what was decided."""
+    told = found.explanation
+    if told is None:
+        print(f"{name} is {found.state}: {found.sentence}")
+        print(f"its host's own word cannot be had: {found.unreachable}")
+    else:
+        _print_told(told)
+    if found.events:
+        print("\nevents:")
+        print_table(("at", "kind", "what happened"), ((clock(e.at), e.kind, e.sentence) for e in found.events), "")
+
+
+def _print_told(told: Explanation) -> None:
+    print(told.sentence)
+    if told.mode is not HostMode.ACTIVE:
+        because = f" ({told.mode_reason})" if told.mode_reason else ""
+        print(f"its host {told.vm.host} is {told.mode}{because}")
+    print("\nsizes:")
+    print_table(("what", "size"), _sizes(told), "")
+    print("\nlayers:")
+    print_table(
+        ("layer", "mechanism", "now", "why"),
+        (
+            (row.layer.value, row.mechanism.value, "available" if row.available else "blocked", row.reason)
+            for row in told.findings
+        ),
+        "nothing is known of them",
+    )
+    fixes = dict.fromkeys(row.fix for row in told.findings if row.fix and not row.available)
+    for fix in fixes:
+        opened = ", ".join(row.mechanism.value for row in told.findings if row.fix == fix and not row.available)
+        print(f"\nto open {opened}:")
+        print(textwrap.indent(fix, "  "))
+    if told.resizes:
+        last = told.resizes[-1]
+        print(f"\nlast resize ({last.request_id}, {clock(last.at)}):")
+        print_table(
+            ("layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
+            ((row.layer.value, row.resource, *amounts(row), row.reason) for row in last.outcome.ledger),
+            last.outcome.sentence,
+        )
+    print("\ndecisions:")
+    print_table(
+        ("at", "kind", "what and why"),
+        (
+            (clock(row.at), row.kind, row.sentence + (f" ({row.repeated + 1} times)" if row.repeated else ""))
+            for row in told.decisions
+        ),
+        "none since its agent was started",
+    )
+
+
+def _sizes(told: Explanation) -> list[tuple[str, str]]:
+    vm = told.vm
+    rows: list[tuple[str, Vector | None]] = [
+        ("nominal", vm.nominal),
+        ("minimum", vm.minimum),
+        ("ceiling", vm.ceiling),
+        ("committed", vm.current),
+        ("what it holds now", told.bound),
+        ("could still be taken", told.deflatable),
+    ]
+    return [(what, size(vector)) for what, vector in rows if vector is not None]

@@ -1,0 +1,83 @@
+"""A manager and a real host agent over a make-believe hypervisor, all in the test's loop, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from aiohttp.test_utils import TestServer
+
+from hostagent.agent import Agent
+from hostagent.api import make_app
+from hostagent.host import Host, Slice
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import usable_boot_mib
+from hostagent.reporter import Reporter
+from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
+from tests.hostagent.fake_hypervisor import FakeHypervisor
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.fake_agent import AGENT_TOKEN
+
+
+@dataclass
+class Lab:
+    """host-a with 6 cores and 3600 MiB, and its manager."""
+
+    cluster: Cluster
+    agent: Agent
+    world: World
+    token_file: Path
+
+    @property
+    def url(self) -> str:
+        assert self.cluster.server is not None
+        return str(self.cluster.server.make_url("")).rstrip("/")
+
+    async def create(self, name: str, **fields: Any) -> Domain:
+        """A VM of 3 cores and 1000 MiB whose guest is connected."""
+        operation = await self.cluster.create(vm(name, **fields))
+        assert operation.state == "done", operation.sentence
+        await until(lambda: self.agent.host.vms[name].link.connected)
+        await until(lambda: not self.agent.host.vms[name].lock.locked())
+        return self.world.domains[f"ebb-host-a.{name}"]
+
+
+@contextlib.asynccontextmanager
+async def lab_of(path: Path) -> AsyncIterator[Lab]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    token_file = path / "client-token"
+    token_file.write_text(TOKEN)
+    with TemporaryDirectory(prefix="ebb") as directory:
+        world = World(Path(directory))
+        await world.start()
+        part = Slice("host-a", f"http://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
+        host = Host(part, FakeHypervisor(world.socket), Journal(path / "agent"), lambda: 1e6)
+        agent = Agent(host, usable_boot_mib)
+        await agent.start()
+        server = TestServer(make_app(agent, AGENT_TOKEN), port=port)
+        await server.start_server(shutdown_timeout=0.0)
+        async with cluster_of(path) as cluster:
+            lab = Lab(cluster, agent, world, token_file)
+            reporting = asyncio.create_task(Reporter(host, lab.url, AGENT_TOKEN).run(), name="reporter")
+            try:
+                await cluster.until(lambda: _registered(cluster))
+                yield lab
+            finally:
+                reporting.cancel()
+                await asyncio.gather(reporting, return_exceptions=True)
+        await server.close()
+        await agent.close()
+        await world.stop()
+
+
+async def _registered(cluster: Cluster) -> bool:
+    return bool((await cluster.get("/v1/hosts"))["hosts"])
