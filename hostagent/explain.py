@@ -14,8 +14,10 @@ from deflation.instructions import GuestReading
 from deflation.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
 from deflation.messages import Vector
 from deflation.resources import ResourceVector
+from hostagent import fixes
 from hostagent.errors import HypervisorError
 from hostagent.executor import guest_status
+from hostagent.fixes import DomainFacts
 from hostagent.host import Host
 from hostagent.hypervisor import HostSideReading, Hypervisor
 from hostagent.intents import Intent, Phase
@@ -25,16 +27,11 @@ from hostagent.vms import NEED_THE_GUEST, ManagedVM
 DECISIONS: Final = 10
 SILENT: Final = "the guest agent is not connected"
 NO_APPLICATION: Final = "no application is registered with the guest agent"
-REGISTER: Final = """\
-Register the application with the guest agent:
-  shell:
-    # in the guest, as root; its adapter listens on loopback
-    echo '{"name": "NAME", "url": "http://127.0.0.1:7070"}' >/etc/ebbtide/adapters.d/NAME.json"""
-
-
-def start_the_agent(domain: str) -> str:
-    """What helps where the guest agent does not answer."""
-    return f"Start the guest agent inside {domain}:\n  shell:\n    ebb-guestagent"
+REGISTER: Final = fixes.text(
+    "Register the application with the guest agent",
+    shell="# in the guest, as root; the application's adapter listens on loopback\n"
+    """echo '{"name": "NAME", "url": "http://127.0.0.1:7070"}' >/etc/ebbtide/adapters.d/NAME.json""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ def findings_now(
 def _by_the_guest(domain: str, mechanism: Mechanism, status: GuestStatus | None) -> Finding | None:
     """What the guest blocks at this moment; None if nothing."""
     if status is None and mechanism in NEED_THE_GUEST:
-        return Finding(mechanism, False, SILENT, start_the_agent(domain))
+        return Finding(mechanism, False, SILENT, fixes.guest_agent(DomainFacts(domain, 0, 0)))
     if mechanism is Mechanism.APPLICATION and status is not None:
         if not status.applications:
             return Finding(mechanism, False, NO_APPLICATION, REGISTER)
@@ -151,7 +148,7 @@ def _against_nominal(has: ResourceVector, nominal: ResourceVector) -> str:
     if less.is_zero() and more.is_zero():
         return f"its nominal size ({has}): nothing is taken from it"
     parts = [f"{less} less" if not less.is_zero() else "", f"{more} more" if not more.is_zero() else ""]
-    return f"{has}, {' and '.join(filter(None, parts))} than its nominal size ({nominal})"
+    return f"{has}, which is {' and '.join(filter(None, parts))} than its nominal size ({nominal})"
 
 
 async def _reading(hypervisor: Hypervisor, domain: str) -> HostSideReading | None:

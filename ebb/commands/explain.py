@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from deflation.explanations import Explanation, VMExplanation
 from deflation.messages import Vector
 from deflation.modes import HostMode
@@ -46,16 +44,16 @@ def _print_told(told: Explanation) -> None:
     print_table(
         ("layer", "mechanism", "now", "why"),
         (
-            (row.layer.value, row.mechanism.value, "available" if row.available else "blocked", row.reason)
+            (row.layer.value, row.mechanism.value, "available" if row.available else "BLOCKED", row.reason)
             for row in told.findings
         ),
         "nothing is known of them",
     )
-    fixes = dict.fromkeys(row.fix for row in told.findings if row.fix and not row.available)
-    for fix in fixes:
-        opened = ", ".join(row.mechanism.value for row in told.findings if row.fix == fix and not row.available)
-        print(f"\nto open {opened}:")
-        print(textwrap.indent(fix, "  "))
+    fixes = _fixes(told)
+    if fixes:
+        print("\nTo put it right; XML counts from the VM's next start:")
+    for text, mechanisms in fixes.items():
+        print(f"\n[{', '.join(mechanisms)}]\n{text}")
     if told.resizes:
         last = told.resizes[-1]
         print(f"\nlast resize ({last.request_id}, {clock(last.at)}):")
@@ -73,6 +71,16 @@ def _print_told(told: Explanation) -> None:
         ),
         "none since its agent was started",
     )
+
+
+def _fixes(told: Explanation) -> dict[str, list[str]]:
+    """What opens the blocked mechanisms: each text once, with those that it is for."""
+    found: dict[str, list[str]] = {}
+    for row in told.findings:
+        for text in filter(None, row.fix.split("\n\n")):
+            if not row.available:
+                found.setdefault(text, []).append(row.mechanism.value)
+    return found
 
 
 def _sizes(told: Explanation) -> list[tuple[str, str]]:

@@ -35,6 +35,8 @@ class Lab:
     agent: Agent
     world: World
     token_file: Path
+    #: Where the agent listens; close it, and the agent cannot be reached.
+    agent_server: TestServer
 
     @property
     def url(self) -> str:
@@ -65,8 +67,8 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         await agent.start()
         server = TestServer(make_app(agent, AGENT_TOKEN), port=port)
         await server.start_server(shutdown_timeout=0.0)
-        async with cluster_of(path) as cluster:
-            lab = Lab(cluster, agent, world, token_file)
+        async with cluster_of(path, silent_after_s=60.0) as cluster:
+            lab = Lab(cluster, agent, world, token_file, server)
             reporting = asyncio.create_task(Reporter(host, lab.url, AGENT_TOKEN).run(), name="reporter")
             try:
                 await cluster.until(lambda: _registered(cluster))
