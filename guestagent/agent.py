@@ -1,7 +1,4 @@
-"""The agent: one loop that owns the port, a short-lived thread for every request that may take time.
-
-Unasked it says two things: that tasks wait for memory, and that somebody in the guest asks for more.
-"""
+"""The agent: one loop that owns the port, a short-lived thread for every request that may take time."""
 
 from __future__ import annotations
 
@@ -27,11 +24,10 @@ from guestagent.messages import (
     DeflateParams,
     HelloParams,
     HelloResult,
-    PressureNotice,
     ReinflateParams,
-    RequestNotice,
     StatusResult,
 )
+from guestagent.notices import Notices, make_run_dir, memory_state
 from guestagent.pressure import PressureTrigger
 from guestagent.rpc import (
     InvalidRequest,
@@ -42,7 +38,6 @@ from guestagent.rpc import (
     choice_param,
     error_line,
     flag_param,
-    notification_line,
     parse_request,
     text_param,
     vector_param,
@@ -54,8 +49,6 @@ CPU_NUMBER_LIMIT = 4096
 PORT_RETRY_S = 1.0
 # The host's end is closed: reads end at once and poll() reports it for ever, so look again only now and then.
 HOST_GONE_S = 0.25
-# The least time between two notifications of a kind.
-NOTICE_S = 1.0
 
 Method = Callable[[Params], Any]
 
@@ -91,6 +84,7 @@ class Agent:
         self._procfs = procfs
         self._token = ""
         self._applications = Applications(adapters_dir, memory, lambda: self._token, log, owner_uid)
+        self._notices = Notices(self._say, log, memory, self._boot_id, trigger, request_group_id)
         self._methods: dict[str, Method] = {
             "status": self._status,
             "cpus.set": self._cpus_set,
@@ -104,11 +98,6 @@ class Agent:
         self._answers: deque[tuple[int, bytes]] = deque()
         self._running = threading.BoundedSemaphore(REQUESTS_AT_ONCE)
         self._stopping = False
-        self._trigger = trigger
-        self._pressure_at: float | None = None
-        self._request_group_id = request_group_id
-        self._request_lock = threading.Lock()
-        self._request_at: float | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -120,7 +109,7 @@ class Agent:
 
     def run(self) -> None:
         """Serve until `stop()`. A port that is missing or goes away is waited for."""
-        close_requests = self._listen_for_requests()
+        close_requests = self._notices.listen(self._run_dir)
         try:
             self._serve_ports()
         finally:
@@ -149,7 +138,7 @@ class Agent:
 
     def close(self) -> None:
         """Give the descriptors back, after `run()`."""
-        self._drop_trigger()
+        self._notices.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -157,19 +146,13 @@ class Agent:
         self._greeted = False
         poller = select.poll()
         poller.register(self._wake_read, select.POLLIN)
-        if self._trigger is not None:
-            poller.register(self._trigger.fileno(), PressureTrigger.EVENTS)
+        self._notices.register(poller)
         while not self._stopping:
             poller.register(channel.fileno(), poll_events(channel))
             wait_s = channel.wait_s()
             events = dict(poller.poll(None if not wait_s else wait_s * 1000 + 1))
             self._drain_wake()
-            if self._trigger is not None and (fired := events.get(self._trigger.fileno(), 0)):
-                if fired & ~select.POLLPRI:
-                    poller.unregister(self._trigger.fileno())
-                    self._drop_trigger()
-                else:
-                    self._tell_pressure(channel)
+            self._notices.handle(poller, events)
             if events.get(channel.fileno(), 0) & ~select.POLLOUT:
                 lines = channel.lines()
                 if lines is None:
@@ -233,53 +216,13 @@ class Agent:
         if not channel.queue(line):
             log("the host does not read; an answer was dropped")
 
-    def _tell_pressure(self, channel: Channel) -> None:
-        now = time.monotonic()
-        if not self._greeted or (self._pressure_at is not None and now - self._pressure_at < NOTICE_S):
-            return
-        self._pressure_at = now
-        try:
-            paging = self._memory.paging()
-            notice = PressureNotice(
-                boot_id=self._boot_id(),
-                memory=self._memory.status(),
-                pressure=self._memory.pressure(),
-                major_faults=paging.major_faults,
-                swap_in_pages=paging.swap_in_pages,
-                swap_out_pages=paging.swap_out_pages,
-            )
-        except GuestFailure as error:
-            log(f"pressure could not be told: {error}")
-            return
-        self._send(channel, notification_line("pressure", asdict(notice)))
-
-    def _drop_trigger(self) -> None:
-        if self._trigger is not None:
-            self._trigger.close()
-            self._trigger = None
-
-    def _listen_for_requests(self) -> Callable[[], None]:
-        """Take local requests from now on; returns what ends that. Without the socket all else goes on."""
-        from guestagent.requests import RequestSocket
-
-        try:
-            self._make_run_dir()
-            return RequestSocket(self._run_dir, self._request_group_id, self._pass_on).close
-        except OSError as error:
-            log(f"nobody in the guest can ask for more: {error}")
-            return lambda: None
-
-    def _pass_on(self, notice: RequestNotice) -> None:
-        """Send a request of somebody in the guest to the host; called in the socket's thread."""
-        with self._request_lock:
-            now = time.monotonic()
-            if not self._greeted:
-                raise GuestFailure("the host is not connected; ask again later")
-            if self._request_at is not None and now - self._request_at < NOTICE_S:
-                raise GuestFailure(f"there was a request less than {NOTICE_S:g} s ago; ask again later")
-            self._request_at = now
-        self._answers.append((self._conversation, notification_line("request", asdict(notice))))
+    def _say(self, line: bytes) -> bool:
+        """Send a notification if the host is there; any thread."""
+        if not self._greeted:
+            return False
+        self._answers.append((self._conversation, line))
         self._wake()
+        return True
 
     def _hello(self, params: Params) -> HelloResult:
         protocol = params.get("protocol")
@@ -302,7 +245,7 @@ class Agent:
     def _write_token(self, token: str) -> None:
         path = os.path.join(self._run_dir, "token")
         try:
-            self._make_run_dir()
+            make_run_dir(self._run_dir)
             fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
             with os.fdopen(fd, "w") as file:
                 os.fchmod(fd, 0o640)
@@ -311,23 +254,14 @@ class Agent:
         except OSError as error:
             raise GuestFailure(f"cannot write the token: {error}") from None
 
-    def _make_run_dir(self) -> None:
-        os.makedirs(self._run_dir, mode=0o755, exist_ok=True)
-        os.chmod(self._run_dir, 0o755)
-
     def _status(self, params: Params) -> StatusResult:
         brief = flag_param(params, "brief")
-        paging = self._memory.paging()
         return StatusResult(
             boot_id=self._boot_id(),
             uptime_s=self._uptime_s(),
             cpus=self._cpus.status(brief),
-            memory=self._memory.status(),
-            pressure=self._memory.pressure(),
-            major_faults=paging.major_faults,
-            swap_in_pages=paging.swap_in_pages,
-            swap_out_pages=paging.swap_out_pages,
             applications=[] if brief else self._applications.sizes(),
+            **memory_state(self._memory),
         )
 
     def _cpus_set(self, params: Params) -> Any:

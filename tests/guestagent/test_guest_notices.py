@@ -19,8 +19,8 @@ import pytest
 
 from app_adapters.errors import ApplicationError
 from app_adapters.more import ask_for_more
-from guestagent import agent as agent_module
 from guestagent import requests
+from guestagent.notices import NOTICE_S
 from guestagent.pressure import PressureTrigger
 from tests.guestagent.harness import BOOT_ID, Bench, Host, bench
 
@@ -89,7 +89,7 @@ def test_stalls_are_told_once_a_second_at_most(trigger: Urgent, host: Host) -> N
     trigger.fire()  # and stays
     assert [host.receive()["method"] for _ in range(3)] == ["pressure"] * 3
     trigger.settle()
-    assert time.monotonic() - began >= 2 * agent_module.NOTICE_S - 0.1
+    assert time.monotonic() - began >= 2 * NOTICE_S - 0.1
 
 
 def test_nothing_is_told_before_hello(guest: Bench, trigger: Urgent) -> None:

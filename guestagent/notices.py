@@ -1,0 +1,123 @@
+"""What the guest says unasked: that tasks wait for memory, and that somebody in it asks for more."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from dataclasses import asdict
+from typing import Any, Callable
+
+from guestagent.errors import GuestFailure
+from guestagent.memory import Memory
+from guestagent.messages import PressureNotice, RequestNotice
+from guestagent.pressure import PressureTrigger
+from guestagent.rpc import notification_line
+
+# The least time between two notifications of a kind.
+NOTICE_S = 1.0
+
+
+class Notices:
+    """Notifications, one a second of each kind at most.
+
+    `say` sends a line to the host, or returns False where there is none. `trigger` is waited for in the agent's loop
+    and closed here; the requests come in a thread of their own, from root and the group `group_id` (-1: root's).
+    """
+
+    def __init__(
+        self,
+        say: Callable[[bytes], bool],
+        log: Callable[[str], None],
+        memory: Memory,
+        boot_id: Callable[[], str],
+        trigger: PressureTrigger | None,
+        group_id: int,
+    ) -> None:
+        self._say = say
+        self._log = log
+        self._memory = memory
+        self._boot_id = boot_id
+        self._trigger = trigger
+        self._group_id = group_id
+        self._pressure_at: float | None = None
+        self._request_lock = threading.Lock()
+        self._request_at: float | None = None
+
+    def register(self, poller: select.poll) -> None:
+        """Have the loop woken by stalls."""
+        if self._trigger is not None:
+            poller.register(self._trigger.fileno(), PressureTrigger.EVENTS)
+
+    def handle(self, poller: select.poll, events: dict[int, int]) -> None:
+        """Tell of a stall that has woken the loop; a trigger that is broken is given up."""
+        fired = events.get(self._trigger.fileno(), 0) if self._trigger is not None else 0
+        if self._trigger is not None and fired & ~select.POLLPRI:
+            poller.unregister(self._trigger.fileno())
+            self.close()
+        elif fired:
+            self._tell_pressure()
+
+    def close(self) -> None:
+        """Remove the trigger."""
+        if self._trigger is not None:
+            self._trigger.close()
+            self._trigger = None
+
+    def listen(self, run_dir: str) -> Callable[[], None]:
+        """Take local requests from now on; returns what ends that. Without the socket all else goes on."""
+        from guestagent.requests import RequestSocket
+
+        try:
+            make_run_dir(run_dir)
+            return RequestSocket(run_dir, self._group_id, self._pass_on).close
+        except OSError as error:
+            self._log(f"nobody in the guest can ask for more: {error}")
+            return lambda: None
+
+    def _tell_pressure(self) -> None:
+        now = time.monotonic()
+        if self._pressure_at is not None and now - self._pressure_at < NOTICE_S:
+            return
+        try:
+            line = notification_line("pressure", asdict(self._notice()))
+        except GuestFailure as error:
+            self._log(f"pressure could not be told: {error}")
+            return
+        if self._say(line):
+            self._pressure_at = now
+
+    def _notice(self) -> PressureNotice:
+        return PressureNotice(boot_id=self._boot_id(), **memory_state(self._memory))
+
+    def _pass_on(self, notice: RequestNotice) -> None:
+        """Send a request to the host; called in the socket's thread. Raises: GuestFailure with why it was not."""
+        with self._request_lock:
+            now = time.monotonic()
+            if self._request_at is not None and now - self._request_at < NOTICE_S:
+                raise GuestFailure(f"there was a request less than {NOTICE_S:g} s ago; ask again later")
+            if not self._say(notification_line("request", asdict(notice))):
+                raise GuestFailure("the host is not connected; ask again later")
+            self._request_at = now
+
+
+def memory_state(memory: Memory) -> dict[str, Any]:
+    """The fields of memory that `status` and `pressure` have in common.
+
+    Raises: GuestFailure.
+    """
+    paging = memory.paging()
+    return {
+        "memory": memory.status(),
+        "pressure": memory.pressure(),
+        "major_faults": paging.major_faults,
+        "swap_in_pages": paging.swap_in_pages,
+        "swap_out_pages": paging.swap_out_pages,
+    }
+
+
+def make_run_dir(path: str) -> None:
+    """The directory of token and socket. Raises: OSError."""
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    os.chmod(path, 0o755)

@@ -1,0 +1,177 @@
+"""What the host asks of the applications, through the agent and their hooks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app_adapters.inelastic import InelasticAdapter
+from app_adapters.server import HookServer
+from tests.guestagent.elastic import Elastic, Serve
+from tests.guestagent.harness import Bench, Host
+
+
+def deflate(host: Host, request_id: str = "r1", target_mib: float = 800, **more: Any) -> dict[str, Any]:
+    params = {"deadline_s": 10, "mode": "ask", "target": {"memory_mib": target_mib}, "bound_mib": 1024, **more}
+    return host.result("application.deflate", request_id=request_id, **params)
+
+
+def finished(host: Host, request_id: str) -> dict[str, Any]:
+    while (status := host.result("application.status", request_id=request_id))["state"] == "running":
+        pass
+    return status
+
+
+def test_without_adapters_the_answer_is_none(host: Host) -> None:
+    assert deflate(host)["state"] == "none"
+    assert host.result("application.capabilities") == {"adapters": []}
+    assert host.result("application.status", request_id="r1")["state"] == "failed"
+    assert host.result("application.status", request_id="never")["state"] == "unknown"
+
+
+def test_a_deflation_reaches_the_application_with_its_part_and_comes_back_measured(host: Host, serve: Serve) -> None:
+    app = Elastic(300)
+    serve("app", app)
+    # 1024 - (1024 - 800) - (424 used - 300 of the application) - 51.2 reserve = 624.8: no need to shrink.
+    answer = deflate(host, "easy", 800)
+    assert (answer["state"], answer["promised"], app.targets[-1]) == (
+        "promised",
+        {"memory_mib": 0},
+        ("deflate", 624.8, "ask"),
+    )
+    finished(host, "easy")
+    app.size_mib = 300
+    answer = deflate(host, "hard", 400, mode="force")
+    assert answer == {
+        "request_id": "hard",
+        "state": "promised",
+        "promised": {"memory_mib": pytest.approx(300 - 224.8)},
+        "expected_s": 0.5,
+        "reason": "app: gladly",
+        "retry_after_s": None,
+    }
+    assert app.targets[-1] == ("deflate", 224.8, "force")
+    status = finished(host, "hard")
+    assert (status["state"], status["measured_by"]) == ("released", "itself")
+    assert status["released"]["memory_mib"] == pytest.approx(300 - 224.8)
+
+
+def test_the_same_request_again_starts_nothing_and_another_under_its_id_is_refused(host: Host, serve: Serve) -> None:
+    app = Elastic(300)
+    serve("app", app)
+    first = deflate(host, "same", 400)
+    assert deflate(host, "same", 400) == first
+    host.hello("later")
+    assert deflate(host, "same", 400) == first
+    assert len(app.targets) == 1
+    params = {"deadline_s": 10, "mode": "ask", "target": {"memory_mib": 300}, "bound_mib": 1024}
+    code, message = host.error("application.deflate", request_id="same", **params)
+    assert (code, message.split(":")[0]) == (-32602, "request_id")
+
+
+def test_a_newer_attempt_takes_the_place_of_one_that_runs(host: Host, serve: Serve) -> None:
+    app = Elastic(300)
+    serve("app", app)
+    app.go.clear()
+    request_id = "a" * 80
+    assert deflate(host, request_id, 400)["state"] == "promised"
+    assert host.result("application.status", request_id=request_id)["state"] == "running"
+    assert deflate(host, request_id + "#2", 450)["state"] == "promised"
+    older = finished(host, request_id)
+    assert older["state"] == "failed"
+    assert older["reason"].startswith(f"app: called off for {request_id}#2: not in time")
+    app.go.set()
+    assert finished(host, request_id + "#2")["state"] == "released"
+    assert app.size_mib == pytest.approx(274.8)
+
+
+def test_a_refusing_application_is_a_refusal_with_its_reason(host: Host, serve: Serve) -> None:
+    serve("rigid", InelasticAdapter("rigid", "the buffers are pinned"))
+    answer = deflate(host)
+    assert (answer["state"], answer["promised"]) == ("refused", {})
+    assert "rigid: the buffers are pinned" in answer["reason"]
+    assert host.result("application.status", request_id="r1")["state"] == "failed"
+
+
+def test_of_several_applications_each_gives_by_its_size_and_a_refusal_hides_none(host: Host, serve: Serve) -> None:
+    large, small = Elastic(200), Elastic(100)
+    serve("large", large)
+    serve("small", small)
+    serve("rigid", InelasticAdapter("rigid", "never"))
+    answer = deflate(host, target_mib=400)
+    assert large.targets[0][1] == pytest.approx(224.8 * 2 / 3, abs=0.01)
+    assert small.targets[0][1] == pytest.approx(224.8 / 3, abs=0.01)
+    assert answer["promised"]["memory_mib"] == pytest.approx(300 - 224.8, abs=0.01)
+    assert "rigid: never" in answer["reason"]
+    status = finished(host, "r1")
+    assert status["state"] == "released"
+    assert status["released"]["memory_mib"] == pytest.approx(300 - 224.8, abs=0.01)
+
+
+def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, serve: Serve) -> None:
+    app = Elastic(300)
+    app.hang = threading.Event()
+    serve("hung", app)
+    asked = host.ask(
+        "application.deflate", request_id="h", deadline_s=9, mode="ask", target={"memory_mib": 400}, bound_mib=1024
+    )
+    status_id = host.ask("status")
+    first, second = host.receive(), host.receive()
+    app.hang.set()
+    assert (first["id"], second["id"]) == (status_id, asked)
+    assert second["result"]["state"] == "refused"
+    assert "hung: no answer within" in second["result"]["reason"]
+
+
+def test_a_wrong_token_at_the_hook_is_a_refusal_that_says_so(guest: Bench, host: Host, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("another")
+    server = HookServer(Elastic(300), port=0, token_file=str(tmp_path / "other")).start()
+    guest.register("app", server.address[1])
+    answer = deflate(host)
+    server.stop()
+    assert answer["state"] == "refused"
+    assert "401" in answer["reason"]
+
+
+def test_an_application_that_is_gone_is_refused_or_failed(guest: Bench, host: Host, serve: Serve) -> None:
+    server = HookServer(Elastic(300), port=0, token_file=str(guest.run_dir / "token")).start()
+    guest.register("app", server.address[1])
+    assert deflate(host, "before", 400)["state"] == "promised"
+    server.stop()
+    assert host.result("application.status", request_id="before")["state"] == "failed"
+    answer = deflate(host, "after", 400)
+    assert answer["state"] == "refused"
+    assert "cannot be reached" in answer["reason"]
+
+
+def test_a_reinflation_gives_the_application_its_part_again(host: Host, serve: Serve) -> None:
+    app = Elastic(100, maximum_mib=350)
+    serve("app", app)
+    answer = host.result(
+        "application.reinflate", request_id="back", deadline_s=5, target={"memory_mib": 1024}, bound_mib=1024
+    )
+    assert answer == {"request_id": "back", "state": "promised", "reason": "app: gladly"}
+    assert app.targets == [("reinflate", 350.0, "")]
+    assert finished(host, "back")["released"] == {"memory_mib": 0.0}
+
+
+def test_a_target_without_memory_asks_nobody(host: Host, serve: Serve) -> None:
+    app = Elastic(100)
+    serve("app", app)
+    answer = deflate(host, target={"cpu_cores": 1.5})
+    assert (answer["state"], app.targets) == ("refused", [])
+
+
+def test_a_restarted_agent_still_tells_how_a_request_ended(
+    guest: Bench, host: Host, serve: Serve, tmp_path: Path
+) -> None:
+    serve("app", Elastic(300))
+    deflate(host, "r1", 400)
+    finished(host, "r1")
+    guest.agent._applications._records.clear()
+    status = host.result("application.status", request_id="r1")
+    assert (status["state"], status["measured_by"]) == ("released", "itself")
+    assert deflate(host, "r1", 400)["reason"] == "app: is at it already"
