@@ -287,7 +287,10 @@ def _rank(item: Item) -> int:
 def _dump(client: MemcachedClient, deadline: Deadline) -> Iterator[list[Item]]:
     while True:
         try:
-            yield from client.metadump()
+            for items in client.metadump():
+                if deadline.passed:
+                    raise ApplicationError("the deadline passed while the items were listed")
+                yield items
             return
         except Busy:
             if deadline.wait(0.05):

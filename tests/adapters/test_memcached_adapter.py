@@ -90,6 +90,17 @@ def test_it_shrinks_again_and_again(tmp_path: Path) -> None:
             rest.finished(f"up{i}")
 
 
+def test_a_newer_attempt_takes_over_from_one_in_the_middle(tmp_path: Path) -> None:
+    with hooked(tmp_path) as (cache, rest):
+        cache.fill(300, 1000)
+        assert rest.target("down", "deflate", 200)[0] == 202
+        status, answer = rest.target("down#2", "deflate", 120)
+        assert status == 202, answer
+        assert rest.finished("down")["reason"].startswith("called off for down#2: ")
+        assert rest.finished("down%232")["state"] == "released"
+        assert cache.rss_mib() <= 130
+
+
 def test_the_coldest_go_first(tmp_path: Path) -> None:
     with hooked(tmp_path) as (cache, rest):
         count = cache.fill(250)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,18 @@ from deflation.pressure import (
     AGAIN_S,
     CALM_S,
     COOL_DOWN_S,
+    ENTER,
+    LEAVE,
     LONGEST_CALM_S,
     LONGEST_COOL_DOWN_S,
+    LONGEST_WINDOW_S,
     REQUEST_S,
     STALE_S,
     UNSEEN_S,
+    WINDOW_S,
     PressureReading,
     PressureWatch,
+    Thresholds,
 )
 from deflation.resources import ZERO, ResourceVector
 from tests.unit.deflation.strategies import allocations, runs
@@ -277,6 +283,34 @@ def test_a_reading_comes_from_what_the_guest_says() -> None:
     full = body | {"pressure": psi | totals, "major_faults": 6, "swap_in_pages": 7}
     expected = PressureReading("b", 5.0, 4.0, 1.0, 2.0, 4, 5, 6, 7)
     assert PressureReading.of(GuestStatus.model_validate(full)) == expected
+
+
+def test_the_thresholds_leave_room_between_beginning_and_end() -> None:
+    for field in fields(Thresholds):
+        begin, end = getattr(ENTER, field.name), getattr(LEAVE, field.name)
+        assert end > begin if field.name in ("available", "witness_available") else end < begin, field.name
+
+
+def test_the_documentation_has_these_figures() -> None:
+    text = (Path(__file__).parents[3] / "docs/pressure.md").read_text()
+    rows = [
+        f"**and a witness** | {ENTER.some_percent:g} % | {LEAVE.some_percent:g} % |",
+        f"**and a witness** | {ENTER.full_percent:g} % | {LEAVE.full_percent:g} % |",
+        f"| {ENTER.witness_faults_per_s:g} /s | {LEAVE.witness_faults_per_s:g} /s |",
+        f"| under {ENTER.witness_available:.0%} | from {LEAVE.witness_available:.0%} |".replace("%", " %"),
+        f"| {ENTER.faults_per_s:g} /s with {ENTER.faults_some_percent:g} % | "
+        f"{LEAVE.faults_per_s:g} /s or {LEAVE.faults_some_percent:g} % |",
+        f"| under {ENTER.available:.0%} | from {LEAVE.available:.0%} |".replace("%", " %"),
+        f"at least {WINDOW_S:g} s (and at most {LONGEST_WINDOW_S:g} s) apart",
+        f"within the right column for {CALM_S:g} s",
+        f"within {AGAIN_S:g} s of its end that time doubles, up to {LONGEST_CALM_S:g} s",
+        f"stays under pressure for {UNSEEN_S:g} s",
+        f"younger than {STALE_S:g} s",
+        f"counts as pressure for {REQUEST_S:g} s",
+        f"counts once in {COOL_DOWN_S:g} s",
+        f"up to {LONGEST_COOL_DOWN_S:g} s",
+    ]
+    assert [row for row in rows if row not in text] == []
 
 
 amounts = st.one_of(st.none(), st.floats(0, 100))
