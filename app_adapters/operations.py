@@ -27,12 +27,16 @@ class _Operation:
     status: TargetStatus
 
 
-def attempt(request_id: str) -> tuple[str, int]:
-    """The request and which attempt at it this is: `r#2` is the second at `r`, an id without a number the first."""
-    request, sign, number = request_id.rpartition("#")
+def attempt(request_id: str) -> tuple[str, str, int]:
+    """The request, the series of attempts at it, and the number in that series.
+
+    `r#2` is the second at `r` of a series without a name, as is `r` the first; `r#x.2` is the second of the series x.
+    """
+    request, sign, mark = request_id.rpartition("#")
+    series, _, number = mark.rpartition(".")
     if sign and request and number.isascii() and number.isdigit() and len(number) <= 9:
-        return request, int(number)
-    return request_id, 1
+        return request, series, int(number)
+    return request_id, "", 1
 
 
 class Operations:
@@ -96,13 +100,14 @@ class Operations:
 
     def _make_way(self, request_id: str) -> str:
         """End what runs if this is a newer attempt at it; returns why the way is not free, empty if it is."""
-        name, number = attempt(request_id)
+        name, series, number = attempt(request_id)
         latest = self._latest
         if latest is None:
             return ""
         latest_id = latest.request.request_id
-        latest_name, latest_number = attempt(latest_id)
-        if name == latest_name and number < latest_number:
+        latest_name, latest_series, latest_number = attempt(latest_id)
+        # Of two series the one that comes later is the newer: whoever began the other has ended.
+        if (name, series) == (latest_name, latest_series) and number < latest_number:
             return f"{latest_id} is a newer attempt"
         if self._worker is None or not self._worker.is_alive():
             return ""

@@ -146,10 +146,20 @@ def test_a_newer_attempt_calls_the_older_one_off(rest: Rest, adapter: Scripted) 
     assert adapter.calls == [("ask", 60.0), ("ask", 50.0)]
 
 
+def test_an_attempt_of_whoever_came_after_calls_off_that_of_whoever_has_ended(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    for number, attempt_id in enumerate(("r1#fe01.2", "r1#ab23.1", "r1")):
+        assert rest.target(attempt_id, "deflate", 60 - number)[0] == 202
+    assert rest.finished("r1%23fe01.2")["reason"].startswith("called off for r1#ab23.1: ")
+    assert rest.finished("r1%23ab23.1")["reason"].startswith("called off for r1: ")
+    adapter.go.set()
+    assert rest.finished("r1")["state"] == "released"
+
+
 def test_an_older_attempt_that_comes_late_is_refused(rest: Rest, adapter: Scripted) -> None:
     assert rest.target("r1#10", "deflate", 60)[0] == 202
     rest.finished("r1%2310")
-    for late in ("r1#9", "r1"):
+    for late in ("r1#9", "r1", "r1#1"):
         status, answer = rest.target(late, "deflate", 50)
         assert (status, answer["reason"]) == (409, "r1#10 is a newer attempt")
     assert len(adapter.calls) == 1
@@ -181,17 +191,20 @@ def test_another_request_does_not_call_off_what_runs(rest: Rest, adapter: Script
 @pytest.mark.parametrize(
     ("request_id", "expected"),
     [
-        ("r", ("r", 1)),
-        ("r#2", ("r", 2)),
-        ("r#1#3", ("r#1", 3)),
-        ("r#", ("r#", 1)),
-        ("#2", ("#2", 1)),
-        ("r#x", ("r#x", 1)),
-        ("r#\u0662", ("r#\u0662", 1)),
-        ("r#" + "9" * 5000, ("r#" + "9" * 5000, 1)),
+        ("r", ("r", "", 1)),
+        ("r#2", ("r", "", 2)),
+        ("r#1#3", ("r#1", "", 3)),
+        ("r#a1b2.3", ("r", "a1b2", 3)),
+        ("r#a.b.3", ("r", "a.b", 3)),
+        ("r.2", ("r.2", "", 1)),
+        ("r#", ("r#", "", 1)),
+        ("#2", ("#2", "", 1)),
+        ("r#x", ("r#x", "", 1)),
+        ("r#\u0662", ("r#\u0662", "", 1)),
+        ("r#" + "9" * 5000, ("r#" + "9" * 5000, "", 1)),
     ],
 )
-def test_the_number_of_an_attempt_is_part_of_the_id(request_id: str, expected: tuple[str, int]) -> None:
+def test_the_number_of_an_attempt_is_part_of_the_id(request_id: str, expected: tuple[str, str, int]) -> None:
     assert attempt(request_id) == expected
 
 
