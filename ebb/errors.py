@@ -34,3 +34,7 @@ class ReadingError(EbbError):
 
 class DemoFailed(EbbError):
     """The demo could not go through its scenario."""
+
+
+class BenchmarkFailed(EbbError):
+    """A benchmark could not measure what it is there for."""

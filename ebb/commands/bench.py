@@ -15,6 +15,10 @@ from ebb.output import Steps, print_json, print_table
 def bench(
     name: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(benchmarks.ALL)}; default: all.")] = None,
     output: Annotated[Path, typer.Option(help="Directory for NAME.json.")] = Path("benchmarks/results"),
+    runs: Annotated[
+        int, typer.Option(min=1, help="Measurements of each thing; under 5, nothing to quote.")
+    ] = benchmarks.LEAST_RUNS,
+    quick: Annotated[bool, typer.Option("--quick", help="Small and short, not to quote.")] = False,
     json: Json = False,
 ) -> None:
     """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
@@ -22,9 +26,10 @@ def bench(
         raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(benchmarks.ALL)}")
     results = []
     with Steps() as steps:
+        how = benchmarks.Pass(runs=runs, quick=quick, report=steps)
         for chosen in [name] if name is not None else benchmarks.ALL:
             steps(f"running {chosen}")
-            results.append(benchmarks.run(chosen))
+            results.append(benchmarks.run(chosen, how))
             path = benchmarks.write(results[-1], output)
             steps(f"{path} is written")
     if json:

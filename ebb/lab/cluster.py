@@ -109,6 +109,16 @@ class Lab:
                 self._clear(self.file.load() or LabState())
                 raise
 
+    def prepare(self, hosts: Sequence[HostSlice]) -> LabState:
+        """What `up` does before it starts the daemons: for host agents that run in the caller's own process.
+
+        Raises LabError, also where a lab is up here; `down` clears away what was made.
+        """
+        with self.file.lock():
+            if self.file.load() is not None:
+                raise LabError(f"there is a lab in {self.directory} already")
+            return self._prepare(tuple(hosts))
+
     def down(self) -> bool:
         """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything."""
         if not self.file.path.exists():
@@ -180,7 +190,7 @@ class Lab:
 
     # --- up ------------------------------------------------------------------------------------------------------
 
-    def _start(self, hosts: tuple[HostSlice, ...]) -> LabState:
+    def _prepare(self, hosts: tuple[HostSlice, ...]) -> LabState:
         names = [host.id for host in hosts]
         if len(set(names)) != len(names):
             raise LabError(f"two hosts have the same name: {', '.join(names)}")
@@ -194,6 +204,10 @@ class Lab:
         state.image, state.accelerator, state.accelerator_reason = image.key, accelerator.kind, accelerator.reason
         self._describe(state, image, hosts)
         self._save(state)
+        return state
+
+    def _start(self, hosts: tuple[HostSlice, ...]) -> LabState:
+        state = self._prepare(hosts)
         for daemon in state.daemons:
             self.report(f"starting {daemon.name}")
             daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)

@@ -1,0 +1,187 @@
+"""Where benchmarks with guests run: libvirt, image and accelerator as in a lab, on a host id of their own.
+
+The agent runs inside the benchmark's process, so that its steps can be watched; `idle` alone starts real daemons. What
+a killed benchmark left is cleared away by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import threading
+import types
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import psutil
+
+from deflation.messages import CreateCommand, Operation, OperationState, TargetCommand, Vector, VMOutcome, VMSpec
+from deflation.resources import ResourceVector
+from ebb import paths
+from ebb.errors import BenchmarkFailed
+from ebb.lab.cluster import HostSlice, Lab
+from ebb.lab.guestlink import LabLink, channel_path
+from ebb.lab.state import LabHost, LabState
+from hostagent.agent import Agent
+from hostagent.host import Host, Slice
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+from hostagent.main import OVERHEAD_MIB
+from hostagent.vms import ManagedVM
+
+READY_S = 180.0
+OPERATION_S = 900.0
+#: Host memory that a benchmark leaves alone, MiB.
+RESERVE_MIB = 1024.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A prepared host. ``image_dir`` holds the guest image."""
+
+    lab: Lab
+    state: LabState
+    host: LabHost
+
+    @property
+    def image_dir(self) -> Path:
+        return paths.image_cache() / self.state.image
+
+    def settings(self) -> LibvirtSettings:
+        return LibvirtSettings(
+            host_id=self.host.id,
+            uri=self.state.uri,
+            accelerator=cast(Literal["kvm", "qemu"], self.state.accelerator),
+            image_dir=self.image_dir,
+            disk_dir=self.host.disk_dir,
+        )
+
+    def agent(self) -> Agent:
+        """An agent of this host in the running event loop; not started yet."""
+        kind = self.state.accelerator
+        part = Slice(self.host.id, self.host.url, self.host.capacity.vector(), kind, OVERHEAD_MIB[kind])
+        journal = Journal(self.host.disk_dir.parent / "state")
+        return Agent(Host(part, LibvirtHypervisor(self.settings()), journal), usable_boot_mib)
+
+
+@contextlib.contextmanager
+def bed(capacity: ResourceVector, report: Callable[[str], None], *, daemons: bool = False) -> Iterator[Bed]:
+    """Prepare a host of that capacity; everything is gone at the end, however it ends.
+
+    :param daemons: with a manager and a host agent as processes of their own.
+    Raises LabError, BenchmarkFailed.
+    """
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("benchmarks with guests need root: libvirt's system instance; run them through sudo")
+    directory = paths.state_dir().with_name("bench")
+    # Benchmarks with other directories may run at the same time: none may take another's domains for leftovers.
+    host = HostSlice(f"bench-{hashlib.sha256(str(directory).encode()).hexdigest()[:6]}", capacity)
+    lab = Lab(directory, report)
+    with _alone(directory), _terminable():
+        lab.down()
+        try:
+            state = lab.up([host]) if daemons else lab.prepare([host])
+            yield Bed(lab, state, state.hosts[0])
+        finally:
+            lab.down()
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    path = directory.with_suffix(".lock")
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BenchmarkFailed(f"another benchmark is at work in {directory}") from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a benchmark as Ctrl-C does: with its guests removed."""
+
+    def interrupt(_number: int, _frame: types.FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a benchmark's coroutine in an event loop of its own."""
+    return asyncio.run(work)
+
+
+def room_mib(wanted_mib: float) -> float:
+    """What a benchmark may take of the memory that is free now, at most ``wanted_mib``."""
+    return min(wanted_mib, psutil.virtual_memory().available / 2**20 - RESERVE_MIB)
+
+
+async def start_vm(agent: Agent, spec: VMSpec) -> ManagedVM:
+    """Start a VM and wait until its guest answers. Raises BenchmarkFailed."""
+    await finish(agent, await agent.commands.create(CreateCommand(request_id=_request_id(), vm=spec)))
+    vm = agent.host.vm(spec.name)
+    await vm.greeted(READY_S)
+    if not vm.link.connected:
+        raise BenchmarkFailed(f"the guest of {spec.name} has not said hello within {READY_S:g} s")
+    return vm
+
+
+async def resize(
+    agent: Agent, vm: ManagedVM, size: ResourceVector, deadline_s: float = 120.0, request_id: str | None = None
+) -> VMOutcome:
+    """Bring a VM to a size by the agent's own command. Raises BenchmarkFailed when the operation fails altogether."""
+    command = TargetCommand(
+        request_id=request_id or _request_id(),
+        generation=vm.intent.generation + 1,
+        target=Vector.of(size),
+        deadline_s=deadline_s,
+    )
+    return (await finish(agent, await agent.commands.target(vm.name, command))).vms[0]
+
+
+async def finish(agent: Agent, operation: Operation) -> Operation:
+    """An operation at its end. Raises BenchmarkFailed when it failed."""
+    ended = await agent.commands.operations.get(operation.request_id, OPERATION_S)
+    if ended is None or ended.state in (OperationState.RUNNING, OperationState.FAILED):
+        raise BenchmarkFailed(f"{operation.kind} failed: {ended.sentence if ended else 'it is not known any more'}")
+    return ended
+
+
+async def lab_link(uri: str, domain: str) -> LabLink:
+    """The benchmark's own hand inside a guest; the caller closes it. Raises LabError."""
+
+    def find() -> Path:
+        import libvirt
+
+        connection = libvirt.open(uri)
+        try:
+            return channel_path(connection.lookupByName(domain).XMLDesc())
+        finally:
+            connection.close()
+
+    return await LabLink.connect(await asyncio.to_thread(find))
+
+
+def _request_id() -> str:
+    return f"bench-{uuid.uuid4().hex[:20]}"

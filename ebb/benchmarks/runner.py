@@ -1,0 +1,36 @@
+"""Runs benchmarks by name and writes what they found."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ebb.benchmarks import cascade, idle, policies
+from ebb.benchmarks.figures import Figures, document
+from ebb.benchmarks.passes import Pass
+
+#: In the order in which all are run.
+ALL: Mapping[str, Callable[[Pass], Figures]] = {
+    "policies": policies.run,
+    "cascade": cascade.run,
+    "idle": idle.run,
+}
+
+
+def run(name: str, how: Pass | None = None) -> dict[str, Any]:
+    """Run one benchmark; returns what its file holds. Raises KeyError for an unknown name."""
+    figures = ALL[name](how or Pass())
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return document(name, figures, date, importlib.metadata.version("ebbtide"))
+
+
+def write(result: dict[str, Any], directory: Path) -> Path:
+    """Write NAME.json into the directory, which is made if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{result['name']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
