@@ -327,6 +327,8 @@ class LibvirtHypervisor:
             self._loop.call_soon_threadsafe(callback, name)
 
     async def close(self) -> None:
+        # libvirt's thread may still bring an event; by then there may be no loop to hand it to.
+        self._callbacks.clear()
         await self._connection.close()
 
     async def _on(self, domain: str, function: Callable[[Any], Any], limit_s: float = 15.0) -> Any:
