@@ -21,7 +21,8 @@ from ebb.errors import BenchmarkFailed
 from ebb.lab.guestlink import channel_path
 from ebb.lab.services import open_libvirt
 from hostagent.guestlink import GuestLink
-from hostagent.libvirt_hypervisor import GUEST_CHANNEL, quota_parameters
+from hostagent.libvirt_hypervisor import GUEST_CHANNEL
+from hostagent.libvirt_readings import quota_parameters
 
 LOOK_S = 0.02
 STALLED_S = 10.0
