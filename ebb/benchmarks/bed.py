@@ -16,11 +16,12 @@ import signal
 import threading
 import types
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import libvirt
 import psutil
 import structlog
 
@@ -67,12 +68,15 @@ class Bed:
             disk_dir=self.host.disk_dir,
         )
 
-    def agent(self) -> Agent:
-        """An agent of this host in the running event loop; not started yet."""
+    def agent(self, opener: Callable[[str], Any] = libvirt.open) -> Agent:
+        """An agent of this host in the running event loop; not started yet.
+
+        :param opener: opens its connections to libvirt.
+        """
         kind = self.state.accelerator
         part = Slice(self.host.id, self.host.url, self.host.capacity.vector(), kind, OVERHEAD_MIB[kind])
         journal = Journal(self.host.disk_dir.parent / "state")
-        return Agent(Host(part, LibvirtHypervisor(self.settings()), journal), usable_boot_mib)
+        return Agent(Host(part, LibvirtHypervisor(self.settings(), opener), journal), usable_boot_mib)
 
 
 @contextlib.contextmanager
@@ -141,6 +145,17 @@ def room_mib(wanted_mib: float) -> float:
     return min(wanted_mib, psutil.virtual_memory().available / 2**20 - RESERVE_MIB)
 
 
+@contextlib.asynccontextmanager
+async def running(ground: Bed) -> AsyncIterator[Agent]:
+    """An agent that works."""
+    agent = ground.agent()
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.close()
+
+
 async def start_vm(agent: Agent, spec: VMSpec) -> ManagedVM:
     """Start a VM and wait until its guest answers. Raises BenchmarkFailed."""
     await finish(agent, await agent.commands.create(CreateCommand(request_id=_request_id(), vm=spec)))
@@ -176,8 +191,6 @@ async def lab_link(uri: str, domain: str) -> LabLink:
     """The benchmark's own hand inside a guest; the caller closes it. Raises LabError."""
 
     def find() -> Path:
-        import libvirt
-
         connection = libvirt.open(uri)
         try:
             return channel_path(connection.lookupByName(domain).XMLDesc())
@@ -185,6 +198,16 @@ async def lab_link(uri: str, domain: str) -> LabLink:
             connection.close()
 
     return await LabLink.connect(await asyncio.to_thread(find))
+
+
+async def in_guest(guest: LabLink, script: str, limit_s: float = 600.0) -> str:
+    """Run a shell script in a guest and return what it printed. Raises BenchmarkFailed when it fails, LabError."""
+    # busybox: minimal guests have no other mount or mountpoint.
+    argv = ["busybox", "sh", "-c", script]
+    done = await guest.call("exec", reply_timeout_s=limit_s + 10, argv=argv, timeout_s=limit_s)
+    if done["returncode"] != 0:
+        raise BenchmarkFailed(f"`{script[:60]}` failed in the guest: {done['stderr'][-200:]}")
+    return str(done["stdout"])
 
 
 def _request_id() -> str:

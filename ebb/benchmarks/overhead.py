@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deflation.ledger import Layer
 from deflation.messages import Vector, VMOutcome, VMSpec
 from deflation.resources import ResourceVector
 from ebb.benchmarks.bare import Stalled, bare
 from ebb.benchmarks.bed import Bed, resize, start_vm
-from ebb.benchmarks.figures import Figure, Figures, medians, ratios
+from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.passes import Pass
 from ebb.benchmarks.recorder import (
     CallCounter,
@@ -68,16 +69,15 @@ class Turns:
     outcomes: list[VMOutcome] = field(default_factory=list)
 
 
-async def measure(ground: Bed, how: Pass) -> tuple[Figures, Turns]:
+async def measure(ground: Bed, how: Pass) -> Figures:
     """Raises BenchmarkFailed, EbbError or LabError."""
     turns, spare = Turns(), SPARE_TURNS
     calls = CallCounter()
-    with counted_libvirt(calls):
-        async with _agent(ground, create=True) as (agent, vm, _):
-            # Not measured: pages that were never touched come faster than those that were.
-            await _fill(ground, vm, how)
-            await resize(agent, vm, TARGET)
-            await resize(agent, vm, NOMINAL)
+    async with _agent(ground, calls, create=True) as (agent, vm, _):
+        # Not measured: pages that were never touched come faster than those that were.
+        await _fill(ground, vm, how)
+        await resize(agent, vm, TARGET)
+        await resize(agent, vm, NOMINAL)
     while len(turns.agent_s) < how.runs:
         number = f"turn {len(turns.agent_s) + 1} of {how.runs}"
         try:
@@ -87,31 +87,30 @@ async def measure(ground: Bed, how: Pass) -> tuple[Figures, Turns]:
             if spare < 0:
                 raise
             how.report(f"{number} does not count: {error}")
-    async with _agent(ground) as (agent, vm, _):
+    async with _agent(ground, calls) as (agent, vm, _):
         await agent.host.forget(vm)
-    return _figures(turns), turns
+    return _figures(turns)
 
 
 async def _turn(ground: Bed, how: Pass, turns: Turns, calls: CallCounter, number: str) -> None:
-    with counted_libvirt(calls):
-        async with _agent(ground) as (agent, vm, recorder):
-            await _fill(ground, vm, how)
-            calls.clear()
-            recorder.take()
-            async with StallMonitor() as monitor:
-                began_s = time.perf_counter()
-                outcome = await resize(agent, vm, TARGET)
-                agent_s = time.perf_counter() - began_s
-            down = recorder.take()
-            by_name = {name: (count, calls.seconds[name]) for name, count in calls.calls.items()}
-            guest_calls = sum("." in step.name or step.name == "status" for step in down)
-            how.report(f"{number}: the agent took {agent_s:.2f} s: {outcome.sentence}")
-            await resize(agent, vm, NOMINAL)
-            up = recorder.take()
-            if not outcome.shortfall.vector().is_zero():
-                raise Stalled(f"the agent fell short of {outcome.shortfall.vector()}")
-            await _fill(ground, vm, how)
-            domain = vm.domain
+    async with _agent(ground, calls) as (agent, vm, recorder):
+        await _fill(ground, vm, how)
+        calls.clear()
+        recorder.take()
+        async with StallMonitor() as monitor:
+            began_s = time.perf_counter()
+            outcome = await resize(agent, vm, TARGET)
+            agent_s = time.perf_counter() - began_s
+        down = recorder.take()
+        by_name = {name: (count, calls.seconds[name]) for name, count in calls.calls.items()}
+        guest_calls = sum("." in step.name or step.name == "status" for step in down)
+        how.report(f"{number}: the agent took {agent_s:.2f} s: {outcome.sentence}")
+        await resize(agent, vm, NOMINAL)
+        up = recorder.take()
+        if not outcome.shortfall.vector().is_zero():
+            raise Stalled(f"the agent fell short of {outcome.shortfall.vector()}")
+        await _fill(ground, vm, how)
+        domain = vm.domain
     async with bare(ground.state.uri, domain) as hand:
         try:
             bare_s = await hand.replay(replayable(down))
@@ -153,21 +152,35 @@ def _figures(turns: Turns) -> Figures:
     for name, words in PHASES.items():
         seconds = [phases.get(name, 0.0) for phases in turns.phases]
         figures[f"agent_{name.replace(' ', '_')}_s"] = Figure.over(seconds, "s", f"part of agent_s: {words}")
+    for layer in Layer:
+        speeds = [speed for outcome in turns.outcomes if (speed := _speed(outcome, layer)) is not None]
+        if speeds:
+            of = f"memory verified by the {layer.value} layer over that layer's seconds in the ledger of agent_s"
+            figures[f"ledger_{layer.value}_mib_s"] = Figure.over(speeds, "MiB/s", of)
     return figures
 
 
+def _speed(outcome: VMOutcome, layer: Layer) -> float | None:
+    """MiB/s; None where the layer gave none."""
+    for row in outcome.ledger:
+        if row.layer is layer and row.resource == "memory_mib" and row.verified > 0 and row.seconds > 0:
+            return row.verified / row.seconds
+    return None
+
+
 @contextlib.asynccontextmanager
-async def _agent(ground: Bed, create: bool = False) -> AsyncIterator[tuple[Agent, ManagedVM, Recorder]]:
+async def _agent(
+    ground: Bed, calls: CallCounter, create: bool = False
+) -> AsyncIterator[tuple[Agent, ManagedVM, Recorder]]:
     """An agent inside this process whose calls are recorded, and its VM once the guest answers."""
     recorder = Recorder()
-    agent = ground.agent()
+    agent = ground.agent(calls.open)
     host: Any = agent.host
     host.hypervisor = RecordingHypervisor(host.hypervisor, recorder)
     await agent.start()
     try:
         if create:
-            spec = VMSpec(name=NAME, nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB)
-            vm = await start_vm(agent, spec)
+            vm = await start_vm(agent, VMSpec(name=NAME, nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB))
         else:
             vm = agent.host.vm(NAME)
             await vm.greeted(60.0)
@@ -183,29 +196,3 @@ async def _fill(ground: Bed, vm: ManagedVM, how: Pass) -> None:
     began_s = time.perf_counter()
     await Cache(vm.name, Gauge(vm.domain, ground.state.uri), KEYS).fill(lambda done: None)
     how.report(f"the cache was filled in {time.perf_counter() - began_s:.1f} s")
-
-
-@contextlib.contextmanager
-def counted_libvirt(calls: CallCounter) -> Iterator[None]:
-    """Count the calls on every connection that is opened meanwhile."""
-    import libvirt
-
-    real: Callable[..., Any] = libvirt.open
-
-    def opened(*arguments: Any) -> Any:
-        return calls.wrap(real(*arguments))
-
-    libvirt.open = opened
-    try:
-        yield
-    finally:
-        libvirt.open = real
-
-
-def by_layer(turns: Turns) -> dict[str, float]:
-    """The median speed of each layer by the ledger, MiB/s, where it gave memory."""
-    rows = []
-    for outcome in turns.outcomes:
-        found = [row for row in outcome.ledger if row.resource == "memory_mib" and row.verified and row.seconds]
-        rows.append({row.layer.value: row.verified / row.seconds for row in found})
-    return medians(rows)

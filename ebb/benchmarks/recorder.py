@@ -129,6 +129,12 @@ class CallCounter:
             self.calls.clear()
             self.seconds.clear()
 
+    def open(self, uri: str) -> Any:
+        """Stands in for ``libvirt.open``."""
+        import libvirt
+
+        return self.wrap(libvirt.open(uri))
+
     def wrap(self, thing: Any) -> Any:
         """A connection or domain of libvirt-python whose calls are counted, and those of the domains it hands out."""
         return _Counted(thing, self)
@@ -163,6 +169,8 @@ class _Counted:
                 self._counter.count(name, time.perf_counter() - began_s)
             if name.startswith("lookupBy") or name == "defineXML":
                 return _Counted(found, self._counter)
+            if name == "getAllDomainStats":
+                return [(_Counted(domain, self._counter), stats) for domain, stats in found]
             if name == "listAllDomains":
                 return [_Counted(domain, self._counter) for domain in found]
             return found

@@ -1,0 +1,65 @@
+"""`cascade`, part three: how fast each means of a layer takes memory from a real guest.
+
+The guest has touched all of its memory and freed it again before each run, so that the host has real pages to get back.
+Proxmox's own rule for a host that is short of memory is the yardstick: 100 MiB per 10 s (pvestatd moves balloons by at
+most that much at each of its rounds).
+"""
+
+from __future__ import annotations
+
+from deflation.mechanisms import Mechanism
+from deflation.messages import Vector, VMSpec
+from deflation.resources import ResourceVector
+from ebb.benchmarks.bed import Bed, in_guest, lab_link, running, start_vm
+from ebb.benchmarks.figures import Figure, Figures
+from ebb.benchmarks.hands import Hands, in_hand
+from ebb.benchmarks.passes import Pass
+from ebb.errors import BenchmarkFailed
+from ebb.lab.guestlink import LabLink
+
+PROXMOX_MIB_S = 10.0
+NOMINAL = ResourceVector(cpu_cores=2, memory_mib=1536)
+BOOT_MIB = 768.0
+TAKEN_MIB = 512.0
+#: A file in memory, and gone again: what it took is free, but was touched.
+TOUCH = f"head -c {int(TAKEN_MIB * 1.25)}M /dev/zero >/dev/shm/touch; rm /dev/shm/touch"
+MEANS = (Mechanism.VIRTIO_MEM, Mechanism.BALLOON, Mechanism.MEMORY_LIMIT)
+
+
+async def measure(ground: Bed, how: Pass) -> Figures:
+    """Raises BenchmarkFailed, EbbError or LabError."""
+    figures: Figures = {}
+    async with running(ground) as agent:
+        vm = await start_vm(agent, VMSpec(name="speed", nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB))
+        findings = {finding.mechanism: finding for finding in await vm.findings()}
+        guest = await lab_link(ground.state.uri, vm.domain)
+        await in_guest(guest, "mkdir -p /dev/shm; mountpoint -q /dev/shm || mount -t tmpfs tmpfs /dev/shm")
+        try:
+            for means in MEANS:
+                if not findings[means].available:
+                    how.report(f"{means.value} is left out: {findings[means].reason}")
+                    continue
+                runs = []
+                for _ in range(how.runs):
+                    async with in_hand(vm) as hands:
+                        runs.append(await _once(hands, guest, means))
+                    how.report(f"{means.value}: {runs[-1]:.0f} MiB/s")
+                name = means.value.replace("-", "_")
+                of = f"{TAKEN_MIB:g} MiB taken by {means.value} alone, verified, from start to end of the deflation"
+                figures[f"{name}_mib_s"] = Figure.over(runs, "MiB/s", of)
+                figures[f"{name}_to_proxmox"] = Figure.over(
+                    [run / PROXMOX_MIB_S for run in runs], "ratio", "Proxmox's rule of 100 MiB per 10 s"
+                )
+        finally:
+            await guest.close()
+            await agent.host.forget(vm)
+    return figures
+
+
+async def _once(hands: Hands, guest: LabLink, means: Mechanism) -> float:
+    await in_guest(guest, TOUCH)
+    outcome = await hands.take(NOMINAL.less(ResourceVector(memory_mib=TAKEN_MIB)), [means])
+    taken_mib = outcome.before.memory_mib - outcome.after.memory_mib
+    if taken_mib <= 0:
+        raise BenchmarkFailed(f"{means.value} took nothing: {outcome.sentence}")
+    return taken_mib / outcome.seconds
