@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebb.benchmarks import cascade, idle, policies
+from ebb.benchmarks import cascade, cpu, idle, policies, throughput
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
 
@@ -17,6 +17,8 @@ from ebb.benchmarks.passes import Pass
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "policies": policies.run,
     "cascade": cascade.run,
+    "cpu": cpu.run,
+    "throughput": throughput.run,
     "idle": idle.run,
 }
 
