@@ -1,0 +1,151 @@
+"""`latency`: how long it takes to get memory from one large VM, with and without the application (004 Fig. 8b).
+
+The VM is half of the host's memory, or of what is free, or as much as LARGEST_MIB: filling it takes most of the time.
+memcached holds FILLED of it. The VM is deflated by 10 to 50 % of its memory; with the application, its cache is made
+smaller first, as in the cascade; without, it is not asked, so that only what the guest has idle can be unplugged and
+the rest has to go to swap through the limit that swap backs (on a host without swap: a file for the time of the
+benchmark). Where that falls short, the seconds are those of what was reached, and the share that was reached is given.
+
+Between two deflations the VM gets its size back and what was evicted is stored again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import psutil
+
+from deflation.instructions import Outcome
+from deflation.mechanisms import Mechanism
+from deflation.messages import Vector, VMSpec
+from deflation.resources import ResourceVector
+from ebb.benchmarks.bed import RESERVE_MIB, Bed, bed, in_guest, lab_link, room_mib, run_async, running, start_vm
+from ebb.benchmarks.figures import Figure, Figures, ratios
+from ebb.benchmarks.hands import Hands, in_hand
+from ebb.benchmarks.passes import Pass
+from ebb.benchmarks.swapfile import swap
+from ebb.errors import BenchmarkFailed
+from ebb.lab.guestlink import LabLink
+from hostagent.main import OVERHEAD_MIB
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+FILLED = 0.6
+#: What can be filled, emptied and filled again five times over in a quarter of an hour under emulation, MiB.
+LARGEST_MIB = 2048.0
+SMALLEST_MIB = 1024.0
+VALUE_BYTES = 256 * 1024
+VCPUS = 2
+
+#: Stores what is missing and prints how many values there are now. Large values, and only those that are missing:
+#: under emulation the guest's CPUs are what takes the time.
+_FILLER = """
+import json, socket
+s = socket.create_connection(("127.0.0.1", 11211)); f = s.makefile("rb")
+value = bytes(range(256)) * ({size} // 256)
+stored = 0
+for first in range(0, {count}, 50):
+    keys = [b"bench-%d" % i for i in range(first, min(first + 50, {count}))]
+    there = set()
+    for key in keys:
+        s.sendall(b"mg " + key + b" t\\r\\n")
+        if f.readline().startswith(b"HD"):
+            there.add(key)
+    for key in keys:
+        if key not in there:
+            s.sendall(b"set " + key + b" 0 0 {size}\\r\\n"); s.sendall(value); s.sendall(b"\\r\\n")
+            if f.readline() != b"STORED\\r\\n":
+                raise SystemExit("memcached did not store " + key.decode())
+            stored += 1
+print(json.dumps(stored))
+"""
+
+
+def run(how: Pass) -> Figures:
+    """Raises BenchmarkFailed, EbbError or LabError."""
+    half = psutil.virtual_memory().total / 2**20 / 2
+    size_mib = min(half, room_mib(2 * half) / 2, SMALLEST_MIB if how.quick else LARGEST_MIB) // 128 * 128
+    if size_mib < SMALLEST_MIB:
+        raise BenchmarkFailed(f"a VM of {SMALLEST_MIB:g} MiB needs twice that and {RESERVE_MIB:g} MiB of free memory")
+    capacity = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib + max(OVERHEAD_MIB.values()))
+    with (
+        bed(capacity, how.report) as ground,
+        # Not in the lab's own directory, which goes with the lab: what a killed benchmark left must be found again.
+        swap(ground.lab.directory.with_suffix(".swap"), int(size_mib), how.report) as swap_mib,
+    ):
+        return run_async(_measure(ground, how, size_mib, swap_mib, half))
+
+
+async def _measure(ground: Bed, how: Pass, size_mib: float, swap_mib: int, half_mib: float) -> Figures:
+    shares = SHARES[2::2] if how.quick else SHARES
+    found: dict[tuple[bool, float], list[Outcome]] = {(asked, share): [] for share in shares for asked in (True, False)}
+    nominal = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib)
+    async with running(ground) as agent:
+        # Enough of it can be unplugged; the floor of boot memory keeps the guest's kernel.
+        vm = await start_vm(agent, VMSpec(name="latency", nominal=Vector.of(nominal), boot_memory_mib=size_mib // 2))
+        guest = await lab_link(ground.state.uri, vm.domain)
+        try:
+            await _grow_cache(guest, size_mib)
+            async with in_hand(vm) as hands:
+                for number in range(how.runs):
+                    for asked, share in found:
+                        seconds = await _fill(guest, size_mib)
+                        outcome = await _take(hands, size_mib * (1 - share), asked)
+                        await hands.give_back()
+                        found[asked, share].append(outcome)
+                        how.report(
+                            f"run {number + 1} of {how.runs}, {share:.0%} {'with' if asked else 'without'} the "
+                            f"application (filled in {seconds:.0f} s): {outcome.sentence}"
+                        )
+        finally:
+            await guest.close()
+            await agent.host.forget(vm)
+    conditions = (
+        f"a VM of {size_mib:g} MiB (half of this host would be {half_mib:.0f}), {FILLED:.0%} of it in memcached, "
+        f"{swap_mib} MiB of swap"
+    )
+    return _figures(found, shares, conditions)
+
+
+def _figures(found: dict[tuple[bool, float], list[Outcome]], shares: tuple[float, ...], conditions: str) -> Figures:
+    figures: Figures = {}
+    for share in shares:
+        seconds = {asked: [max(o.seconds, 1e-3) for o in found[asked, share]] for asked in (True, False)}
+        for asked, name in ((True, "with"), (False, "without")):
+            key = f"{name}_application_{share:.0%}".replace("%", "")
+            figures[f"{key}_s"] = Figure.over(seconds[asked], "s", f"{share:.0%} of memory taken; {conditions}")
+            figures[f"{key}_reached"] = Figure.over(
+                [_reached(o) for o in found[asked, share]], "ratio", "what was asked"
+            )
+        key = f"without_to_with_{share:.0%}".replace("%", "")
+        of = "the same deflation with the application, in the same run"
+        figures[key] = Figure.over(ratios(seconds[False], seconds[True]), "ratio", of)
+    return figures
+
+
+def _reached(outcome: Outcome) -> float:
+    """The share of the memory asked for that was taken."""
+    asked = outcome.before.memory_mib - outcome.target.memory_mib
+    return (outcome.before.memory_mib - outcome.after.memory_mib) / asked if asked > 0 else 1.0
+
+
+async def _take(hands: Hands, memory_mib: float, asked: bool) -> Outcome:
+    means = [one for one in Mechanism if asked or one is not Mechanism.APPLICATION]
+    return await hands.take(ResourceVector(cpu_cores=VCPUS, memory_mib=memory_mib), means)
+
+
+async def _grow_cache(guest: LabLink, size_mib: float) -> None:
+    """Let memcached hold what is to be filled, with what lies beside the values; larger items need larger chunks."""
+    limit_mib = int(size_mib * FILLED * 1.08)
+    answer = await in_guest(guest, f"printf 'cache_memlimit {limit_mib}\\r\\nquit\\r\\n' | busybox nc 127.0.0.1 11211")
+    if "OK" not in answer:
+        raise BenchmarkFailed(f"memcached does not take a limit of {limit_mib} MiB: {answer.strip()}")
+
+
+async def _fill(guest: LabLink, size_mib: float) -> float:
+    """Store what is missing; returns the seconds it took."""
+    count = int(size_mib * FILLED * 2**20 / VALUE_BYTES)
+    program = _FILLER.format(size=VALUE_BYTES, count=count).replace("'", "'\"'\"'")
+    began_s = time.perf_counter()
+    json.loads(await in_guest(guest, f"python3 -S -c '{program}'"))
+    return time.perf_counter() - began_s
