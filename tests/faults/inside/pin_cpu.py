@@ -1,0 +1,11 @@
+"""Runs inside a guest: a task that may run on one CPU only. Usage: pin_cpu.py CPU"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print("ready", flush=True)
+time.sleep(86_400)

@@ -1,0 +1,74 @@
+"""A host agent over the make-believe host that kills itself with SIGKILL at a given state of its state machines.
+
+Usage: python -m tests.faults.staged_agent WORLD_SOCKET STATE_DIR PORT [MACHINE PHASE MOMENT]
+
+MACHINE: Cascade or Reinflation. MOMENT: ``entered`` (the phase is reached, what it instructs is not begun) or
+``answered`` (it has been carried out, the machine has not heard of it). MACHINE Hypervisor: PHASE is a call, MOMENT
+before or after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from deflation.cascade import Cascade
+from deflation.reinflation import Reinflation
+from hostagent import guestlink, watch
+from hostagent.service import configure_logs
+from tests.hostagent.agent_process import run
+from tests.hostagent.fake_hypervisor import FakeHypervisor
+
+MACHINES: dict[str, Any] = {"Cascade": Cascade, "Reinflation": Reinflation}
+
+
+def die_at(machine: Any, phase: str, moment: str) -> None:
+    """Wrap both ways into a machine, so that the process ends there as by kill -9."""
+    start, handle = machine.start, machine.handle
+
+    def check(self: Any, now: str) -> None:
+        if self.phase.value == phase and now == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def started(self: Any, now: float) -> Any:
+        check(self, "entered")
+        instructions = start(self, now)
+        check(self, "entered")
+        return instructions
+
+    def handled(self: Any, event: Any) -> Any:
+        check(self, "answered")
+        instructions = handle(self, event)
+        check(self, "entered")
+        return instructions
+
+    machine.start, machine.handle = started, handled
+
+
+def die_at_call(method: str, moment: str) -> None:
+    """The same before or after a call of the hypervisor."""
+    call = FakeHypervisor._call
+
+    async def called(self: FakeHypervisor, name: str, **params: Any) -> Any:
+        if (name, moment) == (method, "entered"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = await call(self, name, **params)
+        if (name, moment) == (method, "answered"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    FakeHypervisor._call = called  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    configure_logs(as_json=False, verbose=False)
+    watch.WATCH_S = guestlink.RETRY_S = 0.2  # type: ignore[misc]
+    if sys.argv[4:5] == ["Hypervisor"]:
+        die_at_call(*sys.argv[5:])
+    elif sys.argv[4:]:
+        die_at(MACHINES[sys.argv[4]], sys.argv[5], sys.argv[6])
+    asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,344 @@
+"""A real host agent over real guests, inside the test's process: a deflatable VM, a fixed one, and a hand in each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from deflation.messages import Operation
+from deflation.resources import ResourceVector
+from ebb import paths
+from ebb.lab.domains import remove_domains, remove_logs
+from ebb.lab.guestlink import channel_path
+from ebb.lab.image import Image, build_image
+from ebb.lab.services import open_libvirt
+from ebb.readings import DomainView, qemu_pid, vcpu_quotas
+from hostagent import guestlink, watch
+from hostagent.accelerator import probe_accelerator
+from hostagent.agent import Agent
+from hostagent.api import make_app
+from hostagent.host import Host, Slice
+from hostagent.hypervisor import domain_name
+from hostagent.intents import Phase
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+from tests.faults.hand import GuestHand
+from tests.faults.invariants import Picture, Seen, broken, not_nominal
+
+URI: Final = "qemu:///system"
+TOKEN: Final = "token-of-the-test"
+CAPACITY: Final = ResourceVector(cpu_cores=5, memory_mib=2300)
+OVERHEAD_MIB: Final = 320.0
+LOW, HIGH = "low", "high"
+#: 384 MiB to boot with, as much to unplug.
+LOW_VM: Final[dict[str, Any]] = {
+    "name": LOW,
+    "priority": "deflatable",
+    "nominal": {"cpu_cores": 3.0, "memory_mib": 768.0},
+    "minimum": {"cpu_cores": 0.5, "memory_mib": 320.0},
+    "boot_memory_mib": 384.0,
+}
+HIGH_VM: Final[dict[str, Any]] = {
+    "name": HIGH,
+    "priority": "fixed",
+    "nominal": {"cpu_cores": 1.0, "memory_mib": 384.0},
+    "boot_memory_mib": 384.0,
+}
+LOOK_S: Final = 0.2
+
+
+class Ward:
+    """The host, its agent, its REST API, and its guests. Readings in pictures do not go through the agent."""
+
+    def __init__(self, directory: Path, image: Image, accelerator: Any) -> None:
+        self.host_id = f"faults-{uuid.uuid4().hex[:8]}"
+        self._directory = directory
+        self._image = image
+        self._accelerator = accelerator
+        self._numbers = itertools.count(1)
+        self._hands: dict[str, GuestHand] = {}
+        self.agent: Agent = None  # type: ignore[assignment]
+        self.client: TestClient[Any, Any] = None  # type: ignore[assignment]
+        #: As it was when the present test began.
+        self.before: Picture = None  # type: ignore[assignment]
+
+    @property
+    def host(self) -> Host:
+        return self.agent.host
+
+    @property
+    def state_dir(self) -> Path:
+        return self._directory / "agent"
+
+    def domain(self, name: str = LOW) -> str:
+        return domain_name(self.host_id, name)
+
+    def number(self, what: str) -> str:
+        """A request id that was not used yet."""
+        return f"{what}-{next(self._numbers)}"
+
+    # --- the agent -----------------------------------------------------------------------------------------------
+
+    async def start_agent(self) -> None:
+        settings = LibvirtSettings(
+            host_id=self.host_id,
+            uri=URI,
+            accelerator=self._accelerator,
+            image_dir=self._image.base.parent,
+            disk_dir=self._directory / "disks",
+        )
+        part = Slice(self.host_id, "http://127.0.0.1:0", CAPACITY, self._accelerator, OVERHEAD_MIB)
+        journal = await asyncio.to_thread(Journal, self.state_dir)
+        self.agent = Agent(Host(part, LibvirtHypervisor(settings), journal), usable_boot_mib)
+        await self.agent.start()
+        self.client = TestClient(TestServer(make_app(self.agent, TOKEN)), headers={"Authorization": f"Bearer {TOKEN}"})
+        await self.client.start_server()
+
+    async def stop_agent(self) -> None:
+        await self.client.close()
+        await self.agent.close()
+
+    async def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        """One request; its status and its body."""
+        response = await self.client.request(method, path, json=body)
+        return response.status, await response.json()
+
+    async def ended(self, request_id: str, limit_s: float = 120.0) -> Operation:
+        """An operation, once it has ended."""
+        async with asyncio.timeout(limit_s):
+            while True:
+                _, body = await self.send("GET", f"/v1/operations/{request_id}?wait_s=20")
+                operation = Operation.model_validate(body)
+                if operation.state.value != "running":
+                    return operation
+
+    async def command(self, method: str, path: str, body: dict[str, Any], limit_s: float = 120.0) -> Operation:
+        """Send a command and wait until its operation has ended."""
+        status, answer = await self.send(method, path, body)
+        assert status == 202, answer
+        return await self.ended(body["request_id"], limit_s)
+
+    def target_body(self, cpu_cores: float, memory_mib: float, name: str = LOW, **fields: Any) -> dict[str, Any]:
+        generation = self.host.vm(name).intent.generation + 1
+        target = {"cpu_cores": cpu_cores, "memory_mib": memory_mib}
+        return {
+            "request_id": self.number("t"),
+            "generation": generation,
+            "target": target,
+            "deadline_s": 20.0,
+            **fields,
+        }
+
+    async def begin_target(self, cpu_cores: float, memory_mib: float, **fields: Any) -> str:
+        """Ask for a size of the deflatable VM and do not wait; the request's id."""
+        body = self.target_body(cpu_cores, memory_mib, **fields)
+        status, answer = await self.send("PUT", f"/v1/vms/{LOW}/target", body)
+        assert status == 202, answer
+        return str(body["request_id"])
+
+    async def target(self, cpu_cores: float, memory_mib: float, **fields: Any) -> Operation:
+        """Ask for a size of the deflatable VM and wait."""
+        return await self.ended(await self.begin_target(cpu_cores, memory_mib, **fields))
+
+    async def reinflate(self) -> Operation:
+        return await self.command("POST", "/v1/reinflations", {"request_id": self.number("r"), "deadline_s": 30.0})
+
+    async def create(self, spec: dict[str, Any]) -> None:
+        operation = await self.command("POST", "/v1/vms", {"request_id": self.number("c"), "vm": spec})
+        assert operation.state.value == "done", operation.sentence
+
+    async def remove(self, name: str) -> None:
+        await self.hand(name).close()
+        self._hands.pop(name)
+        request_id = self.number("d")
+        status, answer = await self.send("DELETE", f"/v1/vms/{name}?request_id={request_id}")
+        assert status == 202, answer
+        assert (await self.ended(request_id)).state.value == "done"
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def until(self, what: str, condition: Any, limit_s: float = 60.0) -> None:
+        """Look again and again until a condition (a function or a coroutine function) is true.
+
+        :raises AssertionError: it did not become true in time.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    answer = condition()
+                    if await answer if asyncio.iscoroutine(answer) else answer:
+                        return
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise AssertionError(f"not within {limit_s:g} s: {what}") from None
+
+    async def connected(self, *names: str) -> None:
+        """Until the guests answer their agent."""
+        for name in names or tuple(self.host.vms):
+            await self.until(f"{name} answers", lambda name=name: self.host.vm(name).link.connected, 120.0)
+
+    async def settled(self, limit_s: float = 60.0) -> None:
+        """Until nothing is under way with any VM."""
+        await self.until(
+            "all VMs settled", lambda: all(vm.intent.phase is Phase.SETTLED for vm in self.host.vms.values()), limit_s
+        )
+
+    async def until_falling(self) -> None:
+        """Until a deflation has reached the guest's memory."""
+        full = self.before.vms[LOW].held.memory_mib
+
+        async def falls() -> bool:
+            return (await asyncio.to_thread(self._held_mib, LOW))[0] < full - 1
+
+        await self.until("memory is on its way out", falls)
+
+    # --- guests --------------------------------------------------------------------------------------------------
+
+    def hand(self, name: str = LOW) -> GuestHand:
+        if name not in self._hands:
+            xml = self.with_domain(lambda domain: domain.XMLDesc(), name)
+            self._hands[name] = GuestHand(channel_path(xml))
+        return self._hands[name]
+
+    async def rebooted(self, boot_id: str, name: str = LOW) -> None:
+        """Until a guest runs again after this boot, agents and all."""
+        hand = self.hand(name)
+
+        async def another() -> bool:
+            await hand.close()
+            return await hand.boot_id() != boot_id
+
+        await self.until(f"{name} boots again", another, 120.0)
+        await self.connected(name)
+
+    def with_domain(self, function: Any, name: str = LOW) -> Any:
+        """Do something with a libvirt domain, past the agent. Blocks for as long as libvirt does."""
+        connection = open_libvirt(URI)
+        try:
+            return function(connection.lookupByName(self.domain(name)))
+        finally:
+            connection.close()
+
+    async def foreign(self, function: Any, name: str = LOW) -> Any:
+        """Somebody else's hand on a domain."""
+        return await asyncio.to_thread(self.with_domain, function, name)
+
+    def _held_mib(self, name: str) -> tuple[float, float]:
+        """Memory of the bound and what is still asked for, MiB."""
+
+        def read(domain: Any) -> tuple[float, float]:
+            xml = domain.XMLDesc()
+            view, requested = DomainView.parse(xml), float(xml.partition("<requested unit='KiB'>")[2].partition("<")[0])
+            held = domain.memoryStats()["actual"] + view.current_kib
+            return held / 1024, abs(view.current_kib - requested) / 1024
+
+        held_mib, pending_mib = self.with_domain(read, name)
+        return held_mib, pending_mib
+
+    async def seen(self, name: str) -> Seen:
+        """One VM by readings of libvirt, cgroup files and the guest's own kernel."""
+        hand = self.hand(name)
+        online = await hand.online()
+        held_mib, pending_mib = await asyncio.to_thread(self._held_mib, name)
+        process = qemu_pid(self.domain(name))
+        quotas = vcpu_quotas(process)
+        limits = [1.0 if (quota := quotas[cpu]) is None else min(quota, 1.0) for cpu in online]
+        cores = round(min(float(len(online)), sum(limits)), 4)
+        return Seen(
+            status=self.host.vm(name).status(),
+            held=ResourceVector(cpu_cores=cores, memory_mib=held_mib),
+            process=process,
+            pending_mib=pending_mib,
+            available_mib=await hand.available_mib(),
+            oom_kills=await hand.oom_kills(),
+            boot_id=await hand.boot_id(),
+        )
+
+    async def picture(self) -> Picture:
+        return Picture(CAPACITY, {name: await self.seen(name) for name in self.host.vms})
+
+    async def hold(self, **allowed: Any) -> Picture:
+        """Take a picture and hold all rules against it (see :func:`tests.faults.invariants.broken`)."""
+        await self.settled()
+        picture = await self.picture()
+        assert broken(self.before, picture, **allowed) == []
+        return picture
+
+    # --- before and after every test -----------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        self.before = await self.picture()
+        assert not_nominal(self.before) == []
+
+    async def recover(self) -> None:
+        """Everything is given back, and nothing has been broken on the way.
+
+        :raises AssertionError: it is not; then the VM is replaced, so that the next test finds a sound one.
+        """
+        try:
+            await self.connected()
+            for _ in range(3):
+                await self.settled()
+                operation = await self.reinflate()
+                picture = await self.picture()
+                if not not_nominal(picture):
+                    break
+            assert not_nominal(picture) == [], operation.sentence
+            assert [seen.status.name for seen in picture.vms.values() if seen.pending_mib > 2] == []
+            assert picture.vms[HIGH].process == self.before.vms[HIGH].process
+        except BaseException:
+            await self.replace()
+            raise
+
+    async def replace(self) -> None:
+        """A new deflatable VM instead of one that a fault has ruined."""
+        for name, spec in ((LOW, LOW_VM), (HIGH, HIGH_VM)):
+            if name in self.host.vms:
+                if name == HIGH:
+                    continue
+                await self.remove(name)
+            await self.create(spec)
+        await self.connected()
+
+    def clear_away(self) -> None:
+        """Nothing is left of the domains."""
+        remove_domains(URI, [self.host_id], print)
+        remove_logs([self.host_id])
+
+
+@contextlib.asynccontextmanager
+async def open_ward() -> AsyncIterator[Ward]:
+    """A ward with both guests up."""
+    image = await asyncio.to_thread(build_image, paths.image_cache())
+    found = await asyncio.to_thread(probe_accelerator, image.kernel, None, paths.accelerator_cache())
+    # Not pytest's directory: the user under which libvirt runs QEMU must be able to pass through.
+    directory = Path(tempfile.mkdtemp(prefix="ebbtide-faults-", dir="/var/tmp"))
+    directory.chmod(0o711)
+    ward = Ward(directory, image, found.kind)
+    with pytest.MonkeyPatch.context() as patch:
+        # Looks and retries come more often: the tests wait for them.
+        patch.setattr(watch, "WATCH_S", 0.5)
+        patch.setattr(guestlink, "RETRY_S", 0.5)
+        try:
+            await ward.start_agent()
+            try:
+                await asyncio.gather(ward.create(LOW_VM), ward.create(HIGH_VM))
+                await ward.connected()
+                yield ward
+            finally:
+                for hand in ward._hands.values():
+                    await hand.close()
+                await ward.stop_agent()
+        finally:
+            await asyncio.to_thread(ward.clear_away)
+            shutil.rmtree(directory)
