@@ -5,14 +5,19 @@ libvirt's system instance needs all three: https://libvirt.org/daemons.html.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ebb.lab import kvm_device, processes
 from ebb.lab.errors import LabError
@@ -64,7 +69,7 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
         return
     if Path("/run/systemd/system").is_dir():
         report("starting libvirtd through systemd")
-        _systemctl_start("libvirtd")
+        _systemctl("start", "libvirtd")
         _await(LIBVIRTD, None, None)
         return
     if state.kvm_before is None:
@@ -84,6 +89,28 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
         _await(service, process, log)
     state.network_started = not bridge_was_there and _network_is_active(state.uri)
     save()
+
+
+def restart_libvirtd(state: LabState, logs: Path, save: Callable[[], None]) -> None:
+    """Restart libvirtd as whoever started it would; running domains go on meanwhile.
+
+    One of the lab's own stands in ``state.services`` under its new pid afterwards; one that was started by hand gets
+    the same arguments and a session of its own. Raises LabError when none runs or it does not come up again.
+    """
+    if Path("/run/systemd/system").is_dir():
+        _systemctl("restart", LIBVIRTD.name)
+        _await(LIBVIRTD, None, None)
+        return
+    pid = _listener(LIBVIRTD)
+    argv = psutil.Process(pid).cmdline()
+    number = next((i for i, process in enumerate(state.services) if process.pid == pid), None)
+    log = logs / f"{LIBVIRTD.name}.log" if number is not None else Path(os.devnull)
+    processes.stop([processes.recorded(LIBVIRTD.name, pid)])
+    started = processes.start(LIBVIRTD.name, argv, log)
+    if number is not None:
+        state.services[number] = started
+        save()
+    _await(LIBVIRTD, started, log if number is not None else None)
 
 
 def stop_services(state: LabState, report: Callable[[str], None]) -> None:
@@ -148,10 +175,21 @@ def _program(service: Service) -> str:
     return path
 
 
-def _systemctl_start(unit: str) -> None:
-    done = subprocess.run(["systemctl", "start", unit], capture_output=True, text=True, check=False)
+def _listener(service: Service) -> int:
+    """The process that listens on a service's socket. Raises LabError if there is none."""
+    for path in service.sockets:
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.settimeout(2.0)
+            probe.connect(str(path))
+            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return int(pid)
+    raise LabError(f"{service.name} does not run")
+
+
+def _systemctl(verb: str, unit: str) -> None:
+    done = subprocess.run(["systemctl", verb, unit], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LabError(f"systemctl start {unit} failed: {done.stderr.strip()}")
+        raise LabError(f"systemctl {verb} {unit} failed: {done.stderr.strip()}")
 
 
 def _await(service: Service, process: Process | None, log: Path | None) -> None:

@@ -55,6 +55,14 @@ class GuestHand:
     async def put(self, path: str, text: str) -> None:
         await self.shell('busybox mkdir -p "${2%/*}" && printf %s "$1" > "$2"', text, path)
 
+    async def leave(self, script: str) -> None:
+        """Run a script of the shell that the guest does not survive."""
+        with contextlib.suppress(LabError):
+            link = await self.link()
+            argv = ["busybox", "sh", "-c", script]
+            await link.call("exec", argv=argv, timeout_s=5, reply_timeout_s=2.0)
+        await self.close()
+
     # --- processes -----------------------------------------------------------------------------------------------
 
     async def pids(self, word: str) -> list[int]:
@@ -137,6 +145,20 @@ class GuestHand:
                 yield pid
         finally:
             await self.signal("CONT", supervisor)
+
+    # --- applications --------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def application(self, mode: str, size_mib: int) -> AsyncIterator[int]:
+        """An application of this size as the guest's only one, with a hook that behaves badly."""
+        drop_ins = "/etc/ebbtide/adapters.d"
+        await self.put(f"{drop_ins}/hook.json", '{"name": "hook", "url": "http://127.0.0.1:7071"}')
+        await self.shell("busybox mv $1/memcached.json $1/memcached.off", drop_ins)
+        try:
+            async with self.running("hook", mode, str(size_mib)) as pid:
+                yield pid
+        finally:
+            await self.shell("busybox mv $1/memcached.off $1/memcached.json; busybox rm -f $1/hook.json", drop_ins)
 
     # --- figures -------------------------------------------------------------------------------------------------
 

@@ -49,15 +49,15 @@ def die_at(machine: Any, phase: str, moment: str) -> None:
     machine.start, machine.handle = started, handled
 
 
-def die_at_call(method: str, moment: str) -> None:
+def die_at_call(deadly: str, moment: str) -> None:
     """The same before or after a call of the hypervisor."""
     call = FakeHypervisor._call
 
-    async def called(self: FakeHypervisor, name: str, **params: Any) -> Any:
-        if (name, moment) == (method, "entered"):
+    async def called(self: FakeHypervisor, method: str, **params: Any) -> Any:
+        if (method, moment) == (deadly, "entered"):
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = await call(self, name, **params)
-        if (name, moment) == (method, "answered"):
+        answer = await call(self, method, **params)
+        if (method, moment) == (deadly, "answered"):
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 

@@ -23,7 +23,7 @@ from ebb.lab.guestlink import channel_path
 from ebb.lab.image import Image, build_image
 from ebb.lab.services import open_libvirt
 from ebb.readings import DomainView, qemu_pid, vcpu_quotas
-from hostagent import guestlink, watch
+from hostagent import executor, guestlink, watch
 from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
 from hostagent.api import make_app
@@ -37,7 +37,7 @@ from tests.faults.invariants import Picture, Seen, broken, not_nominal
 
 URI: Final = "qemu:///system"
 TOKEN: Final = "token-of-the-test"
-CAPACITY: Final = ResourceVector(cpu_cores=5, memory_mib=2300)
+CAPACITY: Final = ResourceVector(cpu_cores=5, memory_mib=2600)
 OVERHEAD_MIB: Final = 320.0
 LOW, HIGH = "low", "high"
 #: 384 MiB to boot with, as much to unplug.
@@ -210,6 +210,10 @@ class Ward:
             self._hands[name] = GuestHand(channel_path(xml))
         return self._hands[name]
 
+    def forget_hand(self, name: str) -> None:
+        """The domain has been started anew: its channels are others."""
+        self._hands.pop(name, None)
+
     async def rebooted(self, boot_id: str, name: str = LOW) -> None:
         """Until a guest runs again after this boot, agents and all."""
         hand = self.hand(name)
@@ -316,19 +320,26 @@ class Ward:
         remove_logs([self.host_id])
 
 
+def _directory() -> Path:
+    """Not pytest's: the user under which libvirt runs QEMU must be able to pass through."""
+    directory = Path(tempfile.mkdtemp(prefix="ebbtide-faults-", dir="/var/tmp"))
+    directory.chmod(0o711)
+    return directory
+
+
 @contextlib.asynccontextmanager
 async def open_ward() -> AsyncIterator[Ward]:
     """A ward with both guests up."""
     image = await asyncio.to_thread(build_image, paths.image_cache())
     found = await asyncio.to_thread(probe_accelerator, image.kernel, None, paths.accelerator_cache())
-    # Not pytest's directory: the user under which libvirt runs QEMU must be able to pass through.
-    directory = Path(tempfile.mkdtemp(prefix="ebbtide-faults-", dir="/var/tmp"))
-    directory.chmod(0o711)
+    directory = await asyncio.to_thread(_directory)
     ward = Ward(directory, image, found.kind)
     with pytest.MonkeyPatch.context() as patch:
         # Looks and retries come more often: the tests wait for them.
         patch.setattr(watch, "WATCH_S", 0.5)
         patch.setattr(guestlink, "RETRY_S", 0.5)
+        # Emulated guests on a busy machine are slow to answer: that is none of the faults.
+        patch.setattr(executor, "STATUS_LIMIT_S", 10.0)
         try:
             await ward.start_agent()
             try:

@@ -6,7 +6,8 @@ Usage: liar.py cpus|memory|application
 from __future__ import annotations
 
 import sys
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from guestagent.agent import Agent
 from guestagent.applications import Applications

@@ -1,6 +1,7 @@
 """Runs inside a guest: pins a page in each of so many blocks of 2 MiB, as a device that does DMA would.
 
-A page in a pipe (vmsplice(2)) can neither be moved nor freed, so its block cannot be unplugged. Usage: pin_memory.py BLOCKS
+A page in a pipe (vmsplice(2)) can neither be moved nor freed, so its block cannot be unplugged.
+Usage: pin_memory.py BLOCKS
 """
 
 from __future__ import annotations

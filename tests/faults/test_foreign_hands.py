@@ -1,0 +1,226 @@
+"""Somebody else works on the domains; real guests (docs/faults.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import libvirt
+import pytest
+
+from ebb.lab.guestlink import channel_path
+from ebb.lab.services import open_libvirt
+from ebb.readings import qemu_pid
+from tests.faults.ward import HIGH, LOW, URI, Ward
+
+pytestmark = [pytest.mark.guest, pytest.mark.asyncio(loop_scope="session")]
+
+LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+#: A domain of somebody else: nothing to boot from, and it never runs.
+FOREIGN = """
+<domain type='qemu'>
+  <name>{name}</name>
+  <memory unit='MiB'>64</memory>
+  <vcpu>2</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices><memballoon model='virtio'/></devices>
+</domain>
+"""
+
+
+async def test_a_quota_that_somebody_lifts_is_set_again(ward: Ward) -> None:
+    assert (await ward.target(1.5, 768)).state.value == "done"
+    await ward.foreign(lambda domain: domain.setSchedulerParametersFlags({"vcpu_quota": -1}, LIVE))
+    assert (await ward.seen(LOW)).held.cpu_cores > 1.5
+    await _holds_what_is_committed(ward)
+    await ward.hold()
+
+
+async def test_a_quota_that_somebody_lowers_is_given_back(ward: Ward) -> None:
+    await ward.foreign(
+        lambda domain: domain.setSchedulerParametersFlags({"vcpu_period": 100_000, "vcpu_quota": 20_000}, LIVE)
+    )
+    assert (await ward.seen(LOW)).held.cpu_cores < 1
+    await _holds_what_is_committed(ward)
+    await ward.hold()
+
+
+async def test_a_balloon_that_somebody_raises_is_brought_back(ward: Ward) -> None:
+    assert (await ward.target(3.0, 340)).state.value == "done"
+    await ward.foreign(lambda domain: domain.setMemoryFlags(384 * 1024, LIVE))
+    await _holds_what_is_committed(ward, at_first=False)
+    await ward.hold()
+
+
+async def test_a_balloon_that_somebody_lowers_is_given_back(ward: Ward) -> None:
+    await ward.foreign(lambda domain: domain.setMemoryFlags(300 * 1024, LIVE))
+    await _holds_what_is_committed(ward, at_first=False)
+    await ward.hold()
+
+
+async def test_memory_that_somebody_plugs_is_brought_back(ward: Ward) -> None:
+    assert (await ward.target(3.0, 576)).state.value == "done"
+    await ward.foreign(lambda domain: _request(domain, 384))
+    await _holds_what_is_committed(ward, at_first=False)
+    await ward.hold()
+
+
+async def test_a_cpu_that_the_guests_root_puts_on_line_gets_no_more_than_is_committed(ward: Ward) -> None:
+    assert (await ward.target(1.5, 768)).state.value == "done"
+    assert len(await ward.hand().online()) == 2
+    await ward.hand().shell("for c in 1 2; do echo 1 > /sys/devices/system/cpu/cpu$c/online; done")
+    await _holds_what_is_committed(ward)
+    assert ward.host.vm(LOW).drift_total > 0
+    await ward.hold()
+
+
+async def test_cpus_that_somebody_takes_off_line_are_put_back(ward: Ward) -> None:
+    await ward.foreign(lambda domain: domain.setGuestVcpus("2", 0))
+    assert await ward.hand().online() == (0, 1)
+    await _holds_what_is_committed(ward)
+    await ward.hold()
+
+
+async def test_a_stopped_vm_that_somebody_starts_gets_what_is_committed(ward: Ward) -> None:
+    assert (await ward.target(2.0, 600)).state.value == "done"
+    boot_id = ward.before.vms[LOW].boot_id
+    await ward.hand().close()
+    await ward.foreign(lambda domain: domain.destroy())
+    await ward.until("the agent sees it", lambda: ward.host.vm(LOW).status().state.value == "stopped")
+    await ward.foreign(lambda domain: domain.create())
+    ward.forget_hand(LOW)
+    await ward.rebooted(boot_id)
+    await ward.until("it is settled", lambda: ward.host.vm(LOW).status().state.value == "running")
+    await _holds_what_is_committed(ward)
+    after = await ward.hold(restarted=[LOW])
+    assert after.vms[LOW].held.memory_mib == pytest.approx(600, abs=2)
+
+
+async def test_a_vm_that_somebody_undefines_is_no_longer_charged(ward: Ward) -> None:
+    free = ward.host.free()
+    nominal = {"cpu_cores": 1.0, "memory_mib": 384.0}
+    await ward.create({"name": "extra", "priority": "deflatable", "nominal": nominal, "boot_memory_mib": 384.0})
+    assert ward.host.free() != free
+
+    def remove(domain: Any) -> None:
+        domain.destroy()
+        domain.undefine()
+
+    await ward.foreign(remove, "extra")
+    await ward.until("the agent sees it", lambda: "extra" not in ward.host.vms)
+    assert ward.host.free().cpu_cores == free.cpu_cores
+    assert ward.host.journal.changes[-1].cause == "removed by somebody else"
+    await ward.hold()
+
+
+async def test_a_domain_that_is_not_ours_is_not_touched(ward: Ward) -> None:
+    connection = open_libvirt(URI)
+    # The one is called like a VM of this very host, but nothing says that it belongs to it.
+    names = (f"faults-foreign-{ward.host_id}", ward.domain("stranger"))
+    found = []
+    try:
+        for name in names:
+            found.append(connection.defineXML(FOREIGN.format(name=name)))
+            found[-1].createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+        before = [(domain.XMLDesc(), domain.schedulerParameters(), domain.info()[:4]) for domain in found]
+        body = {"request_id": ward.number("k"), "need": {"cpu_cores": 9.0, "memory_mib": 300.0}, "deadline_s": 15.0}
+        operation = await ward.command("POST", "/v1/reclaims", body)
+        assert operation.state.value == "partial"
+        assert [outcome.name for outcome in operation.vms] == [LOW]
+        assert [(domain.XMLDesc(), domain.schedulerParameters(), domain.info()[:4]) for domain in found] == before
+        await ward.hold()
+    finally:
+        for domain in found:
+            domain.destroy()
+            domain.undefine()
+        connection.close()
+
+
+async def test_a_channel_that_somebody_else_is_connected_to_costs_the_guests_layers_only(ward: Ward) -> None:
+    hand = ward.hand()
+    pid = await hand.pid("-m guestagent")
+    path = channel_path(await ward.foreign(lambda domain: domain.XMLDesc()), "io.ebbtide.guest.0")
+    # QEMU serves one client of a port and lets others wait: this one comes in as soon as the agent lets go.
+    _, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        await hand.signal("STOP", pid)
+        await ward.until("the agent lets go", lambda: not ward.host.vm(LOW).link.connected)
+        await hand.signal("CONT", pid)
+        operation = await ward.target(2.0, 600)
+        assert operation.state.value == "partial"
+        assert operation.vms[0].after.memory_mib == 768
+        assert operation.vms[0].after.cpu_cores == pytest.approx(2.0, abs=0.011)
+        await ward.hold()
+    finally:
+        await hand.signal("CONT", pid)
+        writer.close()
+    await ward.connected()
+
+
+async def test_a_vm_whose_process_stands_still_holds_nobody_up(ward: Ward) -> None:
+    """Calls of libvirt about it hang; the other VM, the API and the loop do not."""
+    process = qemu_pid(ward.domain())
+    longest_s = 0.0
+
+    async def look() -> None:
+        nonlocal longest_s
+        while True:
+            began_s = time.monotonic()
+            status, _ = await ward.send("GET", "/v1/host")
+            assert status == 200
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            await asyncio.sleep(0.2)
+
+    looking = asyncio.create_task(look())
+    os.kill(process, signal.SIGSTOP)
+    try:
+        operation = await ward.target(1.5, 600, deadline_s=5.0)
+        assert operation.state.value == "partial", operation.sentence
+        assert ward.host.vm(LOW).status().current.cpu_cores == 3.0
+        # Somebody else's VM can still be read: not all places of the connection are taken.
+        await ward.host.hypervisor.read(ward.domain(HIGH))
+    finally:
+        os.kill(process, signal.SIGCONT)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+    assert longest_s < 5.0
+    await ward.connected()
+    await ward.settled(120)
+    await ward.hold()
+
+
+def _request(domain: Any, mib: int) -> None:
+    device = ElementTree.fromstring(domain.XMLDesc()).find("./devices/memory[@model='virtio-mem']")
+    assert device is not None
+    requested = device.find("target/requested")
+    assert requested is not None
+    requested.text = str(mib * 1024)
+    domain.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), LIVE)
+
+
+async def _holds_what_is_committed(ward: Ward, at_first: bool = True) -> None:
+    """Until the agent has put right what was changed.
+
+    :param at_first: False: what was asked of the guest may not have begun to show.
+    """
+
+    async def right() -> bool:
+        seen = await ward.seen(LOW)
+        committed = seen.status.current.vector()
+        close = (
+            abs(seen.held.memory_mib - committed.memory_mib) <= 2
+            and abs(seen.held.cpu_cores - committed.cpu_cores) < 0.012
+        )
+        return close and seen.pending_mib <= 2
+
+    if not at_first:
+
+        async def changed() -> bool:
+            return not await right()
+
+        await ward.until("the change shows", changed)
+    await ward.until("the VM holds what is committed", right)
