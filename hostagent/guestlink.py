@@ -24,6 +24,8 @@ from deflation.guest_messages import MAX_LINE, NOTICES, PROTOCOL, GuestBody, Hel
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 
 MESSAGES_PER_S: Final = 20
+#: The error of a guest agent that has not been greeted (docs/protocols.md).
+HELLO_FIRST: Final = -32002
 #: How long one hello is waited for: a guest that boots answers the one that waits in its channel.
 HELLO_LIMIT_S: Final = 10.0
 RETRY_S: Final = 2.0
@@ -179,6 +181,10 @@ class GuestLink:
         if future is None or future.done():
             return False
         if isinstance(error := message.get("error"), dict):
+            if error.get("code") == HELLO_FIRST:
+                # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
+                self._broken.set()
+                self.connected = False
             future.set_exception(GuestRefused(str(error.get("message", "no reason given"))[:300]))
         else:
             future.set_result(message.get("result"))

@@ -66,7 +66,7 @@ def die_at_call(deadly: str, moment: str) -> None:
 
 if __name__ == "__main__":
     configure_logs(as_json=False, verbose=False)
-    watch.WATCH_S = guestlink.RETRY_S = 0.2  # type: ignore[misc]
+    watch.WATCH_S = watch.CLOSE_LOOK_S = guestlink.RETRY_S = 0.2  # type: ignore[misc]
     if sys.argv[4:5] == ["Hypervisor"]:
         die_at_call(*sys.argv[5:])
     elif sys.argv[4:]:

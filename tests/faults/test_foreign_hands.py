@@ -74,7 +74,7 @@ async def test_a_cpu_that_the_guests_root_puts_on_line_gets_no_more_than_is_comm
     assert len(await ward.hand().online()) == 2
     await ward.hand().shell("for c in 1 2; do echo 1 > /sys/devices/system/cpu/cpu$c/online; done")
     await _holds_what_is_committed(ward)
-    assert ward.host.vm(LOW).drift_total > 0
+    assert ward.host.vm(LOW).status().drift_total > 0
     await ward.hold()
 
 

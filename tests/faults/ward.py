@@ -275,14 +275,14 @@ class Ward:
         """Take a picture and hold all rules against it (see :func:`tests.faults.invariants.broken`)."""
         await self.settled()
         picture = await self.picture()
-        assert broken(self.before, picture, **allowed) == []
+        _none(broken(self.before, picture, **allowed))
         return picture
 
     # --- before and after every test -----------------------------------------------------------------------------
 
     async def begin(self) -> None:
         self.before = await self.picture()
-        assert not_nominal(self.before) == []
+        _none(not_nominal(self.before))
 
     async def recover(self) -> None:
         """Everything is given back, and nothing has been broken on the way.
@@ -297,8 +297,8 @@ class Ward:
                 picture = await self.picture()
                 if not not_nominal(picture):
                     break
-            assert not_nominal(picture) == [], operation.sentence
-            assert [seen.status.name for seen in picture.vms.values() if seen.pending_mib > 2] == []
+            _none(not_nominal(picture), operation.sentence)
+            _none([f"{name} is asked for more" for name, seen in picture.vms.items() if seen.pending_mib > 2])
             assert picture.vms[HIGH].process == self.before.vms[HIGH].process
         except BaseException:
             await self.replace()
@@ -320,6 +320,12 @@ class Ward:
         remove_logs([self.host_id])
 
 
+def _none(problems: list[str], why: str = "") -> None:
+    """:raises AssertionError: there are problems; it names them."""
+    if problems:
+        raise AssertionError("; ".join(problems) + (f" ({why})" if why else ""))
+
+
 def _directory() -> Path:
     """Not pytest's: the user under which libvirt runs QEMU must be able to pass through."""
     directory = Path(tempfile.mkdtemp(prefix="ebbtide-faults-", dir="/var/tmp"))
@@ -337,6 +343,8 @@ async def open_ward() -> AsyncIterator[Ward]:
     with pytest.MonkeyPatch.context() as patch:
         # Looks and retries come more often: the tests wait for them.
         patch.setattr(watch, "WATCH_S", 0.5)
+        patch.setattr(watch, "CLOSE_LOOK_S", 1.5)
+        patch.setattr(watch, "OWNERS_S", 2.0)
         patch.setattr(guestlink, "RETRY_S", 0.5)
         # Emulated guests on a busy machine are slow to answer: that is none of the faults.
         patch.setattr(executor, "STATUS_LIMIT_S", 10.0)
