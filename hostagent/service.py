@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 from aiohttp import web
@@ -57,6 +58,18 @@ def read_token(path: Path) -> str:
     return token
 
 
+class _Log:
+    """Standard error, as far as it takes something: a full disk under the log is no reason to stop working."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
 def configure_logs(as_json: bool, verbose: bool) -> None:
     """Key-value logs on standard error."""
     renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
@@ -69,5 +82,5 @@ def configure_logs(as_json: bool, verbose: bool) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
     )

@@ -21,7 +21,7 @@ def named() -> set[str]:
     return {test for row in rows() for test in re.findall(r"`(tests/\S+::\w+)`", row[-1])}
 
 
-def tests_in(path: Path) -> set[str]:
+def functions_of(path: Path) -> set[str]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, functions)]
     return {f"{path.relative_to(ROOT)}::{name}" for name in found if name.startswith("test_")}
@@ -35,10 +35,10 @@ def test_the_table_has_25_faults_with_all_that_belongs_to_them() -> None:
 
 
 def test_every_test_of_the_table_exists() -> None:
-    there = {test for path in {test.partition("::")[0] for test in named()} for test in tests_in(ROOT / path)}
+    there = {test for path in {test.partition("::")[0] for test in named()} for test in functions_of(ROOT / path)}
     assert named() - there == set()
 
 
 def test_every_test_of_a_fault_stands_in_the_table() -> None:
-    here = {test for path in Path(__file__).parent.glob("test_*.py") for test in tests_in(path)}
-    assert here - tests_in(Path(__file__)) - named() == set()
+    here = {test for path in Path(__file__).parent.glob("test_*.py") for test in functions_of(path)}
+    assert here - functions_of(Path(__file__)) - named() == set()
