@@ -69,6 +69,7 @@ async def test_what_an_application_only_claims_to_have_freed_counts_for_nothing(
         operation = await ward.target(3.0, 560)
         assert operation.state.value == "done", operation.sentence
         rows = {row.layer.value: row for row in operation.vms[0].ledger}
+        assert rows["application"].promised > 0
         assert rows["application"].verified <= rows["guest"].verified
         fall = operation.vms[0].before.memory_mib - operation.vms[0].after.memory_mib
         assert rows["guest"].verified + rows["hypervisor"].verified == pytest.approx(fall, abs=2)

@@ -40,9 +40,11 @@ async def test_an_application_that_refuses_keeps_what_it_has_and_the_next_layers
 
 
 async def test_an_application_that_crashes_after_its_promise_is_not_waited_for(ward: Ward) -> None:
-    async with ward.hand().application("crash", 150):
+    async with ward.hand().application("crash", 150) as pid:
         operation = await ward.target(3.0, 600)
         assert operation.state.value == "done", operation.sentence
+        assert not await ward.hand().alive(pid)
+        assert row(operation, "application").promised > 0
         assert row(operation, "application").verified == 0
         await ward.hold()
 
@@ -51,6 +53,7 @@ async def test_an_application_that_lies_is_credited_with_no_more_than_the_guest_
     async with ward.hand().application("lie", 150):
         operation = await ward.target(3.0, 600)
         assert operation.state.value == "done", operation.sentence
+        assert row(operation, "application").promised > 0
         guest = row(operation, "guest").verified
         assert row(operation, "application").verified <= guest
         assert guest + row(operation, "hypervisor").verified == pytest.approx(168, abs=2)

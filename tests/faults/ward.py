@@ -23,7 +23,7 @@ from ebb.lab.guestlink import channel_path
 from ebb.lab.image import Image, build_image
 from ebb.lab.services import open_libvirt
 from ebb.readings import DomainView, qemu_pid, vcpu_quotas
-from hostagent import executor, guestlink, watch
+from hostagent import executor, guestlink, libvirt_hypervisor, watch
 from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
 from hostagent.api import make_app
@@ -135,7 +135,7 @@ class Ward:
             "request_id": self.number("t"),
             "generation": generation,
             "target": target,
-            "deadline_s": 20.0,
+            "deadline_s": 40.0,
             **fields,
         }
 
@@ -281,6 +281,9 @@ class Ward:
     # --- before and after every test -----------------------------------------------------------------------------
 
     async def begin(self) -> None:
+        for vm in self.host.vms.values():
+            # An application that refused an earlier test would not be asked in this one.
+            vm._refusal = None
         self.before = await self.picture()
         _none(not_nominal(self.before))
 
@@ -348,6 +351,7 @@ async def open_ward() -> AsyncIterator[Ward]:
         patch.setattr(guestlink, "RETRY_S", 0.5)
         # Emulated guests on a busy machine are slow to answer: that is none of the faults.
         patch.setattr(executor, "STATUS_LIMIT_S", 10.0)
+        patch.setattr(libvirt_hypervisor, "STALLED_S", 12.0)
         try:
             await ward.start_agent()
             try:
