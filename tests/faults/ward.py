@@ -23,7 +23,7 @@ from ebb.lab.guestlink import channel_path
 from ebb.lab.image import Image, build_image
 from ebb.lab.services import open_libvirt
 from ebb.readings import DomainView, qemu_pid, vcpu_quotas
-from hostagent import executor, guestlink, libvirt_hypervisor, watch
+from hostagent import executor, guestlink, settling, watch
 from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
 from hostagent.api import make_app
@@ -351,7 +351,7 @@ async def open_ward() -> AsyncIterator[Ward]:
         patch.setattr(guestlink, "RETRY_S", 0.5)
         # Emulated guests on a busy machine are slow to answer: that is none of the faults.
         patch.setattr(executor, "STATUS_LIMIT_S", 10.0)
-        patch.setattr(libvirt_hypervisor, "STALLED_S", 12.0)
+        patch.setattr(settling, "STALLED_S", 12.0)
         try:
             await ward.start_agent()
             try:
