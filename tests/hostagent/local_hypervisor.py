@@ -1,0 +1,358 @@
+"""The hypervisor port over a :class:`tests.hostagent.local_world.LocalWorld`, for one agent; and that agent's end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from deflation.messages import VMSpec
+from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, JournalError, RequestRefused
+from hostagent.hypervisor import DomainState, HostSideReading
+from hostagent.intents import Intent, Phase
+from hostagent.journal import Journal
+from tests.hostagent.local_guest import Guest
+from tests.hostagent.local_world import Domain, LocalWorld
+
+#: As in :mod:`hostagent.libvirt_connection` and :mod:`hostagent.libvirt_hypervisor`.
+CALL_LIMIT_S: Final = 15.0
+LOOK_S: Final = 0.5
+STALLED_S: Final = 4.0
+TEMPLATE: Final = "lab"
+
+
+class Fence:
+    """Between an agent and all that lasts: after its death nothing of what it does comes through.
+
+    :attr:`calls_left` counts down at every durable call; at 0 the agent dies, before or after the call's effect.
+    """
+
+    def __init__(self) -> None:
+        self.dead = False
+        self.calls_left: int | None = None
+        self.after_effect = False
+
+    def before(self) -> None:
+        self._check()
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left <= 0 and not self.after_effect:
+                self.dead = True
+        self._check()
+
+    def after(self) -> None:
+        if self.calls_left is not None and self.calls_left <= 0:
+            self.dead = True
+        self._check()
+
+    def _check(self) -> None:
+        if self.dead:
+            raise HypervisorError("this agent has been killed")
+
+
+class FencedJournal(Journal):
+    """The journal of an agent that may die at any call; a full disk is an error of each."""
+
+    def __init__(self, directory: Path, fence: Fence, faults: Faults) -> None:
+        super().__init__(directory)
+        self._fence = fence
+        self._faults = faults
+
+    def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
+        self._fence.before()
+        if self._faults.disk_full:
+            raise JournalError("a core change could not be written: No space left on device")
+        super().add(machine, host, at, before, after, cause)
+        self._fence.after()
+
+    def raise_epoch(self, epoch: int) -> None:
+        self._fence.before()
+        super().raise_epoch(epoch)
+        self._fence.after()
+
+
+class Faults:
+    """What is wrong with the hypervisor."""
+
+    def __init__(self) -> None:
+        self.disk_full = False
+        #: Until then every call fails: libvirtd is being restarted.
+        self.down_until = 0.0
+        #: So many calls of a method fail before they do anything, or time out and are carried out later.
+        self.refused: dict[str, int] = {}
+        self.late: dict[str, int] = {}
+
+    def clear(self) -> None:
+        self.disk_full, self.down_until = False, 0.0
+        self.refused.clear()
+        self.late.clear()
+
+    @property
+    def any(self) -> bool:
+        return self.disk_full or bool(self.refused or self.late or self.down_until)
+
+    @staticmethod
+    def take(counts: dict[str, int], method: str) -> bool:
+        if method not in counts:
+            return False
+        counts[method] -= 1
+        if counts[method] <= 0:
+            del counts[method]
+        return True
+
+
+class LocalHypervisor:
+    """See :class:`hostagent.hypervisor.Hypervisor`."""
+
+    def __init__(self, world: LocalWorld, host_id: str, fence: Fence, faults: Faults) -> None:
+        self._world = world
+        self._host_id = host_id
+        self._fence = fence
+        self._faults = faults
+
+    async def domains(self) -> list[DomainState]:
+        await self._ask("domains")
+        return [
+            DomainState(name, domain.state, domain.intent)
+            for name, domain in self._world.domains.items()
+            if domain.intent.owner == self._host_id
+        ]
+
+    async def sweep(self) -> None:
+        await self._ask("sweep")
+
+    async def check(self, spec: VMSpec) -> None:
+        await asyncio.sleep(self._world.latency())
+        if spec.template != TEMPLATE:
+            raise RequestRefused(400, f"there is no template {spec.template}", "vm.template")
+
+    async def create(self, domain: str, intent: Intent) -> None:
+        def make() -> None:
+            if domain in self._world.domains:
+                raise HypervisorError(f"domain {domain} exists already")
+            self._world.domains[domain] = make_domain(intent, self._world.now())
+
+        await self._change("create", domain, make, CALL_LIMIT_S * 4)
+
+    async def resume(self, domain: str) -> None:
+        def resume() -> None:
+            found = self._world.running(domain)
+            found.state = "running"
+            found.guest.boots_until = self._world.now() + 2.0
+
+        await self._change("resume", domain, resume)
+
+    async def destroy(self, domain: str) -> None:
+        def destroy() -> None:
+            found = self._world.find(domain)
+            given_up = found.given_up or found.intent.phase is Phase.CREATING
+            if domain not in self._world.condemned and not given_up:
+                self._world.blame(domain, "was removed, though nobody asked for that")
+            if found.intent.owner != self._host_id:
+                self._world.blame(domain, "was removed, though it belongs to somebody else")
+            found.hang_up()
+            del self._world.domains[domain]
+            self._world.condemned.discard(domain)
+
+        try:
+            await self._change("destroy", domain, destroy, CALL_LIMIT_S * 4)
+        except DomainGone:
+            return
+
+    async def write_intent(self, domain: str, intent: Intent) -> None:
+        # As it comes back from the metadata.
+        stored = Intent.model_validate_json(intent.model_dump_json())
+
+        def write() -> None:
+            self._ours(domain).intent = stored
+            self._world.note(domain, f"{stored.phase}, committed {stored.committed}, target {stored.target}")
+
+        await self._change("write_intent", domain, write)
+
+    async def read(self, domain: str) -> HostSideReading:
+        await self._ask("read")
+        try:
+            return self._world.running(domain).reading()
+        except KeyError:
+            raise DomainGone(f"no domain {domain}") from None
+
+    async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
+        def set_quota() -> None:
+            found = self._ours(domain, live=True)
+            found.quota = None if cores_per_cpu is None or cores_per_cpu >= 1 else max(cores_per_cpu, 0.001)
+            self._world.note(domain, f"quota {found.quota}, on line {found.guest.online}")
+            self._world.judge_limits(domain, found)
+
+        await self._change("set_quota", domain, set_quota)
+
+    async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
+        def set_disk() -> None:
+            found = self._ours(domain, live=True)
+            found.disk_mib_s = disk_mib_s
+            self._world.judge_limits(domain, found)
+
+        await self._change("set_disk", domain, set_disk)
+        return ""
+
+    async def set_network(self, domain: str, network_mib_s: float | None) -> str:
+        def set_network() -> None:
+            found = self._ours(domain, live=True)
+            found.network_mib_s = network_mib_s
+            self._world.judge_limits(domain, found)
+
+        await self._change("set_network", domain, set_network)
+        return ""
+
+    async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
+        await self._request_balloon(domain, balloon_mib)
+        reason = await self._settled(domain, lambda r: r.balloon_mib, balloon_mib, "the balloon", limit_s)
+        if reason:
+            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+        return reason
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        await self._request_plugged(domain, plugged_mib)
+        reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
+        if reason:
+            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
+        return reason
+
+    async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        short = ""
+
+        def set_limit() -> None:
+            nonlocal short
+            found = self._ours(domain, live=True)
+            if limit_mib is not None and found.may_hold().memory_mib > limit_mib + self._world.swap_mib:
+                short = f"swap does not back a limit of {limit_mib:g} MiB"
+                return
+            found.limit_mib = limit_mib
+            self._world.judge(domain, found)
+
+        await self._change("set_limit", domain, set_limit)
+        return short
+
+    async def guest_channel(self, domain: str) -> Path | None:
+        await self._ask("guest_channel")
+        found = self._world.domains.get(domain)
+        return Path("/guests") / domain if found is not None and found.state == "running" else None
+
+    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+        self._world.listeners[:] = [callback]
+
+    async def close(self) -> None:
+        pass
+
+    # --- how calls go --------------------------------------------------------------------------------------------
+
+    async def _request_balloon(self, domain: str, mib: float) -> None:
+        def request() -> None:
+            found = self._ours(domain, live=True)
+            self._world.note(domain, f"balloon {found.balloon_mib:g}, wanted {found.balloon_wanted_mib:g} -> {mib:g}")
+            self._world.judge_memory(domain, found, mib, found.plugged_wanted_mib)
+            found.balloon_wanted_mib = min(mib, found.boot_mib)
+
+        await self._change("set_balloon", domain, request)
+
+    async def _request_plugged(self, domain: str, mib: float) -> None:
+        def request() -> None:
+            found = self._ours(domain, live=True)
+            self._world.note(domain, f"plugged {found.plugged_mib:g}, wanted {found.plugged_wanted_mib:g} -> {mib:g}")
+            self._world.judge_memory(domain, found, found.balloon_wanted_mib, mib)
+            if mib > found.device_mib + 1e-6 or mib % 2 > 1e-6:
+                raise HypervisorError(f"virtio-mem cannot have {mib:g} of {found.device_mib:g} MiB")
+            found.plugged_wanted_mib = mib
+
+        await self._change("set_plugged", domain, request)
+
+    async def _settled(
+        self, domain: str, what: Callable[[HostSideReading], float], goal_mib: float, device: str, limit_s: float
+    ) -> str:
+        began = moved_at = self._world.now()
+        size = what(await self.read(domain))
+        while abs(size - goal_mib) >= 0.5:
+            now = self._world.now()
+            if now - moved_at > STALLED_S:
+                return f"{device} stopped at {size:g} MiB instead of {goal_mib:g}"
+            if now - began > limit_s:
+                return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
+            await asyncio.sleep(LOOK_S)
+            latest = what(await self.read(domain))
+            if latest != size:
+                size, moved_at = latest, self._world.now()
+        return ""
+
+    def _ours(self, name: str, live: bool = False) -> Domain:
+        found = self._world.running(name) if live else self._world.find(name)
+        if found.intent.owner != self._host_id:
+            self._world.blame(name, "was changed, though it belongs to somebody else")
+        return found
+
+    def _fail(self, method: str) -> None:
+        self._fence.before()
+        if self._world.now() < self._faults.down_until:
+            raise HypervisorError("Failed to connect socket to '/var/run/libvirt/libvirt-sock': Connection refused")
+        if self._faults.take(self._faults.refused, method):
+            raise HypervisorError(f"internal error: {method} failed")
+
+    async def _ask(self, method: str) -> None:
+        await asyncio.sleep(self._world.latency())
+        self._fail(method)
+        await asyncio.sleep(self._world.latency())
+
+    async def _change(
+        self, method: str, domain: str, effect: Callable[[], None], limit_s: float = CALL_LIMIT_S
+    ) -> None:
+        await asyncio.sleep(self._world.latency())
+        self._fail(method)
+        late = self._faults.take(self._faults.late, method)
+        lock = self._lock(domain)
+        try:
+            async with asyncio.timeout(limit_s):
+                await lock.acquire()
+        except TimeoutError:
+            raise HypervisorTimeout(f"an earlier libvirt call has not returned within {limit_s:g} s") from None
+        if late:
+            self._world.afterwards(limit_s + 5.0, lambda: self._late(lock, domain, effect))
+            if (found := self._world.domains.get(domain)) is not None:
+                found.disturbed = True
+                # What could not be started, as far as the agent knows, may be cleared away.
+                found.given_up = found.given_up or found.intent.phase is Phase.CREATING
+            await asyncio.sleep(limit_s)
+            raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s")
+        try:
+            try:
+                effect()
+            except KeyError:
+                raise DomainGone(f"Domain not found: no domain with matching name '{domain}'") from None
+            self._fence.after()
+            await asyncio.sleep(self._world.latency())
+        finally:
+            lock.release()
+
+    def _lock(self, domain: str) -> asyncio.Lock:
+        found = self._world.domains.get(domain)
+        return found.lock if found is not None else asyncio.Lock()
+
+    def _late(self, lock: asyncio.Lock, domain: str, effect: Callable[[], None]) -> None:
+        """The call returns at last, when nobody waits for it any more."""
+        lock.release()
+        try:
+            effect()
+        except (KeyError, HypervisorError):
+            return
+        if domain in self._world.domains:
+            self._world.domains[domain].disturbed = True
+
+
+def make_domain(intent: Intent, now: float) -> Domain:
+    """A domain as the template would make it: vCPUs for the nominal size, a device with room up to the ceiling."""
+    spec = intent.spec
+    vcpus = math.ceil(spec.nominal.cpu_cores)
+    most = spec.ceiling.memory_mib if spec.ceiling is not None else spec.nominal.memory_mib
+    domain = Domain(intent, vcpus, intent.boot_mib, most - intent.boot_mib, Guest(set(range(vcpus))))
+    domain.start(now)
+    domain.guest.boots_until = now
+    return domain

@@ -1,0 +1,478 @@
+"""The rules that never bend, over the agent's own code: any order of commands, faults, kills and passing of time.
+
+The agent, its operations, its watch, its journal and its conversations with guests are the real ones; hypervisor,
+guests, threads and time are make-believe (:mod:`tests.hostagent.local_world`), so that thousands of steps with all
+their waiting take seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Stage
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from deflation.allocations import Priority
+from deflation.errors import InvalidField
+from deflation.instructions import Mode
+from deflation.messages import (
+    Command,
+    CreateCommand,
+    Operation,
+    ReclaimCommand,
+    ReinflateCommand,
+    TargetCommand,
+    Vector,
+    VMSpec,
+)
+from deflation.resources import ZERO, ResourceVector
+from hostagent.agent import Agent
+from hostagent.commands import Commands
+from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.host import Host, Slice
+from hostagent.intents import Phase
+from hostagent.libvirt_hypervisor import usable_boot_mib
+from hostagent.vms import ManagedVM
+from tests.hostagent.faked_loop import FakedLoop
+from tests.hostagent.local_faults import FAULTS, started
+from tests.hostagent.local_guest import Application
+from tests.hostagent.local_hypervisor import Faults, Fence, FencedJournal, LocalHypervisor
+from tests.hostagent.local_world import ROUNDING, LocalWorld
+
+EXAMPLES: Final = int(os.environ.get("EX", "112"))
+STEPS_EACH: Final = 100
+LEAST_STEPS: Final = 10_000
+
+HOST: Final = "host-a"
+CAPACITY: Final = ResourceVector(cpu_cores=8, memory_mib=4600, disk_mib_s=120, network_mib_s=120)
+OVERHEAD_MIB: Final = 100.0
+NAMES: Final = ("a", "b", "c", "d", "e")
+#: The longest that anything may take once nothing is wrong any more, in seconds.
+PATIENCE_S: Final = 600.0
+
+shares = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+deadlines = st.sampled_from([0.0, 0.5, 5.0, 30.0, 60.0])
+moments = st.sampled_from([0.0, 0.01, 0.1, 0.4, 2.5])
+indices = st.integers(0, 4)
+
+
+class Count:
+    """Steps over all examples, and the machine whose guests are spoken to now."""
+
+    steps = 0
+    machine: HostMachine | None = None
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> VMSpec:
+    nominal = Vector(
+        cpu_cores=draw(st.sampled_from([1.0, 2.0, 2.5, 4.0])),
+        memory_mib=draw(st.sampled_from([512.0, 1024.0, 1536.0])),
+        disk_mib_s=draw(st.sampled_from([0.0, 40.0])),
+        network_mib_s=draw(st.sampled_from([0.0, 40.0])),
+    )
+    share = draw(shares)
+    priority = draw(st.sampled_from([*[Priority.DEFLATABLE] * 3, Priority.FIXED, Priority.HARVEST]))
+    minimum = ResourceVector(*(round(value * share) for value in nominal.vector()))
+    harvest = priority is Priority.HARVEST
+    ceiling = Vector.of(nominal.vector() + ResourceVector(memory_mib=512)) if harvest else None
+    return VMSpec(
+        name=draw(st.sampled_from(NAMES)),
+        priority=priority,
+        nominal=nominal,
+        minimum=Vector.of(minimum),
+        ceiling=ceiling,
+    )
+
+
+class HostMachine(RuleBasedStateMachine):
+    """One host, one agent after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = FakedLoop()
+        asyncio.set_event_loop(self.loop)
+        self.directory = Path(tempfile.mkdtemp(prefix="ebb-rules-"))
+        self.requests = 0
+        self.epoch = 0
+        #: How each request was sent, to send it again.
+        self.sent: list[Callable[[], Awaitable[Operation]]] = []
+        self.broken: list[str] = []
+        Count.machine = self
+        self.faults = Faults()
+        self.world = LocalWorld(self.loop, Random(0))
+        self.agent: Agent | None = None
+
+    @initialize(
+        seed=st.integers(0, 2**16), swap_mib=st.sampled_from([0.0, 512.0]), slowest=st.sampled_from([0.01, 0.2])
+    )
+    def begin(self, seed: int, swap_mib: float, slowest: float) -> None:
+        self.world.random.seed(seed)
+        self.world.swap_mib, self.world.slowest_s = swap_mib, slowest
+        self._start()
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    @rule(spec=specs(), wait_s=moments)
+    def create(self, spec: VMSpec, wait_s: float) -> None:
+        command = CreateCommand(request_id=self._request_id(), epoch=self.epoch, vm=spec)
+        self._send(lambda: self.commands.create(command), wait_s)
+
+    @rule(which=indices, wait_s=moments)
+    def delete(self, which: int, wait_s: float) -> None:
+        if (vm := self._vm(which)) is None:
+            return self._go(wait_s)
+        command, name = Command(request_id=self._request_id(), epoch=self.epoch), vm.name
+        self.world.condemned.add(vm.domain)
+        self._send(lambda: self.commands.delete(name, command, "delete"), wait_s)
+
+    @rule(which=indices, cpu=shares, memory=shares, disk=shares, newer=st.sampled_from([1, 1, 1, 1, 0, -1, 7]),
+          deadline_s=deadlines, mode=st.sampled_from(Mode), wait_s=moments)  # fmt: skip
+    def target(
+        self,
+        which: int,
+        cpu: float,
+        memory: float,
+        disk: float,
+        newer: int,
+        deadline_s: float,
+        mode: Mode,
+        wait_s: float,
+    ) -> None:
+        if (vm := self._vm(which)) is None:
+            return self._go(wait_s)
+        low, high, name = vm.allocation().minimum, vm.allocation().upper, vm.name
+        shares = (cpu, memory, disk, disk)
+        size = [round(a + (b - a) * share, 2) for a, b, share in zip(low, high, shares, strict=True)]
+        command = TargetCommand(
+            request_id=self._request_id(),
+            epoch=self.epoch,
+            generation=max(vm.intent.generation + newer, 1),
+            target=Vector.of(ResourceVector(*size)),
+            deadline_s=deadline_s,
+            mode=mode,
+        )
+        self._send(lambda: self.commands.target(name, command), wait_s)
+
+    @rule(cpu=shares, memory=shares, disk=shares, deadline_s=deadlines, mode=st.sampled_from(Mode), wait_s=moments)
+    def reclaim(self, cpu: float, memory: float, disk: float, deadline_s: float, mode: Mode, wait_s: float) -> None:
+        need = Vector(cpu_cores=cpu * 6, memory_mib=memory * 3000, disk_mib_s=disk * 80, network_mib_s=disk * 80)
+        command = ReclaimCommand(
+            request_id=self._request_id(), epoch=self.epoch, need=need, deadline_s=deadline_s, mode=mode
+        )
+        self._send(lambda: self.commands.reclaim(command), wait_s)
+
+    @rule(share=st.none() | shares, deadline_s=deadlines, wait_s=moments)
+    def reinflate(self, share: float | None, deadline_s: float, wait_s: float) -> None:
+        room = None if share is None else Vector.of(CAPACITY * share)
+        command = ReinflateCommand(request_id=self._request_id(), epoch=self.epoch, room=room, deadline_s=deadline_s)
+        self._send(lambda: self.commands.reinflate(command), wait_s)
+
+    @precondition(lambda self: self.sent)
+    @rule(back=st.integers(0, 5), wait_s=moments)
+    def send_again(self, back: int, wait_s: float) -> None:
+        """The same request once more: it is known, and nothing is done twice."""
+        if self.agent is not None:
+            ids = len(self.commands.operations._records)
+            self._try(self.sent[-1 - min(back, len(self.sent) - 1)])
+            assert ids <= len(self.commands.operations._records) <= ids + 1
+        self._go(wait_s)
+
+    @rule()
+    def another_manager_leads(self) -> None:
+        self.epoch += 1
+        self._go(0.0)
+
+    # --- time, ends and beginnings -------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 3.0, 10.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self._go(seconds)
+
+    @rule()
+    def agent_is_killed(self) -> None:
+        self._kill()
+        self._go(0.0)
+
+    @rule(calls=st.integers(1, 12), after_effect=st.booleans(), wait_s=moments)
+    def agent_will_die(self, calls: int, after_effect: bool, wait_s: float) -> None:
+        """At one of its next calls, before or after that has had its effect."""
+        self.fence.calls_left, self.fence.after_effect = calls, after_effect
+        self._go(wait_s)
+
+    @rule()
+    def agent_ends_and_starts(self) -> None:
+        assert self.agent is not None
+        self._run(self.agent.close())
+        self._kill()
+        self._go(0.0)
+
+    @rule()
+    def calm(self) -> None:
+        """Nothing is wrong any more: soon all is as it should be."""
+        Count.steps += 1
+        self._calm()
+
+    # --- what befalls VMs and host -------------------------------------------------------------------------------
+
+    @rule(what=st.sampled_from(sorted(FAULTS)), which=indices, wait_s=moments)
+    def befall(self, what: str, which: int, wait_s: float) -> None:
+        """Faults of one VM, of its guest, or of the hypervisor."""
+        if names := self._names():
+            name = names[which % len(names)]
+            self.world.note(name, what)
+            FAULTS[what](self.world, self.faults, name)
+        self._go(wait_s)
+
+    @rule(which=indices)
+    def cure(self, which: int) -> None:
+        if names := self._names():
+            self.world.cure(names[which % len(names)])
+        self.faults.clear()
+        self._go(0.4)
+
+    # --- what must hold ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def rules_hold(self) -> None:
+        self.world.judge_all()
+        self.broken += self.loop.complaints + ERRORS
+        self.loop.complaints.clear()
+        ERRORS.clear()
+        assert not self.broken, "\n".join(self.broken)
+        assert not self.world.blames, "\n".join([*self.world.blames, *self.world.diary])
+        if self.agent is None:
+            return
+        host, charged, excused = self.agent.host, ZERO, ZERO
+        for vm in host.vms.values():
+            allocation, domain = vm.allocation(), self.world.domains.get(vm.domain)
+            assert allocation.minimum.fits_in(allocation.current + ROUNDING), f"{vm.name} is charged below its minimum"
+            charged += allocation.charge
+            if domain is None or domain.state != "running" or domain.intent.owner != HOST:
+                continue
+            if domain.disturbed:
+                excused += allocation.upper
+            else:
+                held = domain.may_hold()
+                assert held.fits_in(allocation.current + ROUNDING), (
+                    f"{vm.name} may hold {held}, but is charged with {allocation.current} ({vm.intent.phase})"
+                )
+        assert charged.fits_in(CAPACITY + excused + ROUNDING), f"{charged} are charged, the host has {CAPACITY}"
+
+    def teardown(self) -> None:
+        try:
+            if self.agent is not None and not self.broken and not self.world.blames:
+                self._end()
+        finally:
+            self._kill()
+            self.loop.run_until_complete(_ended(self.world.tasks))
+            self.loop.close()
+            shutil.rmtree(self.directory)
+
+    def _end(self) -> None:
+        """Faults cured, operations ended, room enough: every VM gets back all that it was sold."""
+        for name in self._names():
+            started(self.world, self.faults, name)
+        self._calm()
+        total = ZERO
+        for vm in sorted(self.host.vms.values(), key=lambda vm: vm.name):
+            allocation = vm.allocation()
+            needs = allocation.upper + ResourceVector(memory_mib=OVERHEAD_MIB)
+            if (total + needs).fits_in(CAPACITY):
+                total += needs
+                continue
+            command, name = Command(request_id=self._request_id(), epoch=self.epoch), vm.name
+            self.world.condemned.add(vm.domain)
+            self._try(partial(self.commands.delete, name, command, "delete"))
+        self._calm()
+        for name in self._names():
+            guest = self.world.domains[name].guest
+            guest.application = Application.PROMISES
+        command = ReinflateCommand(request_id=self._request_id(), epoch=self.epoch)
+        self._try(lambda: self.commands.reinflate(command))
+        self._calm()
+        for vm in self.host.vms.values():
+            domain, upper = self.world.domains[vm.domain], vm.allocation().upper
+            held = domain.may_hold()
+            assert upper.fits_in(held + ROUNDING), f"{vm.name} was left with {held} of {upper}: {self._last()}"
+            assert domain.held_mib >= upper.memory_mib - ROUNDING.memory_mib, f"{vm.name} holds {domain.held_mib}"
+            assert domain.limit_mib is None or domain.limit_mib >= domain.held_mib
+            assert upper.fits_in(vm.allocation().current + ROUNDING), f"{vm.name} has {upper}, but not on the books"
+
+    # --- hands ---------------------------------------------------------------------------------------------------
+
+    @property
+    def commands(self) -> Commands:
+        return self.host_agent.commands
+
+    @property
+    def host(self) -> Host:
+        return self.host_agent.host
+
+    @property
+    def host_agent(self) -> Agent:
+        assert self.agent is not None
+        return self.agent
+
+    def _request_id(self) -> str:
+        self.requests += 1
+        return f"r{self.requests}"
+
+    def _names(self) -> list[str]:
+        """Domains of ours, as the hypervisor has them."""
+        return [name for name, domain in self.world.domains.items() if domain.intent.owner == HOST]
+
+    def _vm(self, which: int) -> ManagedVM | None:
+        vms = list(self.host.vms.values())
+        return vms[which % len(vms)] if vms else None
+
+    def _send(self, send: Callable[[], Awaitable[Operation]], wait_s: float) -> None:
+        self.sent.append(send)
+        self._try(send)
+        self._go(wait_s)
+
+    def _try(self, send: Callable[[], Awaitable[Operation]]) -> None:
+        try:
+            self._run(send())
+        except (RequestRefused, InvalidField):
+            pass
+        except HostAgentError:
+            assert self.faults.any or self.fence.dead
+
+    def _go(self, seconds: float) -> None:
+        """Let time pass; an agent that died meanwhile is started again."""
+        Count.steps += 1
+        self._run(asyncio.sleep(seconds))
+        if self.fence.dead:
+            self._kill()
+        if self.agent is None:
+            self._start()
+
+    def _run(self, work: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def _start(self) -> None:
+        """Start an agent, again and again until the hypervisor answers it, as a service manager would."""
+        for _ in range(60):
+            self.fence = Fence()
+            part = Slice(HOST, "http://127.0.0.1:0", CAPACITY, "qemu", OVERHEAD_MIB)
+            hypervisor = LocalHypervisor(self.world, HOST, self.fence, self.faults)
+            journal = FencedJournal(self.directory, self.fence, self.faults)
+            agent = Agent(Host(part, hypervisor, journal, lambda: 1e6), usable_boot_mib)
+            try:
+                self._run(agent.start())
+            except HypervisorError:
+                self._kill()
+                self._run(asyncio.sleep(2.0))
+                continue
+            self.agent = agent
+            return
+        raise AssertionError("no agent could be started")
+
+    def _kill(self) -> None:
+        """As SIGKILL does: nothing that the agent does from here on has any effect."""
+        self.fence.dead = True
+        self.agent = None
+        self.world.note(HOST, "killed")
+        self.world.listeners.clear()
+        for _ in range(50):
+            tasks = [task for task in asyncio.all_tasks(self.loop) if task not in self.world.tasks]
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            self._run(asyncio.wait(tasks, timeout=0.001))
+        raise AssertionError(f"tasks that cannot be cancelled: {tasks}")
+
+    def _calm(self) -> None:
+        self.faults.clear()
+        self.fence.calls_left = None
+        for name in self._names():
+            self.world.cure(name)
+        deadline = self.loop.time() + PATIENCE_S
+        while not self._quiet():
+            assert self.loop.time() < deadline, f"not at rest after {PATIENCE_S:g} s: {self._last()}"
+            self._run(asyncio.sleep(1.0))
+        self._run(asyncio.sleep(16.0))
+        # Everything that was disturbed has been put right, or is charged.
+        for name in self._names():
+            self.world.find(name).disturbed = False
+        self.rules_hold()
+        assert {vm.domain for vm in self.host.vms.values()} == set(self._names())
+
+    def _quiet(self) -> bool:
+        records = self.commands.operations._records.values()
+        return (
+            not self.world.tasks
+            and all(record.ended.is_set() for record in records)
+            and all(vm.intent.phase is Phase.SETTLED for vm in self.host.vms.values() if vm.running)
+            and all(vm.link.connected for vm in self.host.vms.values() if vm.running)
+        )
+
+    def _last(self) -> str:
+        states = [f"{vm.name} {vm.intent.phase} {vm.running}" for vm in self.host.vms.values()]
+        operations = [record.operation for record in self.commands.operations._records.values()]
+        return "; ".join([*states, *(f"{o.kind} {o.state}: {o.sentence}" for o in operations[-3:])])
+
+
+async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+#: What the agent logged as an error: all that it expects is a warning at most.
+ERRORS: list[str] = []
+
+
+def _note_errors(logger: Any, method: str, event: Any) -> Any:
+    if method in ("error", "exception", "critical") and len(ERRORS) < 3:
+        ERRORS.append(str(structlog.processors.format_exc_info(logger, method, dict(event)))[-1500:])
+    raise structlog.DropEvent
+
+
+async def _connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    assert Count.machine is not None
+    return await Count.machine.world.connect(path, limit)
+
+
+def test_the_rules_hold_whatever_happens_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "open_unix_connection", _connect)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    configured = structlog.get_config()
+    structlog.configure(processors=[_note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+    Count.steps = 0
+    try:
+        run_state_machine_as_test(
+            HostMachine,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS_EACH,
+                deadline=None,
+                phases=[stage for stage in Stage if stage is not Stage.shrink or not os.environ.get("CI")],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        structlog.configure(**configured)
+        asyncio.set_event_loop(None)
+    assert Count.steps >= LEAST_STEPS
