@@ -1,4 +1,4 @@
-"""An event loop in faked time on which threads are faked, too: nothing outside the loop can change an order of events."""
+"""An event loop in faked time on which threads are faked, too: nothing outside the loop changes the order of events."""
 
 from __future__ import annotations
 

@@ -163,13 +163,17 @@ def _disk_full(world: LocalWorld, faults: Faults, name: str) -> None:
     faults.disk_full = True
 
 
-def _swap(mib: float) -> Fault:
-    """Swap goes: what it backs would be killed, unless no limit stands on it."""
+def _pressed(world: LocalWorld, faults: Faults, name: str) -> None:
+    world.domains[name].guest.pressed_at = world.now()
 
-    def befall(world: LocalWorld, faults: Faults, name: str) -> None:
-        world.swap_mib = mib
 
-    return befall
+def _asks(world: LocalWorld, faults: Faults, name: str) -> None:
+    for conversation in world.domains[name].conversations:
+        conversation.ask_for_more(200.0)
+
+
+def _shares(domain: Domain) -> None:
+    domain.shares = 100
 
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -177,6 +181,8 @@ FAULTS: Final[dict[str, Fault]] = {
     **{f"the application: {application.value}": _application(application) for application in Application},
     "the application takes memory": _filled,
     "a task is pinned": _pinned,
+    "the guest is under pressure": _pressed,
+    "the guest asks for more": _asks,
     "the guest boasts": _boasting,
     "a CPU runs in secret": _secret_cpu,
     "memory moves slowly": _slow,
@@ -188,16 +194,15 @@ FAULTS: Final[dict[str, Fault]] = {
     "foreign: all plugged": _foreign(_plug_all),
     "foreign: balloon deflated": _foreign(_deflate_balloon),
     "foreign: bandwidth lifted": _foreign(_lift_bandwidth),
+    "foreign: shares": _foreign(_shares),
     "foreign: stopped": _stopped,
     "foreign: started": started,
     "foreign: removed": _removed,
     "foreign: taken over": _taken_over,
     "libvirtd restarts": _down(3.0),
     "libvirtd is away": _down(25.0),
-    **{f"{method} fails": _refused(method, 1) for method in ("read", "domains", *MODIFYING)},
+    **{f"{method} fails": _refused(method, 1) for method in ("read", "domains", "survey", "findings", *MODIFYING)},
     **{f"{method} fails and fails": _refused(method, 12) for method in ("read", *MODIFYING)},
     **{f"{method} comes late": _late(method) for method in MODIFYING},
     "the disk of the journal is full": _disk_full,
 }
-#: Of these a host has enough for a whole example after one: the rest of it would be about nothing else.
-RARE: Final = ("foreign: removed", "foreign: taken over", "foreign: stopped", "the disk of the journal is full")

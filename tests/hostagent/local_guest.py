@@ -61,7 +61,9 @@ class Guest:
     secret: set[int] = field(default_factory=set)
     #: The guest claims this much more to spare than it has.
     boast_mib: float = 0.0
-    pressure: float = 0.0
+    #: Since when its tasks wait for memory, and since when the agent has been told of it.
+    pressed_at: float | None = None
+    told_pressed_at: float | None = None
     boots: int = 1
     boots_until: float = 0.0
     #: What was last told of the memory that must not be taken, MiB; None: nothing yet.
@@ -76,7 +78,8 @@ class Guest:
         """Start anew: all CPUs are on line, the application has nothing in its cache."""
         self.online = set(range(vcpus))
         self.secret, self.pinned = set(), set()
-        self.cache_mib = self.boast_mib = self.pressure = 0.0
+        self.cache_mib = self.boast_mib = 0.0
+        self.pressed_at = self.told_pressed_at = None
         self.releases = {}
         self.boots += 1
         self.boots_until = now + BOOT_S
@@ -134,6 +137,14 @@ class Conversation:
             self.open = False
             self._reader.feed_eof()
 
+    def ask_for_more(self, memory_mib: float) -> None:
+        """Somebody in the guest asks for more than the VM has."""
+        if self.open and self._greeted:
+            params = {"memory_mib": memory_mib, "reason": "a build is about to start"}
+            self._reader.feed_data(
+                json.dumps({"jsonrpc": "2.0", "method": "request", "params": params}).encode() + b"\n"
+            )
+
     def _take(self, message: Reply) -> None:
         guest = self._guest
         if not self.open or guest.boots != self._boots or guest.manner in (Manner.SILENT, Manner.DEAF):
@@ -160,14 +171,20 @@ class Conversation:
         available = max(held - guest.needs_mib, 0.0) + guest.boast_mib
         guest.told_floor_mib = held - available + RESERVE_MIB
         online = sorted(guest.online - guest.secret)
+        now = asyncio.get_running_loop().time()
+        stalled = 0.0
+        if guest.pressed_at is not None:
+            stalled = 60.0
+            guest.told_pressed_at = now if guest.told_pressed_at is None else guest.told_pressed_at
+        brief = params.get("brief", False)
         return {
             "result": {
                 "boot_id": str(guest.boots),
-                "uptime_s": 100.0,
+                "uptime_s": max(now - guest.boots_until, 0.0),
                 "cpus": {
                     "present": list(range(self._vcpus)),
                     "online": online,
-                    "unpluggable": [cpu for cpu in reversed(online) if cpu and cpu not in guest.pinned],
+                    "unpluggable": [] if brief else [c for c in reversed(online) if c and c not in guest.pinned],
                 },
                 "memory": {
                     "total_mib": held,
@@ -177,12 +194,12 @@ class Conversation:
                     "unpluggable_mib": max(available - RESERVE_MIB, 0.0),
                 },
                 "pressure": {
-                    "memory_some_avg10": guest.pressure,
-                    "memory_full_avg10": guest.pressure / 2,
+                    "memory_some_avg10": stalled,
+                    "memory_full_avg10": stalled / 2,
                     "cpu_some_avg10": 0.0,
                 },
-                "major_faults": 0,
-                "applications": [{"name": "cache", "resident_mib": guest.cache_mib}],
+                "major_faults": int((now - guest.pressed_at) * 500) if guest.pressed_at is not None else 0,
+                "applications": [] if brief else [{"name": "cache", "resident_mib": guest.cache_mib}],
             }
         }
 

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from deflation.allocations import cpu_shares
+from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
+from deflation.resources import ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, JournalError, RequestRefused
-from hostagent.hypervisor import DomainState, HostSideReading
+from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading
 from hostagent.intents import Intent, Phase
 from hostagent.journal import Journal
 from tests.hostagent.local_guest import Guest
@@ -21,6 +24,7 @@ CALL_LIMIT_S: Final = 15.0
 LOOK_S: Final = 0.5
 STALLED_S: Final = 4.0
 TEMPLATE: Final = "lab"
+NOT_HERE: Final = (Mechanism.CPU_UNPLUG, Mechanism.DIMM)
 
 
 class Fence:
@@ -120,6 +124,15 @@ class LocalHypervisor:
             if domain.intent.owner == self._host_id
         ]
 
+    async def survey(self) -> dict[str, DomainSummary]:
+        await self._ask("survey")
+        found = {}
+        for name in list(self._world.domains):
+            domain = self._world.find(name)
+            seconds = tuple(domain.vcpu_seconds)
+            found[name] = DomainSummary(domain.uuid, domain.state, domain.vcpus, seconds, domain.held_mib)
+        return found
+
     async def sweep(self) -> None:
         await self._ask("sweep")
 
@@ -138,11 +151,37 @@ class LocalHypervisor:
 
     async def resume(self, domain: str) -> None:
         def resume() -> None:
-            found = self._world.running(domain)
-            found.state = "running"
-            found.guest.boots_until = self._world.now() + 2.0
+            self._ours(domain, live=True).state = "running"
 
         await self._change("resume", domain, resume)
+
+    async def suspend(self, domain: str) -> None:
+        def suspend() -> None:
+            self._ours(domain, live=True).state = "paused"
+
+        await self._change("suspend", domain, suspend)
+
+    async def prepare_start(self, domain: str, size: ResourceVector) -> None:
+        def prepare() -> None:
+            found = self._ours(domain)
+            quota = size.cpu_cores / found.vcpus
+            found.starts_quota = quota if quota < 1 else None
+            found.starts_plugged_mib = max(math.floor((size.memory_mib - found.boot_mib) / 2) * 2.0, 0.0)
+
+        await self._change("prepare_start", domain, prepare)
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        await self._ask("findings")
+        return tuple(Finding(mechanism, mechanism not in NOT_HERE, "as in this world") for mechanism in Mechanism)
+
+    async def check_limits(self) -> dict[str, str]:
+        return self._world.lift_limits()
+
+    async def set_shares(self, domain: str, shares: int) -> None:
+        def set_shares() -> None:
+            self._ours(domain, live=True).shares = shares
+
+        await self._change("set_shares", domain, set_shares)
 
     async def destroy(self, domain: str) -> None:
         def destroy() -> None:
@@ -353,6 +392,8 @@ def make_domain(intent: Intent, now: float) -> Domain:
     vcpus = math.ceil(spec.nominal.cpu_cores)
     most = spec.ceiling.memory_mib if spec.ceiling is not None else spec.nominal.memory_mib
     domain = Domain(intent, vcpus, intent.boot_mib, most - intent.boot_mib, Guest(set(range(vcpus))))
+    domain.starts_plugged_mib = spec.nominal.memory_mib - intent.boot_mib
+    domain.shares = cpu_shares(spec.priority, spec.nominal.cpu_cores)
     domain.start(now)
-    domain.guest.boots_until = now
+    domain.guest.boots_until = now + 2.0
     return domain

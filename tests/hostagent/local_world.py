@@ -7,6 +7,7 @@ done, whoever notices later.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,11 @@ class Domain:
     disk_mib_s: float | None = None
     network_mib_s: float | None = None
     limit_mib: float | None = None
+    shares: int | None = None
+    #: Quota and plugged memory that it is started with by whoever starts it.
+    starts_quota: float | None = None
+    starts_plugged_mib: float = 0.0
+    uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     #: How fast memory moves, and below what each device stops half way.
     speed_mib_s: float = 2000.0
     balloon_stuck_mib: float = 0.0
@@ -72,10 +78,10 @@ class Domain:
 
     def start(self, now: float) -> None:
         """Start afresh from what is written in its definition: nothing that was set while it ran is left."""
-        self.quota = self.limit_mib = self.disk_mib_s = self.network_mib_s = None
+        self.limit_mib = self.disk_mib_s = self.network_mib_s = None
+        self.quota = self.starts_quota
         self.balloon_mib = self.balloon_wanted_mib = self.boot_mib
-        self.plugged_wanted_mib = self.intent.spec.nominal.memory_mib - self.boot_mib
-        self.plugged_mib = self.plugged_wanted_mib
+        self.plugged_mib = self.plugged_wanted_mib = self.starts_plugged_mib
         self.vcpu_seconds = [0.0] * self.vcpus
         self.moved_at = now
         self.guest.boot(self.vcpus, now)
@@ -113,6 +119,7 @@ class Domain:
             self.disk_mib_s,
             self.network_mib_s,
             self.limit_mib,
+            self.shares,
         )
 
     def move(self, now: float) -> None:
@@ -225,6 +232,9 @@ class LocalWorld:
             self.blame(name, "memory was taken without a reading of the guest")
         elif size < floor - 1.0:
             self.blame(name, f"was brought to {size:g} MiB, though the guest needs {floor:g}")
+        told = domain.guest.told_pressed_at
+        if told is not None and self.now() - told > 5.0:
+            self.blame(name, f"was brought to {size:g} MiB under pressure")
 
     def judge_limits(self, name: str, domain: Domain) -> None:
         """Whether quota and bandwidth, as just set, may be so."""
@@ -237,6 +247,15 @@ class LocalWorld:
             value = getattr(domain, what)
             if value is not None and value < floor[what] - ROUNDING[what]:
                 self.blame(name, f"got {value:g} {what}, its minimum is {floor[what]:g}")
+
+    def lift_limits(self) -> dict[str, str]:
+        """Lift limits that swap does not back any more."""
+        lifted = {}
+        for name, domain in self.domains.items():
+            if domain.limit_mib is not None and domain.held_mib > domain.limit_mib + self.swap_mib:
+                domain.limit_mib = None
+                lifted[name] = "swap is full"
+        return lifted
 
     # --- guests --------------------------------------------------------------------------------------------------
 
@@ -281,7 +300,7 @@ class LocalWorld:
         domain = self.domains[name]
         guest = domain.guest
         guest.manner = Manner.HONEST
-        guest.pinned, guest.boast_mib, guest.pressure = set(), 0.0, 0.0
+        guest.pinned, guest.boast_mib, guest.pressed_at, guest.told_pressed_at = set(), 0.0, None, None
         guest.online -= guest.secret
         guest.secret = set()
         domain.speed_mib_s, domain.balloon_stuck_mib, domain.plugged_stuck_mib = 2000.0, 0.0, 0.0

@@ -424,8 +424,12 @@ class HostMachine(RuleBasedStateMachine):
         return (
             not self.world.tasks
             and all(record.ended.is_set() for record in records)
-            and all(vm.intent.phase is Phase.SETTLED for vm in self.host.vms.values() if vm.running)
-            and all(vm.link.connected for vm in self.host.vms.values() if vm.running)
+            and all(
+                (vm.link.connected and vm.intent.phase is Phase.SETTLED and not vm.pressure.sentence)
+                if vm.running
+                else vm.intent.phase in (Phase.SETTLED, Phase.ADMITTING)
+                for vm in self.host.vms.values()
+            )
         )
 
     def _last(self) -> str:
