@@ -49,6 +49,7 @@ from hostagent.agent import Agent
 from hostagent.commands import Commands
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from hostagent.host import Host, Slice
+from hostagent.hypervisor import domain_name
 from hostagent.intents import Phase
 from hostagent.libvirt_hypervisor import usable_boot_mib
 from hostagent.vms import ManagedVM
@@ -142,8 +143,14 @@ class HostMachine(RuleBasedStateMachine):
         if (vm := self._vm(which)) is None:
             return self._go(wait_s)
         command, name = Command(request_id=self._request_id(), epoch=self.epoch), vm.name
-        self.world.condemned.add(vm.domain)
-        self._send(lambda: self.commands.delete(name, command, "delete"), wait_s)
+
+        def send() -> Awaitable[Operation]:
+            # An agent that was started since does not know the request of a VM that is gone: it counts for the next.
+            if name in self.host.vms:
+                self.world.condemned.add(domain_name(HOST, name))
+            return self.commands.delete(name, command, "delete")
+
+        self._send(send, wait_s)
 
     @rule(which=indices, cpu=shares, memory=shares, disk=shares, newer=st.sampled_from([1, 1, 1, 1, 0, -1, 7]),
           deadline_s=deadlines, mode=st.sampled_from(Mode), wait_s=moments)  # fmt: skip
@@ -273,8 +280,12 @@ class HostMachine(RuleBasedStateMachine):
                 excused += allocation.upper
             else:
                 held = domain.may_hold()
+                if vm.intent.phase is not Phase.SETTLED:
+                    # CPUs come on line under a quota that is spread over them only once it is known how many came.
+                    held = held.with_component("cpu_cores", 0.0)
                 assert held.fits_in(allocation.current + ROUNDING), (
-                    f"{vm.name} may hold {held}, but is charged with {allocation.current} ({vm.intent.phase})"
+                    f"{vm.name} may hold {held}, but is charged with {allocation.current} ({vm.intent.phase}):\n"
+                    + "\n".join(self.world.diary)
                 )
         assert charged.fits_in(CAPACITY + excused + ROUNDING), f"{charged} are charged, the host has {CAPACITY}"
 
