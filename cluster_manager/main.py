@@ -17,7 +17,7 @@ from cluster_manager.api import make_app
 from cluster_manager.errors import ManagerError, SettingsError
 from cluster_manager.manager import Manager
 from cluster_manager.settings import Settings, read_token
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 
 log = structlog.get_logger()
 

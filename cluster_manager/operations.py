@@ -41,7 +41,7 @@ from cluster_manager.store import Store
 from cluster_manager.transitions import advance
 from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
 from deflation.modes import HostEvent, Reaction, reaction
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 from deflation.resources import ZERO, ResourceVector
 
 log = structlog.get_logger()

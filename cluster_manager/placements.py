@@ -37,7 +37,7 @@ from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpect
 from deflation.allocations import Allocation, Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 from deflation.proportional import choose_victims, split_need
 from deflation.resources import ZERO, ResourceVector
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deflation.instructions import Mode
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMSpec
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 
 #: Hosts that a placement acts on before it gives up or preempts (CONTRACTS: a shortfall).
 MOST_HOSTS: Final = 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster_manager.errors import SettingsError
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 
 
 @dataclass(frozen=True, slots=True)

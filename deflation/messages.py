@@ -16,7 +16,7 @@ from deflation.errors import InvalidField
 from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer, LedgerEntry
 from deflation.modes import HostMode
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 from deflation.resources import ResourceVector
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
 
 Matrix = NDArray[np.float64]
 #: Components that a host need not declare.
 _OPTIONAL: Final = np.array([component in ("disk_mib_s", "network_mib_s") for component in COMPONENTS])
-
-
-class PlacementPolicy(StrEnum):
-    """Seed 004 §5: bin packing by fitness, or cheaper choices."""
-
-    BEST_FIT = "best-fit"
-    FIRST_FIT = "first-fit"
-    TWO_CHOICES = "two-choices"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from deflation.messages import (
     VMSpec,
 )
 from deflation.modes import HostMode
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 from ebb.errors import ManagerRefused, ManagerUnreachable
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.

@@ -13,7 +13,7 @@ from deflation.errors import InvalidField
 from deflation.explanations import Forecast
 from deflation.instructions import Mode
 from deflation.messages import LedgerRow, Operation, OperationState, Vector, VMSpec, problem_of
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 from ebb.client import ManagerClient
 from ebb.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask
 from ebb.errors import EbbError, OperationFailed

@@ -139,3 +139,9 @@ def test_no_file_has_grown_too_long(room: str) -> None:
 @pytest.mark.parametrize("room", [room for room in ROOMS if room not in IN_GUESTS])
 def test_every_room_says_that_it_is_typed(room: str) -> None:
     assert (ROOT / room / "py.typed").is_file()
+
+
+def test_a_host_agent_loads_no_array_library() -> None:
+    """It costs every host 11 MiB, and what needs it is the manager's work."""
+    code = "import sys, hostagent.main; print(sorted(set(sys.modules) & {'numpy', 'scipy', 'sqlalchemy', 'typer'}))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

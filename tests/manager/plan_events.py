@@ -8,7 +8,7 @@ from cluster_manager.placements import start_placement
 from cluster_manager.plans import HostRead, HostsChosen, OperationEnded, PlanState
 from deflation.allocations import Priority, deflatable_capacity, free_capacity
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
-from deflation.placement import PlacementPolicy
+from deflation.placement_policies import PlacementPolicy
 from deflation.resources import ZERO, ResourceVector
 
 OVERHEAD_MIB = 100.0

@@ -22,8 +22,8 @@ class LyingCpus(Cpus):
 
     claimed: list[int] | None = None
 
-    def status(self) -> CpuStatus:
-        status = super().status()
+    def status(self, brief: bool = False) -> CpuStatus:
+        status = super().status(brief)
         if self.claimed is not None:
             status.online = [cpu for cpu in status.online if cpu in self.claimed]
         return status

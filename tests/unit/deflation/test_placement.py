@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deflation.placement import HostView, PlacementPolicy, feasible, fitness, rank_hosts
+from deflation.placement import HostView, feasible, fitness, rank_hosts
+from deflation.placement_policies import PlacementPolicy
 from deflation.resources import ZERO, ResourceVector
 from tests.unit.deflation.strategies import runs, vectors
 
