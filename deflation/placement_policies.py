@@ -1,4 +1,4 @@
-"""The names of the placement policies, apart from :mod:`deflation.placement`: bodies need them, host agents no NumPy."""
+"""Names of the placement policies, apart from :mod:`deflation.placement`: bodies need them, host agents no NumPy."""
 
 from __future__ import annotations
 

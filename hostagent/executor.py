@@ -92,7 +92,11 @@ class Executor:
         if status is not None:
             self._on_status(status)
             cpus = status.cpus
-            guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), status.memory.unpluggable_mib)
+            spare_mib = status.memory.unpluggable_mib
+            if reading.usable_mib is not None:
+                # The kernel's own word: an agent that is frozen, or lies, cannot have more taken than is there.
+                spare_mib = min(spare_mib, max(reading.usable_mib - status.memory.reserve_mib, 0.0))
+            guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), spare_mib)
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
 
     # --- application ---------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class HostSideReading:
     cpu_shares: int | None = None
     #: Of what is plugged, the DIMMs, MiB each.
     dimms_mib: tuple[float, ...] = ()
+    #: Memory that the guest's kernel calls available, through its balloon driver; None where it has not said so lately.
+    usable_mib: float | None = None
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.

@@ -5,6 +5,7 @@ What each call reads was checked on libvirt 9.0 with QEMU 7.2 (docs/contracts.md
 
 from __future__ import annotations
 
+import time
 import xml.etree.ElementTree as ElementTree
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from hostagent.memory_limit import read_limit_mib
 #: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
 PERIODS_US: Final = (100_000, 1_000_000)
 LEAST_QUOTA_US: Final = 1_000
+#: Statistics of the balloon driver older than this say nothing of now, in seconds: some drivers stop updating them.
+FRESH_S: Final = 5.0
 #: States in which vCPUs run, or would if nobody had paused them (virDomainState); all others are "stopped".
 _STATES: Final = {
     libvirt.VIR_DOMAIN_RUNNING: "running",
@@ -49,11 +52,13 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
     vcpu = root.find("vcpu")
     scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
     quota, period = scheduler.get("vcpu_quota", -1), scheduler.get("vcpu_period", PERIODS_US[0])
+    stats = domain.memoryStats()
+    fresh = time.time() - stats.get("last_update", 0) <= FRESH_S
     reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
         quota_per_cpu=quota / period if quota > 0 and period > 0 else None,
         # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
-        balloon_mib=domain.memoryStats()["actual"] / 1024 - sum(memory.dimms_mib),
+        balloon_mib=stats["actual"] / 1024 - sum(memory.dimms_mib),
         # What a booting guest has been given and not taken yet is its own already.
         plugged_mib=memory.allowed_mib,
         dimms_mib=memory.dimms_mib,
@@ -61,6 +66,7 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         cpu_shares=scheduler.get("cpu_shares"),
         disk_mib_s=bandwidth.disk_limit(domain, root),
         limit_mib=read_limit_mib(domain, root),
+        usable_mib=stats["usable"] / 1024 if fresh and "usable" in stats else None,
     )
     return reading, xml
 
