@@ -202,7 +202,10 @@ class MemoryGroup:
         """With 0 a group that is at its limit never swaps: v1 has it for each group, v2 the host's."""
         if self.version == 1:
             return int(self._read("memory.swappiness"))
-        return int(read(os.path.join(self._proc, "sys", "vm", "swappiness")))
+        try:
+            return int(read(os.path.join(self._proc, "sys", "vm", "swappiness")))
+        except OSError as error:
+            raise CgroupError(f"the host's swappiness cannot be read: {error}") from error
 
     def unswappable(self) -> int:
         """Memory of the process that no swap can take: locked, pinned by devices, huge pages."""

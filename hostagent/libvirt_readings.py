@@ -12,8 +12,8 @@ from typing import Any, Final
 import libvirt
 
 from hostagent import bandwidth, plugged
+from hostagent.footprints import read_limit_mib
 from hostagent.hypervisor import DomainSummary, HostSideReading
-from hostagent.memory_limit import read_limit_mib
 
 #: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
 PERIODS_US: Final = (100_000, 1_000_000)

@@ -7,15 +7,26 @@ machine must have none besides.
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
+import libvirt
 import pytest
 import pytest_asyncio
 
+from deflation.cascade import Cascade
+from deflation.instructions import Finish, Outcome
+from deflation.ledger import Layer
+from deflation.reinflation import Reinflation
+from deflation.resources import ResourceVector
 from hostagent.cgroups import MIB, MemoryGroup, vcpu_groups
+from hostagent.executor import Executor
+from hostagent.guestlink import GuestLink
 from tests.guests.solo import SoloGuest, eventually, meminfo_mib, solo_guest, zram_swap
+from tests.hostagent.waiting import until
+from tests.unit.deflation.blocked import without
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -112,6 +123,22 @@ async def test_without_swap_the_limit_is_refused_and_nothing_is_taken(guest: Sol
     assert guest.resident_mib() >= before_mib - 8
 
 
+async def test_a_limit_that_the_kernel_refuses_is_busy_to_libvirt_and_kills_nothing(guest: SoloGuest) -> None:
+    """What the stepwise limit of cgroup v1 relies on."""
+
+    def set_too_low() -> tuple[int, int]:
+        connection = libvirt.open("qemu:///system")
+        try:
+            with pytest.raises(libvirt.libvirtError) as caught:
+                connection.lookupByName(guest.domain).setMemoryParameters({"hard_limit": 100 * 1024}, 1)
+            return caught.value.get_error_code(), caught.value.get_int1()
+        finally:
+            connection.close()
+
+    assert await asyncio.to_thread(set_too_low) == (libvirt.VIR_ERR_SYSTEM_ERROR, errno.EBUSY)
+    assert await limit_of(guest) is None
+
+
 async def test_with_swap_the_limit_is_reached_and_the_guest_survives_touching_all_its_memory(guest: SoloGuest) -> None:
     before_mib = guest.resident_mib()
     async with swap_for(guest, 576):
@@ -195,6 +222,45 @@ async def test_the_quota_of_each_vcpu_is_found(guest: SoloGuest) -> None:
     assert group.times().periods >= 0
     virsh("schedinfo", guest.domain, "--live", "vcpu_quota=-1")
     assert group.quota() is None
+
+
+async def test_the_cascade_limits_what_the_guest_cannot_give_and_reinflation_lifts_it(guest: SoloGuest) -> None:
+    link = GuestLink("solo", lambda: guest.hypervisor.guest_channel(guest.domain), lambda hello: None)
+    talking = asyncio.create_task(link.run(), name="guest link")
+    quiet = without(Layer.APPLICATION)
+    try:
+        await until(lambda: link.connected, limit_s=60)
+        executor = Executor(guest.domain, guest.hypervisor, link, "test")
+        before, _ = await executor.measure()
+        async with swap_for(guest, 576):
+            down = await drive(Cascade(before, ResourceVector(1, 300), 120.0, quiet), executor)
+            assert down.reached, down.sentence
+            assert down.after.limit_mib == pytest.approx(300, abs=1)
+            assert down.after.held_mib > 320, "the guest keeps what its application holds"
+            given = {row.layer: row.verified for row in down.ledger if row.resource == "memory_mib"}
+            assert given[Layer.GUEST] + given[Layer.HYPERVISOR] == pytest.approx(GUEST_MIB - 300, abs=1)
+            assert given[Layer.HYPERVISOR] > 0
+            assert await touch(guest) == 0
+            assert guest.alive()
+
+            boot_mib = before.balloon_mib
+            up = await drive(Reinflation(down.after, before.size, boot_mib, 1, 120.0, quiet), executor)
+            assert up.reached, up.sentence
+            assert up.after.limit_mib is None
+            assert up.after.memory_mib == pytest.approx(GUEST_MIB, abs=1)
+    finally:
+        talking.cancel()
+        await asyncio.gather(talking, return_exceptions=True)
+
+
+async def drive(machine: Cascade | Reinflation, executor: Executor) -> Outcome:
+    """Carry out what the machine says, to its end."""
+    pending = machine.start(asyncio.get_running_loop().time())
+    while True:
+        (instruction,) = pending
+        if isinstance(instruction, Finish):
+            return instruction.outcome
+        pending = machine.handle(await executor.carry_out(instruction))
 
 
 def virsh(*words: str) -> str:
