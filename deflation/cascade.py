@@ -259,7 +259,8 @@ class Cascade:
             return self._enter_hypervisor(now)
         self._promise(Layer.GUEST, online, plugged)
         self.phase = Phase.UNPLUGGING
-        self._taking = Unplug(self._next_step(), left, online=online, plugged_mib=plugged)
+        eject = online is not None and self.mechanisms.has(Mechanism.CPU_UNPLUG)
+        self._taking = Unplug(self._next_step(), left, online, plugged, unplug_vcpus=eject)
         return [self._taking]
 
     def _plugged_to_keep(self, guest: GuestReading) -> float | None:

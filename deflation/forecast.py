@@ -28,6 +28,7 @@ from deflation.ledger import Layer
 from deflation.mechanisms import Mechanism, Mechanisms
 from deflation.reinflation import Reinflation
 from deflation.resources import ResourceVector
+from deflation.steps import dimms_to_take
 
 NOT_ASKED: Final = "not asked: a dry run asks no application"
 #: Instructions of one machine; each memory step takes half of what is left, so real ones need some twenty.
@@ -42,7 +43,7 @@ class Present:
     #: None: the guest does not say, so no memory is taken.
     guest: GuestReading | None
     boot_mib: float
-    #: vCPUs plugged into the domain, on line or not.
+    #: vCPUs that the domain has or could have plugged again, on line or not.
     vcpus: int
     mechanisms: Mechanisms
 
@@ -105,7 +106,16 @@ class _World:
             if self.guest is not None:
                 self.guest = replace(self.guest, online=instruction.online)
         if instruction.plugged_mib is not None:
-            self.bound = replace(self.bound, plugged_mib=instruction.plugged_mib)
+            self._plug(instruction.plugged_mib)
+
+    def _plug(self, plugged_mib: float) -> None:
+        """Virtio-mem moves as it is asked to; DIMMs leave as a whole, and come back as if there were one that fits."""
+        bound, dimms = self.bound, list(self.bound.dimms_mib)
+        virtio = bound.plugged_mib - sum(dimms)
+        taken = dimms_to_take(dimms, virtio, max(bound.plugged_mib - plugged_mib, 0.0))
+        for dimm in taken:
+            dimms.remove(dimm)
+        self.bound = replace(bound, plugged_mib=max(plugged_mib, sum(dimms)), dimms_mib=tuple(dimms))
 
     def _throttle(self, instruction: Throttle) -> None:
         if instruction.cpu_cores is not None:

@@ -80,6 +80,10 @@ class Unplug(Instruction):
 
     online: tuple[int, ...] | None
     plugged_mib: float | None
+    #: vCPUs to have plugged before the CPUs are set; None leaves as is.
+    plug_vcpus: int | None = None
+    #: Whether the last vCPUs are to be unplugged once they are off line.
+    unplug_vcpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class Reinflation:
     :param before: the bound when the operation began.
     :param target: the size to reach; components below the bound are left alone: a reinflation never shrinks a VM.
     :param boot_mib: the VM's boot memory: up to there the balloon can give back, the rest has to be plugged.
-    :param cpus_present: vCPUs that the guest could put on line.
+    :param cpus_present: vCPUs that the guest could put on line, if need be after they were plugged again.
+    :param cpus_plugged: of these, how many are plugged now; None: all.
     :param deadline_s: time for the whole operation, in seconds.
     :raises InvalidField: a negative or non-finite deadline.
     """
@@ -76,6 +77,7 @@ class Reinflation:
         cpus_present: int,
         deadline_s: float,
         mechanisms: Mechanisms | None = None,
+        cpus_plugged: int | None = None,
     ) -> None:
         if not math.isfinite(deadline_s) or deadline_s < 0:
             raise InvalidField("deadline_s", f"must be finite and not negative, but is {deadline_s!r}")
@@ -83,6 +85,7 @@ class Reinflation:
         self.target = target.larger(before.size)
         self.boot_mib = boot_mib
         self.cpus_present = cpus_present
+        self.cpus_plugged = cpus_present if cpus_plugged is None else cpus_plugged
         self.deadline_s = deadline_s
         self.mechanisms = mechanisms or Mechanisms()
         self.phase = Phase.NEW
@@ -203,12 +206,14 @@ class Reinflation:
                 return self._raise_limits(Phase.SETTLING, self.bound.cpus_online, event.now)
             return self._tell(event.now)
         self.phase = Phase.PLUGGING
+        online = cpus_to_plug(event.guest, cpus) if wants_cpus and event.guest is not None else None
         return [
             Unplug(
                 self._next_step(),
                 self._time_left(event.now),
-                online=cpus_to_plug(event.guest, cpus) if wants_cpus and event.guest is not None else None,
+                online=online,
                 plugged_mib=plugged if wants_memory else None,
+                plug_vcpus=max(online) + 1 if online and max(online) >= self.cpus_plugged else None,
             )
         ]
 

@@ -36,6 +36,8 @@ from hostagent.hypervisor import Hypervisor
 
 #: A guest that does not say its state within this has none that we could use.
 STATUS_LIMIT_S = 5.0
+#: How often a guest is asked whether it has found a vCPU.
+PRESENT_LOOK_S = 0.2
 
 
 class Executor:
@@ -155,15 +157,40 @@ class Executor:
     async def _unplug(self, instruction: Unplug) -> str:
         reasons = []
         until = _now() + instruction.limit_s
-        if instruction.online is not None:
+        online = instruction.online
+        if instruction.plug_vcpus is not None and online is not None:
+            reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
+            online = await self._present(online)
+        if online is not None:
             answer = await self._link.call(
-                "cpus.set", {"online": list(instruction.online)}, CpusSet, min(instruction.limit_s, 20.0)
+                "cpus.set", {"online": list(online)}, CpusSet, min(instruction.limit_s, 20.0)
             )
             reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
+            if instruction.unplug_vcpus:
+                # By what the kernel read back: a vCPU that stayed on line stays plugged.
+                left = max(until - _now(), 0.0)
+                reasons.append(await self._hypervisor.set_vcpus(self._domain, max(answer.online) + 1, left))
         if instruction.plugged_mib is not None:
             left = max(until - _now(), 0.0)
             reasons.append(await self._hypervisor.set_plugged(self._domain, instruction.plugged_mib, left))
         return "; ".join(reason for reason in reasons if reason)
+
+    async def _plug_vcpus(self, count: int, until: float) -> str:
+        """Plug, and wait until the guest's kernel has found them: what it does not know it cannot put on line."""
+        reason = await self._hypervisor.set_vcpus(self._domain, count, max(until - _now(), 0.0))
+        while not reason:
+            status = await guest_status(self._link, brief=True)
+            if status is not None and len(status.cpus.present) >= count:
+                return ""
+            if _now() >= until:
+                return "the guest does not see the vCPUs that were plugged"
+            await asyncio.sleep(PRESENT_LOOK_S)
+        return reason
+
+    async def _present(self, cpus: tuple[int, ...]) -> tuple[int, ...]:
+        """Those that the guest knows: it refuses the whole map for one that it does not."""
+        status = await guest_status(self._link, brief=True)
+        return cpus if status is None else tuple(cpu for cpu in cpus if cpu in status.cpus.present)
 
     async def _throttle(self, instruction: Throttle) -> str:
         if instruction.cpu_cores is not None:

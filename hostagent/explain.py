@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -52,7 +53,8 @@ class Survey:
             cpus = self.status.cpus
             guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), self.status.memory.unpluggable_mib)
         bound = self.reading.bound(len(guest.online) if guest is not None else None, intent.spec.nominal.vector())
-        return Present(bound, guest, intent.boot_mib, self.reading.vcpus, Mechanisms.of(self.findings))
+        vcpus = max(self.reading.vcpus, math.ceil(intent.spec.nominal.cpu_cores))
+        return Present(bound, guest, intent.boot_mib, vcpus, Mechanisms.of(self.findings))
 
 
 async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:

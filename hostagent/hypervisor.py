@@ -159,6 +159,12 @@ class Hypervisor(Protocol):
         :returns: why it did not get there; empty if it did.
         """
 
+    async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+        """Bring the domain to this many vCPUs by ACPI, one per step; only where its findings allow it.
+
+        :returns: why it did not get there; empty if it did.
+        """
+
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         """Limit the bandwidth of the domain's disks together; None lifts the limit.
 

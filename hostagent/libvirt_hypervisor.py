@@ -23,7 +23,7 @@ from deflation.mechanisms import Finding
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
-from hostagent import bandwidth, disks, host_facts, intents, plugged
+from hostagent import bandwidth, disks, host_facts, intents, plugged, vcpus
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
@@ -289,6 +289,9 @@ class LibvirtHypervisor:
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return await plugged.bring(self._connection, domain, plugged_mib, limit_s)
+
+    async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+        return await vcpus.bring(self._connection, domain, count, limit_s)
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         return await _in_words(self._on(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -279,8 +280,10 @@ class ManagedVM:
     async def _reinflation(
         self, before: Bound, target: ResourceVector, deadline_s: float, mechanisms: Mechanisms
     ) -> Reinflation:
-        reading = await self.hypervisor.read(self.domain)
-        return Reinflation(before, target, self.intent.boot_mib, reading.vcpus, deadline_s, mechanisms)
+        plugged = (await self.hypervisor.read(self.domain)).vcpus
+        # What ACPI unplug took can be plugged again: a VM starts with all that its nominal size asks for.
+        present = max(plugged, math.ceil(self.intent.spec.nominal.cpu_cores))
+        return Reinflation(before, target, self.intent.boot_mib, present, deadline_s, mechanisms, plugged)
 
     async def commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
         """Write down the size that was measured and hold the VM to it from outside."""

@@ -132,6 +132,9 @@ class FakeHypervisor:
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return str(await self._call("set_plugged", domain=domain, mib=plugged_mib))
 
+    async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+        return str(await self._call("set_vcpus", domain=domain, count=count))
+
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         return str(await self._call("set_disk", domain=domain, mib_s=disk_mib_s))
 

@@ -227,6 +227,13 @@ class World:
         self._look(d)
         return ""
 
+    async def _do_set_vcpus(self, domain: str, count: int) -> str:
+        d = self.domains[domain]
+        if any(cpu >= count for cpu in d.online):
+            return "a vCPU that is on line was to be unplugged"
+        d.vcpus = count
+        return ""
+
     async def _do_set_plugged(self, domain: str, mib: float) -> str:
         d = self.domains[domain]
         # In two steps, so that a kill can come in between.

@@ -80,6 +80,8 @@ class ModelVM:
     dimms_mib: tuple[float, ...] = ()
     dimms_out_mib: tuple[float, ...] = ()
     dimms_stuck: bool = False
+    #: vCPUs that are plugged; fewer than ``cpus`` after ACPI unplug.
+    cpus_plugged: int = 0
     latency_s: float = 0.2
     online: set[int] = field(default_factory=set)
     quota_per_cpu: float | None = None
@@ -91,6 +93,7 @@ class ModelVM:
     told: ResourceVector | None = None
 
     def __post_init__(self) -> None:
+        self.cpus_plugged = self.cpus_plugged or self.cpus
         self.online = self.online or set(range(self.cpus))
         self.balloon_mib = self.boot_mib if self.balloon_mib < 0 else self.balloon_mib
         self.plugged_mib = self.device_mib if self.plugged_mib < 0 else self.plugged_mib
@@ -106,7 +109,7 @@ class ModelVM:
     @property
     def seen(self) -> Bound:
         """The bound as the host sees it: of a guest that says nothing, all CPUs count as on line."""
-        return self._bound(len(self.online) if self.answers else self.cpus)
+        return self._bound(len(self.online) if self.answers else self.cpus_plugged)
 
     def _bound(self, online: int) -> Bound:
         plugged = self.plugged_mib + sum(self.dimms_mib)
@@ -193,11 +196,15 @@ class ModelVM:
             return "the guest does not answer"
         reasons = []
         if instruction.online is not None:
+            self.cpus_plugged = max(self.cpus_plugged, instruction.plug_vcpus or 0)
             assert 0 in instruction.online
+            assert max(instruction.online) < self.cpus_plugged <= self.cpus, "only what is plugged can be put on line"
             wanted = set(instruction.online)
             failed = (wanted ^ self.online) & self.stubborn
             self.online = (wanted - failed) | (self.online & failed)
             reasons += [f"CPU {cpu}: busy" for cpu in sorted(failed)]
+            if instruction.unplug_vcpus:
+                self.cpus_plugged = max(self.online) + 1
         if instruction.plugged_mib is not None:
             assert instruction.plugged_mib >= 0
             reasons.append(self._plug(instruction.plugged_mib))
@@ -233,7 +240,7 @@ class ModelVM:
 
     def _throttle(self, instruction: Throttle) -> str:
         if instruction.cpu_cores is not None:
-            seen = len(self.online) if self.answers else self.cpus
+            seen = len(self.online) if self.answers else self.cpus_plugged
             self.quota_per_cpu = instruction.cpu_cores / (instruction.cpus_online or seen)
         if instruction.limit_mib is not None and (reason := self._limit(instruction.limit_mib)):
             return reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_it_foretells_a_reinflation() -> None:
     run(Cascade(vm.bound, ResourceVector(1.5, 700), 60.0, NONE), vm)
     target = ResourceVector(4, 1024)
     (foretold,) = forecast(present(vm), target, 60.0)
-    outcome, _ = run(Reinflation(vm.bound, target, vm.boot_mib, vm.cpus, 60.0), vm)
+    outcome, _ = run(Reinflation(vm.bound, target, vm.boot_mib, vm.cpus, 60.0, cpus_plugged=vm.cpus_plugged), vm)
     assert foretold.after.size == outcome.after.size == target
     assert foretold.sentence.startswith("gave back")
 
@@ -110,3 +112,13 @@ def test_a_deadline_of_zero_leaves_only_what_needs_no_waiting() -> None:
     vm = ModelVM(behaviour=Behaviour.NONE)
     (foretold,) = forecast(present(vm), ResourceVector(2.0, 700), 0.0)
     assert foretold.after.size == ResourceVector(2.0, 1024)
+
+
+def test_a_whole_dimm_is_foretold_once() -> None:
+    vm = ModelVM(behaviour=Behaviour.NONE, application_mib=0.0, device_mib=0.0, dimms_mib=(128.0, 128.0))
+    chosen = Mechanisms().without([Mechanism.VIRTIO_MEM], "the VM has no virtio-mem device")
+    target = ResourceVector(4, 512.0)
+    (foretold,) = forecast(replace(present(vm), mechanisms=chosen), target, 60.0)
+    outcome, _ = run(Cascade(vm.bound, target, 60.0, chosen.without([Mechanism.APPLICATION], "no")), vm)
+    assert foretold.after.size == outcome.after.size
+    assert foretold.after.dimms_mib == outcome.after.dimms_mib == ()

@@ -93,6 +93,7 @@ BLOCKED: tuple[tuple[Layer | Mechanism, ...], ...] = (
     (Mechanism.VIRTIO_MEM, Mechanism.BALLOON),
     (Mechanism.VIRTIO_MEM,),
     (Mechanism.DIMM,),
+    (Mechanism.CPU_UNPLUG,),
     (Layer.GUEST, Mechanism.BALLOON, Mechanism.QUOTA),
 )
 mechanisms = st.sampled_from(BLOCKED).map(lambda blocked: without(*blocked))
@@ -185,7 +186,9 @@ def test_a_willing_guest_is_back_where_it_was_after_both_ways(vm: ModelVM, targe
     chosen = with_block(Mechanisms(), willing)
     run(Cascade(start, target, 600.0, chosen), willing)
     outcome, _ = run(
-        Reinflation(willing.bound, start.size, willing.boot_mib, willing.cpus, 600.0, chosen), willing, 700.0
+        Reinflation(willing.bound, start.size, willing.boot_mib, willing.cpus, 600.0, chosen, willing.cpus_plugged),
+        willing,
+        700.0,
     )
     for component in COMPONENTS:
         assert willing.bound.size[component] == pytest.approx(start.size[component], abs=1e-3)
