@@ -7,6 +7,7 @@ import uuid
 from typing import Final
 
 from deflation.messages import Vector
+from deflation.modes import HostEvent
 from deflation.relief import relieve
 from deflation.resources import ResourceVector
 from hostagent.host import RESIZING, Host
@@ -34,10 +35,10 @@ async def relieve_vm(host: Host, vm: ManagedVM) -> None:
     for name, target in plan.harvest.items():
         other = host.vms[name]
         async with other.lock:
-            if host.holds(other) and other in host.resizable():
+            if host.modes.does(HostEvent.PRESSURE) and host.holds(other) and other in host.resizable():
                 await _resize(host, other, target, request_id, SHRINK_S)
     async with vm.lock:
-        if not host.holds(vm) or vm not in host.resizable():
+        if not host.modes.does(HostEvent.PRESSURE) or not host.holds(vm) or vm not in host.resizable():
             return
         await host.sample()
         given = relieve(vm.allocation(), vm.pressure.wants, host.free())

@@ -16,6 +16,7 @@ from hostagent.intents import Phase
 from hostagent.journal import Journal
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.doing import host_idle, reclaim
+from tests.hostagent.test_pressure import press
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -246,6 +247,21 @@ async def test_paused_a_vm_that_somebody_starts_runs_as_it_is(
     assert said.startswith("started by somebody else and left as it is: host-a is paused")
     await set_mode(command, "active")
     await until(lambda: domain.quota is not None)
+
+
+async def test_paused_a_vm_under_pressure_is_written_down_and_gets_what_there_is_afterwards(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, memory_mib=800.0)
+    await set_mode(command, "paused")
+    press(two_vms[0])
+    await until(lambda: any(d.kind == "pressure" for d in host.history.decisions("low-1")))
+    looks = host.history.newest
+    await until(lambda: bool(host.vms["low-1"].pressure.sentence) and not host.vms["low-1"].lock.locked())
+    assert two_vms[0].bound_mib == 624
+    await set_mode(command, "active")
+    await until(lambda: two_vms[0].bound_mib == 1024)
+    assert host.history.newest > looks
 
 
 # --- draining --------------------------------------------------------------------------------------------------------

@@ -122,3 +122,13 @@ def test_a_whole_dimm_is_foretold_once() -> None:
     outcome, _ = run(Cascade(vm.bound, target, 60.0, chosen.without([Mechanism.APPLICATION], "no")), vm)
     assert foretold.after.size == outcome.after.size
     assert foretold.after.dimms_mib == outcome.after.dimms_mib == ()
+
+
+def test_a_limit_that_swap_backs_takes_what_the_guest_cannot_spare() -> None:
+    bound = Bound(4, None, 512, 512)
+    guest = GuestReading((0, 1, 2, 3), (3, 2, 1), 100.0)
+    (foretold,) = forecast(Present(bound, guest, 512, 4, Mechanisms()), ResourceVector(4, 600), 60.0)
+    assert foretold.after.memory_mib == 600
+    assert foretold.after.limit_mib is not None
+    (back,) = forecast(Present(foretold.after, guest, 512, 4, Mechanisms()), ResourceVector(4, 1024), 60.0)
+    assert (back.after.limit_mib, back.after.memory_mib) == (None, 1024)
