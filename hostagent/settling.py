@@ -18,8 +18,10 @@ async def settled(size_of: Callable[[], Awaitable[float]], goal_mib: float, devi
     :param device: what moves, in words.
     :returns: why it did not get there; empty if it did.
     """
-    began = moved_at = time.monotonic()
+    began = time.monotonic()
     size = await size_of()
+    # From the first reading on: one that takes long says nothing of the device.
+    moved_at = time.monotonic()
     while abs(size - goal_mib) >= 0.5:
         now = time.monotonic()
         if now - moved_at > STALLED_S:
