@@ -11,7 +11,6 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +57,9 @@ def measure(how: Pass, real_calls: float) -> Figures:
     call_s, vms = (0.05, 8) if how.quick else (CALL_S, VMS)
     looks = looks_for(real_calls)
     how.report(f"{vms} VMs over a libvirt whose every call takes {call_s:g} s; sizes move within {looks} looks")
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(how.runs, mp_context=context) as pool:
-        pairs = list(pool.map(_pair, [vms] * how.runs, [call_s] * how.runs, [looks] * how.runs))
+    # Ended with its context, also by Ctrl-C or SIGTERM.
+    with multiprocessing.get_context("spawn").Pool(how.runs) as pool:
+        pairs = pool.starmap(_pair, [(vms, call_s, looks)] * how.runs, chunksize=1)
     conditions = f"every call of libvirt and of a guest takes {call_s:g} s"
     return {
         f"side_by_side_{vms}_vms": Figure.over(
