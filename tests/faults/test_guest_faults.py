@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import libvirt
 import pytest
 
 from deflation.messages import LedgerRow, Operation
@@ -109,6 +111,18 @@ async def test_pressure_that_rises_in_the_middle_stops_the_deflation_before_anyt
                 await asyncio.sleep(0.2)
         assert await hand.alive(pid)
         assert operation.state.value in ("done", "partial"), operation.sentence
+        await ward.hold()
+
+
+async def test_without_swap_no_limit_is_set_and_memory_falls_short(ward: Ward) -> None:
+    if len(Path("/proc/swaps").read_text().splitlines()) > 1:
+        pytest.fail("this test needs a host without swap: swapoff -a")
+    async with ward.hand().running("hog", "400"):
+        operation = await ward.target(3.0, 330)
+        assert operation.state.value == "partial"
+        assert "no swap" in row(operation, "hypervisor").reason
+        limits = await ward.foreign(lambda domain: domain.memoryParameters(libvirt.VIR_DOMAIN_AFFECT_LIVE))
+        assert limits["hard_limit"] == libvirt.VIR_DOMAIN_MEMORY_PARAM_UNLIMITED
         await ward.hold()
 
 
