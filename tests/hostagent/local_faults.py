@@ -132,6 +132,7 @@ def _removed(world: LocalWorld, faults: Faults, name: str) -> None:
 def _taken_over(world: LocalWorld, faults: Faults, name: str) -> None:
     domain = world.domains[name]
     domain.intent = domain.intent.changed(owner="host-b")
+    domain.taken_at = world.now()
 
 
 def _hung_up(world: LocalWorld, faults: Faults, name: str) -> None:

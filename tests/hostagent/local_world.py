@@ -7,6 +7,7 @@ done, whoever notices later.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -62,6 +63,8 @@ class Domain:
     disturbed: bool = False
     #: As far as its agent knows, it could not be started.
     given_up: bool = False
+    #: When somebody else took it over.
+    taken_at: float = 0.0
     conversations: list[Conversation] = field(default_factory=list)
 
     @property
@@ -102,9 +105,10 @@ class Domain:
         """The most it can come to hold without anybody's doing more than has been done."""
         nominal = self.intent.spec.nominal
         online = len(self.guest.online)
+        memory_mib = max(self.balloon_mib, self.balloon_wanted_mib) + max(self.plugged_mib, self.plugged_wanted_mib)
         return ResourceVector(
             min(float(online), online * (self.quota if self.quota is not None else 1.0)),
-            max(self.balloon_mib, self.balloon_wanted_mib) + max(self.plugged_mib, self.plugged_wanted_mib),
+            memory_mib if self.limit_mib is None else min(memory_mib, self.limit_mib),
             nominal.disk_mib_s if self.disk_mib_s is None else min(self.disk_mib_s, nominal.disk_mib_s),
             nominal.network_mib_s if self.network_mib_s is None else min(self.network_mib_s, nominal.network_mib_s),
         )
@@ -135,7 +139,7 @@ class Domain:
         # A block goes only where its pages find room elsewhere: unplugging kills nothing, it stops.
         room = self.guest.needs_mib - self.balloon_mib
         lowest = max(self.plugged_wanted_mib, min(max(self.plugged_stuck_mib, room), self.plugged_mib))
-        self.plugged_mib = _toward(self.plugged_mib, lowest, step)
+        self.plugged_mib = _in_blocks(self.plugged_mib, _toward(self.plugged_mib, lowest, step))
 
 
 @dataclass
@@ -305,6 +309,11 @@ class LocalWorld:
         guest.secret = set()
         domain.speed_mib_s, domain.balloon_stuck_mib, domain.plugged_stuck_mib = 2000.0, 0.0, 0.0
         guest.cache_mib = min(guest.cache_mib, max(domain.held_mib - guest.used_mib - 60.0, 0.0))
+
+
+def _in_blocks(before: float, after: float) -> float:
+    """Whole blocks of virtio-mem only."""
+    return (math.floor(after / 2) if after > before else math.ceil(after / 2)) * 2.0
 
 
 def _toward(value: float, goal: float, step: float) -> float:
