@@ -30,14 +30,16 @@ async def serve(
     stop: asyncio.Event,
 ) -> None:
     """Serve an agent's API and report to the manager until ``stop`` is set."""
+    token = await asyncio.to_thread(read_token, token_file)
+    manager_token = await asyncio.to_thread(read_token, manager_token_file or token_file)
     await agent.start()
-    runner = web.AppRunner(make_app(agent, read_token(token_file)), handle_signals=False, access_log=None)
+    runner = web.AppRunner(make_app(agent, token), handle_signals=False, access_log=None)
     await runner.setup()
     reporting: asyncio.Task[None] | None = None
     try:
         await web.TCPSite(runner, address, port).start()
         if manager is not None:
-            reporter = Reporter(agent.host, manager, read_token(manager_token_file or token_file))
+            reporter = Reporter(agent.host, manager, manager_token)
             reporting = asyncio.create_task(guarded(reporter.run()), name="reporter")
         log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
         await stop.wait()

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,30 +111,22 @@ class Step:
 
 
 async def run(argv: Sequence[str], text: str = "") -> str:
-    """Run a command to its end.
+    """Run a command to its end, in a thread: to start a process takes a loop's time, too.
 
     :raises TrafficControlError: it failed, is not there, or did not end in time.
     """
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        ended = await asyncio.to_thread(
+            subprocess.run, argv, input=text.encode(), capture_output=True, timeout=COMMAND_LIMIT_S, check=False
         )
     except OSError as error:
         raise TrafficControlError(f"{argv[0]} cannot be run: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(COMMAND_LIMIT_S):
-            output, problem = await process.communicate(text.encode())
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         raise TrafficControlError(f"{' '.join(argv)} did not end within {COMMAND_LIMIT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        said = " / ".join(problem.decode(errors="replace").split("\n")[:2]).strip(" /")
+    if ended.returncode != 0:
+        said = " / ".join(ended.stderr.decode(errors="replace").split("\n")[:2]).strip(" /")
         raise TrafficControlError(f"{' '.join(argv)} failed: {said}")
-    return output.decode(errors="replace")
+    return ended.stdout.decode(errors="replace")
 
 
 class TrafficControl:
