@@ -147,8 +147,9 @@ class LibvirtHypervisor:
         disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
         identity = str(uuid.uuid4())
         try:
+            template = await asyncio.to_thread(DomainTemplate.load, spec.template, self._settings.template_dirs)
             xml = render_domain(
-                DomainTemplate.load(spec.template, self._settings.template_dirs),
+                template,
                 DomainParameters(
                     name=domain,
                     uuid=identity,
