@@ -133,6 +133,9 @@ class Commands:
         await self.follow(command)
         if known := self.operations.known(command.request_id, "delete", body):
             return known
+        if command.request_id in self._host.journal.deleted:
+            # Done before a restart: the VM that has the name now is another one.
+            return self.operations.begin(command.request_id, "delete", body, _removed_before, vm=name)
         vm = self._host.vm(name)
         return self.operations.begin(
             command.request_id,
@@ -182,7 +185,8 @@ class Commands:
                 f"generation {command.generation} is not above {vm.intent.generation}, which {vm.name} has",
                 "generation",
             )
-        if not wanted.less(vm.allocation().current).fits_in(free):
+        room = free.larger(_undeclared(self._host.slice.capacity, vm.allocation().upper))
+        if not wanted.less(vm.allocation().current).fits_in(room):
             raise RequestRefused(409, f"target ({wanted}) needs more than what is free ({free})", "target")
 
     async def reclaim(self, command: ReclaimCommand) -> Operation:
@@ -270,6 +274,7 @@ class Commands:
                 with contextlib.suppress(DomainGone):
                     await vm.store(phase=Phase.DELETING, cause=cause)
                 await self._host.record_change(vm.name, size, ZERO, operation.request_id)
+                await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
                 await self._host.forget(vm)
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
@@ -410,6 +415,11 @@ class Commands:
         return Cause(
             request_id=command.request_id, kind=kind, body=body, started_at=time.time(), before=Vector.of(before)
         )
+
+
+async def _removed_before(operation: Operation) -> Operation:
+    sentence = f"{operation.vm} was removed by this request before the agent was started anew"
+    return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
 
 def _now() -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from deflation.asking import Refusal
@@ -76,9 +76,9 @@ class Executor:
             case ReadGuest():
                 return await self._measured(instruction, "")
             case Unplug():
-                return await self._measured(instruction, await self._attempt(self._unplug(instruction)))
+                return await self._moved(instruction, self._unplug(instruction), instruction.plugged_mib is not None)
             case Throttle():
-                return await self._measured(instruction, await self._attempt(self._throttle(instruction)))
+                return await self._moved(instruction, self._throttle(instruction), instruction.balloon_mib is not None)
             case TellApplication():
                 return await self._tell(instruction)
         raise TypeError(f"{type(instruction).__name__} is no instruction for an executor")
@@ -227,11 +227,22 @@ class Executor:
             return Measured(_now(), instruction.step, None, None, "; ".join(filter(None, (reason, str(error)))))
         return Measured(_now(), instruction.step, bound, guest, reason)
 
-    async def _attempt(self, work: Any) -> str:
+    async def _moved(self, instruction: Instruction, work: Awaitable[str], memory: bool) -> Measured:
+        """Attempt something and measure. Memory that may still be on its way after an error is called off first: until
+        that has been done, no reading tells what there will be."""
         try:
-            return str(await work)
-        except (GuestUnreachable, GuestRefused, HypervisorError) as error:
-            return str(error)
+            reason = await work
+        except (GuestUnreachable, GuestRefused) as error:
+            reason = str(error)
+        except HypervisorError as error:
+            reason = str(error)
+            if memory:
+                try:
+                    await self._hypervisor.call_off(self._domain)
+                except HypervisorError as worse:
+                    why = f"{reason}; what had been asked of the guest could not be called off: {worse}"
+                    return Measured(_now(), instruction.step, None, None, why)
+        return await self._measured(instruction, reason)
 
 
 async def guest_status(link: GuestLink, brief: bool = False) -> GuestStatus | None:

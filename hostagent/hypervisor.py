@@ -165,6 +165,9 @@ class Hypervisor(Protocol):
         :returns: why it did not get there; empty if it did.
         """
 
+    async def call_off(self, domain: str) -> None:
+        """Ask the guest for no more and no less memory than it has now: what an earlier attempt asked of it is over."""
+
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         """Limit the bandwidth of the domain's disks together; None lifts the limit.
 

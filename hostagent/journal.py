@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from deflation.messages import CoreChange
 from deflation.modes import HostMode
@@ -21,6 +22,10 @@ class StoredMode:
     reason: str = ""
     #: Seconds since the epoch; None: it was never changed.
     since: float | None = None
+
+
+#: Deletions that are remembered.
+MOST_DELETED: Final = 200
 
 
 class Journal:
@@ -40,10 +45,13 @@ class Journal:
         self._sequence = 0
         #: The last change of each machine, as (cause, cores after): one that a kill made us repeat is known by it.
         self._last: dict[str, tuple[str, float]] = {}
+        #: Request ids of the latest deletions.
+        self.deleted: list[str] = []
         if self._state_path.exists():
             state = json.loads(self._state_path.read_text())
             self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
             self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
+            self.deleted = list(state.get("deleted", []))
             if "mode" in state:
                 mode, reason, since = state["mode"]
                 self.mode = StoredMode(HostMode(mode), reason, since)
@@ -105,6 +113,19 @@ class Journal:
             _replace(self._changes_path, _lines(kept))
             self.changes = kept
 
+    def add_deleted(self, request_id: str) -> None:
+        """Remember a deletion, so that its repetition after a restart does not hit a new VM of the name.
+
+        :raises JournalError: it could not be written.
+        """
+        with self._lock:
+            before, self.deleted = self.deleted, [*self.deleted[1 - MOST_DELETED :], request_id]
+            try:
+                self._save_state()
+            except OSError as error:
+                self.deleted = before
+                raise JournalError(f"a deletion could not be written: {error}") from error
+
     def raise_epoch(self, epoch: int) -> None:
         """Remember the highest epoch of a manager that was seen."""
         with self._lock:
@@ -130,6 +151,7 @@ class Journal:
             "epoch": self.epoch,
             "sequence": self._sequence,
             "last": self._last,
+            "deleted": self.deleted,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
         }
         _replace(self._state_path, json.dumps(state))

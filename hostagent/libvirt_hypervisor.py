@@ -231,6 +231,9 @@ class LibvirtHypervisor:
         element = intents.to_element(intent)
 
         def write(d: Any) -> None:
+            there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
+            if there is not None and there.owner != intent.owner:
+                raise DomainGone(f"domain {domain} belongs to {there.owner} now")
             flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
             if d.isActive():
                 flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -293,6 +296,18 @@ class LibvirtHypervisor:
 
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         return await vcpus.bring(self._connection, domain, count, limit_s)
+
+    async def call_off(self, domain: str) -> None:
+        def call_off(d: Any) -> None:
+            device = plugged.Plugged.of(ElementTree.fromstring(d.XMLDesc())).device
+            requested = device.find("target/requested") if device is not None else None
+            current = device.find("target/current") if device is not None else None
+            if device is not None and requested is not None and current is not None and requested.text != current.text:
+                requested.text = current.text
+                d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            d.setMemoryFlags(d.memoryStats()["actual"], libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        await self._on(domain, call_off)
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         return await _in_words(self._on(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))

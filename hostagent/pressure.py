@@ -41,6 +41,8 @@ class GuestPressure:
         self._boot_id = ""
         self._reserve_mib = LEAST_RESERVE_MIB
         self._said_at: float | None = None
+        #: Whether the last request that was noted did not count.
+        self._refused_one = False
 
     @property
     def sentence(self) -> str:
@@ -79,6 +81,9 @@ class GuestPressure:
             return
         asked = ResourceVector(notice.cpu_cores, notice.memory_mib)
         refused = self._watch.request(_now(), asked, self._allocation(), notice.reason)
+        if refused and self._refused_one:
+            return  # a guest that asks again and again is no reason to fill the history
+        self._refused_one = bool(refused)
         sentence = f"the guest asks for {asked}" + (f", which does not count: {refused}" if refused else "")
         self._note("request", sentence, {"reason": notice.reason, **asked.as_dict()})
         self.judge()

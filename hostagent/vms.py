@@ -109,6 +109,8 @@ class ManagedVM:
         #: What the VM wants under pressure and its host cannot spare.
         self.asks = ZERO
         self._refusal: Refusal | None = None
+        #: Whether the guest may still be asked for something: by an earlier agent, or because a resize broke off.
+        self._unsure = intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
         self.upkeep = Upkeep(self)
         self._log = log.bind(vm=self.name, host=host)
 
@@ -253,9 +255,21 @@ class ManagedVM:
         return VMOutcome.of(self.name, self.intent.generation, outcome)
 
     async def reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+        """Bring the VM to a size, without committing it.
+
+        :raises HypervisorError: its size cannot be read.
+        """
+        outcome = await self._reach(target, deadline_s, mode)
+        self._unsure = False
+        return outcome
+
+    async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
         self.interrupt.clear()
         cause = self.intent.cause
-        executor = self._executor(f"{cause.request_id}{self._attempt()}" if cause else "")
+        executor = self._executor(f"{cause.request_id if cause is not None else 'repair'}{self._attempt()}")
+        if self._unsure:
+            await self.hypervisor.call_off(self.domain)
+        self._unsure = True
         before, _ = await executor.measure()
         found = await self.hypervisor.findings(self.domain)
         mechanisms = Mechanisms.of(self._heard(found, NEED_THE_GUEST_TO_TAKE))

@@ -154,7 +154,7 @@ class Watch:
             async with self._host.slots, vm.lock:
                 if self._host.holds(vm):
                     await self._look_at(vm, summary, earlier)
-        except HypervisorError as error:
+        except HostAgentError as error:
             vm.upkeep.unsettled = True
             log.warning("the VM could not be looked at", vm=vm.name, why=str(error))
         except Exception:

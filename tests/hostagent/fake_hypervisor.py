@@ -135,6 +135,9 @@ class FakeHypervisor:
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         return str(await self._call("set_vcpus", domain=domain, count=count))
 
+    async def call_off(self, domain: str) -> None:
+        await self._call("call_off", domain=domain)
+
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         return str(await self._call("set_disk", domain=domain, mib_s=disk_mib_s))
 

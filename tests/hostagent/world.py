@@ -201,6 +201,9 @@ class World:
     async def _do_set_shares(self, domain: str, shares: int) -> None:
         self.domains[domain].shares = shares
 
+    async def _do_call_off(self, domain: str) -> None:
+        self.domains[domain]
+
     async def _do_set_disk(self, domain: str, mib_s: float | None) -> str:
         self.domains[domain].disk_mib_s = mib_s
         return ""

@@ -1,0 +1,72 @@
+"""What a new agent must not do with what an earlier one left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deflation.messages import Command as Body
+from deflation.messages import CreateCommand, VMSpec
+from hostagent.agent import Agent
+from hostagent.intents import Intent, Phase
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.waiting import until
+from tests.hostagent.world import World
+
+
+async def test_a_deletion_that_is_repeated_after_a_restart_leaves_a_new_vm_of_the_name_alone(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    await command("DELETE", "/v1/vms/low-1?request_id=gone")
+    await agent.close()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        created = await successor.commands.create(
+            CreateCommand(request_id="c2", vm=VMSpec.model_validate(low_vm("low-1")))
+        )
+        assert (await successor.commands.operations.get(created.request_id, 10)) is not None
+        await successor.commands.delete("low-1", Body(request_id="gone"), "delete")
+        repeated = await successor.commands.operations.get("gone", 10)
+        assert repeated is not None
+        assert (repeated.state, "before the agent was started anew" in repeated.sentence) == ("done", True)
+        assert "low-1" in successor.host.vms
+        assert list(world.domains) == ["ebb-host-a.low-1"]
+    finally:
+        await successor.close()
+
+
+@pytest.mark.parametrize("phase", [Phase.DEFLATING, Phase.REINFLATING])
+async def test_what_a_killed_agent_had_asked_of_a_guest_is_called_off_before_anything_is_measured(
+    command: Command, agent: Agent, world: World, tmp_path: Path, phase: Phase
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=phase).model_dump_json()
+    calls = len(world.calls)
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED, limit_s=30)
+        methods = [method for method, name in world.calls[calls:] if name and method in ("call_off", "read")]
+        assert methods[0] == "call_off"
+    finally:
+        await successor.close()
+
+
+async def test_a_vm_that_was_sold_disk_grows_again_on_a_host_that_declares_none(
+    client: Client, command: Command, world: World
+) -> None:
+    vm = low_vm("low-1", nominal={"cpu_cores": 3.0, "memory_mib": 1024.0, "disk_mib_s": 100.0})
+    assert (await command("POST", "/v1/vms", {"request_id": "c1", "vm": vm})).state == "done"
+    for generation, disk in ((2, 20.0), (3, 80.0)):
+        target = {"cpu_cores": 3.0, "memory_mib": 1024.0, "disk_mib_s": disk}
+        body = {"request_id": f"t{generation}", "generation": generation, "target": target, "deadline_s": 20.0}
+        operation = await command("PUT", "/v1/vms/low-1/target", body)
+        assert operation.state == "done", operation.sentence
+        assert world.domains["ebb-host-a.low-1"].disk_mib_s == disk
