@@ -90,7 +90,7 @@ class MemoryLimits:
     async def check(self, prefix: str) -> dict[str, str]:
         """Lift every limit that swap does not back any more.
 
-        Cheap where nothing is limited: two files are read for each domain.
+        Cheap where nothing is limited: a few small files are read for each domain.
 
         :param prefix: of the names of the domains that may be touched.
         :returns: why, by domain, for those whose limit was lifted.

@@ -18,6 +18,7 @@ from typing import Any
 from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from ebb import paths
+from ebb.lab.domains import remove_logs
 from ebb.lab.guestlink import LabLink
 from ebb.lab.image import build_image
 from ebb.lab.services import ensure_services, stop_services
@@ -68,7 +69,7 @@ async def solo_guest(memory_mib: int, cpu_cores: float = 1) -> AsyncIterator[Sol
     """Start one guest of this size; it is gone afterwards, whatever happened."""
     state, home = LabState(), Path(tempfile.mkdtemp(prefix="ebbtide-test-", dir="/var/tmp"))
     os.chmod(home, 0o711)
-    host, name = f"wb-{uuid.uuid4().hex[:8]}", "solo"
+    host, name = f"solo-{uuid.uuid4().hex[:8]}", "guest"
     domain = domain_name(host, name)
     ensure_services(state, home, lambda: None, lambda sentence: None)
     image = await asyncio.to_thread(build_image, paths.image_cache())
@@ -94,6 +95,7 @@ async def solo_guest(memory_mib: int, cpu_cores: float = 1) -> AsyncIterator[Sol
         await hypervisor.destroy(domain)
         await hypervisor.close()
         stop_services(state, lambda sentence: None)
+        remove_logs([host])
         shutil.rmtree(home)
 
 
