@@ -1,0 +1,118 @@
+"""Dry run, explain, pause and off with a real guest: what is told comes true, what is left is left, off undoes all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from deflation.allocations import Priority
+from deflation.ledger import Layer
+from deflation.mechanisms import Mechanism
+from deflation.messages import Operation, OperationState, Vector, VMSpec
+from deflation.modes import HostMode
+from ebb.client import ManagerClient
+from ebb.errors import ManagerRefused
+from tests.guests.conftest import RunningLab
+from tests.guests.test_demo import virsh
+
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
+
+NAME = "kept"
+NOMINAL = Vector(cpu_cores=2.0, memory_mib=640.0)
+TARGET = Vector(cpu_cores=0.5, memory_mib=500.0)
+
+
+def quota_us(domain: str) -> int:
+    """The quota of a vCPU as libvirt has it; negative: none."""
+    found = re.search(r"vcpu_quota\s*:\s*(-?\d+)", virsh("schedinfo", domain) or "")
+    assert found is not None
+    number = int(found[1])
+    # libvirt prints what means no limit as an unsigned number.
+    return -1 if number > 10**15 else number
+
+
+async def ended(client: ManagerClient, operation: Operation, host: str | None = None) -> Operation:
+    return await client.wait(operation, limit_s=240, host=host)
+
+
+async def set_mode(client: ManagerClient, host: str, mode: HostMode) -> Operation:
+    return await ended(client, await client.set_mode(host, mode, reason="a test"), host)
+
+
+async def until_quota(domain: str, quota: int) -> None:
+    async with asyncio.timeout(90):
+        while await asyncio.to_thread(quota_us, domain) != quota:
+            await asyncio.sleep(0.5)
+
+
+async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_undoes_all(lab: RunningLab) -> None:
+    token = lab.state.manager_token_file.read_text().strip()
+    async with ManagerClient(lab.state.manager_url, token) as client:
+        spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320.0))
+        created = await ended(client, await client.create(spec, deadline_s=60))
+        assert created.state is OperationState.DONE, created.sentence
+        host = (await client.vm(NAME)).host
+        assert host is not None
+        domain = f"ebb-{host}.{NAME}"
+        try:
+            async with asyncio.timeout(300):
+                while not (await client.vm(NAME)).guest_connected:
+                    await asyncio.sleep(0.5)
+            whole = await client.explain(NAME)
+            assert whole.explanation is not None
+            assert whole.explanation.sentence == (
+                f"{NAME} has its nominal size (2 cores, 640 MiB): nothing is taken from it"
+            )
+            assert whole.explanation.bound == NOMINAL
+            open_ones = {row.mechanism for row in whole.explanation.findings if row.available}
+            assert open_ones >= {Mechanism.CPU_OFFLINE, Mechanism.QUOTA, Mechanism.VIRTIO_MEM, Mechanism.BALLOON}
+            assert all(row.reason for row in whole.explanation.findings)
+
+            generation = (await client.vm(NAME)).generation + 1
+            told = await client.forecast(NAME, TARGET, generation=generation)
+            assert (await client.vm(NAME)).current == NOMINAL
+            done = await ended(client, await client.set_target(NAME, TARGET, generation=generation))
+            assert done.state is OperationState.DONE, done.sentence
+            (forecast,), (outcome,) = told.vms, done.vms
+            assert forecast.expected.cpu_cores == pytest.approx(outcome.after.cpu_cores, abs=0.01)
+            assert forecast.expected.memory_mib == pytest.approx(outcome.after.memory_mib, abs=2.0)
+            could = {(row.layer, row.resource): row.could for row in forecast.rows}
+            assert could[Layer.GUEST, "cpu_cores"] == 1.0
+            deflated = await client.explain(NAME)
+            assert deflated.explanation is not None
+            assert deflated.explanation.sentence.endswith(outcome.sentence)
+            limited = await asyncio.to_thread(quota_us, domain)
+            assert limited == 50_000
+
+            assert (await set_mode(client, host, HostMode.PAUSED)).state is OperationState.DONE
+            await asyncio.to_thread(virsh, "schedinfo", domain, "--live", "vcpu_quota=90000")
+            async with asyncio.timeout(60):
+                while not await left(client):
+                    await asyncio.sleep(0.5)
+            assert await asyncio.to_thread(quota_us, domain) == 90_000
+            refused = await ended(client, await client.set_target(NAME, NOMINAL, generation=generation + 1))
+            assert refused.state is OperationState.FAILED
+            assert f"{host} is paused: no VM is created and no size is changed (a test)" in refused.sentence
+            await set_mode(client, host, HostMode.ACTIVE)
+            await until_quota(domain, limited)
+
+            undone = await set_mode(client, host, HostMode.OFF)
+            assert undone.state is OperationState.DONE, undone.sentence
+            assert await asyncio.to_thread(quota_us, domain) == -1
+            back = await client.explain(NAME)
+            assert back.explanation is not None
+            assert back.explanation.bound == NOMINAL
+            assert back.explanation.mode is HostMode.OFF
+        finally:
+            await set_mode(client, host, HostMode.ACTIVE)
+            await ended(client, await client.delete(NAME))
+        with pytest.raises(ManagerRefused, match="there is no VM named kept"):
+            await client.explain(NAME)
+
+
+async def left(client: ManagerClient) -> bool:
+    """Whether the foreign change has been seen and left."""
+    found = (await client.explain(NAME)).explanation
+    return found is not None and any("left as it is" in row.sentence for row in found.decisions)
