@@ -46,6 +46,8 @@ class Present:
     #: vCPUs that the domain has or could have plugged again, on line or not.
     vcpus: int
     mechanisms: Mechanisms
+    #: What can be used to give, where that is more than what can be used to take.
+    to_give: Mechanisms | None = None
 
 
 def forecast(present: Present, target: ResourceVector, deadline_s: float) -> tuple[Outcome, ...]:
@@ -63,7 +65,8 @@ def forecast(present: Present, target: ResourceVector, deadline_s: float) -> tup
         down = world.run(Cascade(before, target, deadline_s, mechanisms))
         if target.fits_in(down.after.size) or before.size.fits_in(target):
             return (down,)
-    up = world.run(Reinflation(world.bound, target, present.boot_mib, present.vcpus, deadline_s, mechanisms))
+    to_give = (present.to_give or present.mechanisms).without([Mechanism.APPLICATION], NOT_ASKED)
+    up = world.run(Reinflation(world.bound, target, present.boot_mib, present.vcpus, deadline_s, to_give))
     return (up,) if down is None else (down, up)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,7 @@ from hostagent.fixes import DomainFacts
 from hostagent.host import Host
 from hostagent.hypervisor import HostSideReading, Hypervisor
 from hostagent.intents import Intent, Phase
-from hostagent.vms import NEED_THE_GUEST, ManagedVM
+from hostagent.vms import NEED_THE_GUEST, NEED_THE_GUEST_TO_TAKE, ManagedVM
 
 #: Decisions in one explanation.
 DECISIONS: Final = 10
@@ -42,7 +43,10 @@ class Survey:
     #: None: it could not be read.
     reading: HostSideReading | None
     status: GuestStatus | None
+    #: One for each mechanism: whether it can be used to take.
     findings: tuple[Finding, ...]
+    #: And to give, for which less of the guest is needed.
+    giving: tuple[Finding, ...]
 
     def present(self, intent: Intent) -> Present | None:
         """The VM as a forecast takes it."""
@@ -54,7 +58,7 @@ class Survey:
             guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), self.status.memory.unpluggable_mib)
         bound = self.reading.bound(len(guest.online) if guest is not None else None, intent.spec.nominal.vector())
         vcpus = max(self.reading.vcpus, math.ceil(intent.spec.nominal.cpu_cores))
-        return Present(bound, guest, intent.boot_mib, vcpus, Mechanisms.of(self.findings))
+        return Present(bound, guest, intent.boot_mib, vcpus, Mechanisms.of(self.findings), Mechanisms.of(self.giving))
 
 
 async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:
@@ -62,7 +66,8 @@ async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:
     status, reading, findings = await asyncio.gather(
         guest_status(vm.link), _reading(hypervisor, vm.domain), _findings(hypervisor, vm.domain)
     )
-    return Survey(reading, status, findings_now(vm.domain, findings, status))
+    giving = findings_now(vm.domain, findings, status, NEED_THE_GUEST)
+    return Survey(reading, status, findings_now(vm.domain, findings, status), giving)
 
 
 async def explain(host: Host, name: str) -> Explanation:
@@ -88,11 +93,16 @@ async def explain(host: Host, name: str) -> Explanation:
 
 
 def findings_now(
-    domain: str, findings: tuple[Finding, ...] | HypervisorError, status: GuestStatus | None
+    domain: str,
+    findings: tuple[Finding, ...] | HypervisorError,
+    status: GuestStatus | None,
+    need: Collection[Mechanism] = NEED_THE_GUEST_TO_TAKE,
 ) -> tuple[Finding, ...]:
     """One finding for each mechanism, in their order: what the domain has, less what its guest does not do now.
 
     What is blocked already keeps its reason: it would be blocked with a willing guest too.
+
+    :param need: what cannot be used on a guest that does not answer.
     """
     known = {finding.mechanism: finding for finding in findings} if isinstance(findings, tuple) else {}
     rows = []
@@ -101,14 +111,16 @@ def findings_now(
         if isinstance(findings, HypervisorError):
             finding = Finding(mechanism, False, f"the domain could not be examined: {findings}")
         elif finding is None or finding.available:
-            finding = _by_the_guest(domain, mechanism, status) or finding
+            finding = _by_the_guest(domain, mechanism, status, need) or finding
         rows.append(finding or Finding(mechanism, True, f"the {LAYER_OF[mechanism].value} layer has it"))
     return tuple(rows)
 
 
-def _by_the_guest(domain: str, mechanism: Mechanism, status: GuestStatus | None) -> Finding | None:
+def _by_the_guest(
+    domain: str, mechanism: Mechanism, status: GuestStatus | None, need: Collection[Mechanism]
+) -> Finding | None:
     """What the guest blocks at this moment; None if nothing."""
-    if status is None and mechanism in NEED_THE_GUEST:
+    if status is None and mechanism in need:
         return Finding(mechanism, False, SILENT, fixes.guest_agent(DomainFacts(domain, 0, 0)))
     if mechanism is Mechanism.APPLICATION and status is not None:
         if not status.applications:

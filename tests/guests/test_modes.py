@@ -41,6 +41,12 @@ async def set_mode(client: ManagerClient, host: str, mode: HostMode) -> Operatio
     return await ended(client, await client.set_mode(host, mode, reason="a test"), host)
 
 
+async def connected(client: ManagerClient) -> None:
+    async with asyncio.timeout(300):
+        while not (await client.vm(NAME)).guest_connected:
+            await asyncio.sleep(0.5)
+
+
 async def until_quota(domain: str, quota: int) -> None:
     async with asyncio.timeout(90):
         while await asyncio.to_thread(quota_us, domain) != quota:
@@ -57,9 +63,7 @@ async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_und
         assert host is not None
         domain = f"ebb-{host}.{NAME}"
         try:
-            async with asyncio.timeout(300):
-                while not (await client.vm(NAME)).guest_connected:
-                    await asyncio.sleep(0.5)
+            await connected(client)
             whole = await client.explain(NAME)
             assert whole.explanation is not None
             assert whole.explanation.sentence == (
@@ -73,6 +77,7 @@ async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_und
             generation = (await client.vm(NAME)).generation + 1
             told = await client.forecast(NAME, TARGET, generation=generation)
             assert (await client.vm(NAME)).current == NOMINAL
+            await connected(client)
             done = await ended(client, await client.set_target(NAME, TARGET, generation=generation))
             assert done.state is OperationState.DONE, done.sentence
             (forecast,), (outcome,) = told.vms, done.vms

@@ -132,3 +132,10 @@ def test_a_limit_that_swap_backs_takes_what_the_guest_cannot_spare() -> None:
     assert foretold.after.limit_mib is not None
     (back,) = forecast(Present(foretold.after, guest, 512, 4, Mechanisms()), ResourceVector(4, 1024), 60.0)
     assert (back.after.limit_mib, back.after.memory_mib) == (None, 1024)
+
+
+def test_what_can_be_used_to_give_may_be_more_than_what_can_be_used_to_take() -> None:
+    silent = NONE.without([Mechanism.CPU_OFFLINE, Mechanism.VIRTIO_MEM, Mechanism.BALLOON], "the guest is silent")
+    bound = Bound(4, 0.5, 300, 512)
+    (back,) = forecast(Present(bound, None, 512, 4, silent, NONE), ResourceVector(4, 1024), 60.0)
+    assert back.after.size == ResourceVector(4, 1024)
