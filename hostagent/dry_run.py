@@ -46,7 +46,7 @@ class DryRun:
     async def reclaim(self, command: ReclaimCommand) -> Forecast:
         """Who would give how much."""
         need = command.need.vector()
-        targets = split_need([vm.allocation() for vm in self._host.resizable()], need).targets
+        targets = split_need([vm.row() for vm in self._host.resizable()], need).targets
         return await self._answer(
             command.request_id, "reclaim", targets, command.deadline_s, HostEvent.RECLAIM, need=need
         )
@@ -97,16 +97,23 @@ class DryRun:
         present = found.present(vm.intent)
         current = vm.allocation().current
         if present is None:
-            return VMForecast(
-                name=vm.name,
-                current=Vector.of(current),
-                now=Vector.of(current),
-                target=Vector.of(target),
-                expected=Vector.of(current),
-                shortfall=Vector.of(current.less(target) + target.less(current)),
-                rows=(),
-                sentence="would not be touched: its size cannot be read",
-            )
+            return _untouched(vm, current, target, "would not be touched: its size cannot be read")
+        if vm.pressure.sentence and not present.bound.size.fits_in(target):
+            return _untouched(vm, present.bound.size, target, f"would be shrunk no further: {vm.pressure.sentence}")
         outcomes = forecast(present, target, deadline_s)
         sentence = tell(outcomes, present.mechanisms.has(Mechanism.APPLICATION))
         return VMForecast.of(vm.name, Vector.of(current), outcomes, sentence)
+
+
+def _untouched(vm: ManagedVM, now: ResourceVector, target: ResourceVector, sentence: str) -> VMForecast:
+    """A VM to which nothing would be done."""
+    return VMForecast(
+        name=vm.name,
+        current=vm.intent.committed,
+        now=Vector.of(now),
+        target=Vector.of(target),
+        expected=Vector.of(now),
+        shortfall=Vector.of(now.less(target) + target.less(now)),
+        rows=(),
+        sentence=sentence,
+    )

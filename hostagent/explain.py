@@ -83,7 +83,7 @@ async def explain(host: Host, name: str) -> Explanation:
         vm=vm.status(),
         sentence=why_this_size(vm.intent, vm.running, resizes[-1] if resizes else None),
         bound=Vector.of(present.bound.size) if present is not None else None,
-        deflatable=Vector.of(vm.allocation().deflatable),
+        deflatable=Vector.of(vm.row().deflatable),
         mode=host.modes.mode,
         mode_reason=host.modes.reason,
         findings=tuple(FindingRow.of(finding) for finding in found.findings),

@@ -88,6 +88,8 @@ class ModeCommands:
                 await self._keep()
             except HostAgentError as error:
                 log.warning("what was taken could not be given back yet", why=str(error))
+            except Exception:
+                log.exception("giving back broke")
 
     async def _keep(self) -> None:
         """Give back by ourselves, unless it is what moved nothing a little while ago."""
@@ -104,9 +106,9 @@ class ModeCommands:
                 return
         self._skip = min(self._skip * 2, MOST_SKIPPED) if targets == self._futile else 1
         self._skipped = 0
-        before = self._missing()
+        before = self._sizes()
         await self._give_back(f"{self._host.modes.mode}-{self._host.incarnation[:8]}-{next(self._numbers)}", {})
-        self._futile = targets if self._missing() == before else {}
+        self._futile = targets if self._sizes() == before else {}
 
     async def _run(self, operation: Operation, mode: HostMode, body: dict[str, Any]) -> Operation:
         modes, operations = self._host.modes, self._commands.operations
@@ -183,6 +185,9 @@ class ModeCommands:
             return {}
         rows = [vm.allocation() for vm in self._host.vms.values() if not vm.running]
         return undone([row for row in rows if row.name in lacking(rows)], self._host.free())
+
+    def _sizes(self) -> dict[str, tuple[Vector, Phase]]:
+        return {vm.name: (vm.intent.committed, vm.intent.phase) for vm in self._host.vms.values()}
 
     def _missing(self) -> dict[str, ResourceVector]:
         """What each VM lacks of its nominal size; one whose resize has not ended may lack all of it."""

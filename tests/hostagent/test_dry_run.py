@@ -10,6 +10,7 @@ from deflation.explanations import Forecast
 from deflation.forecast import NOT_ASKED
 from hostagent.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
+from tests.hostagent.test_pressure import press
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
@@ -159,3 +160,15 @@ async def test_a_vm_that_cannot_be_read_would_not_be_touched(client: Client, wor
     told = await ask(client, "POST", "/v1/reclaims", {"request_id": "r", "need": {"cpu_cores": 1.0}})
     assert {vm.sentence for vm in told.vms} == {"would not be touched: its size cannot be read"}
     assert told.shortfall.cpu_cores == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("two_vms")
+async def test_a_vm_under_pressure_would_be_shrunk_no_further(client: Client, host: Host, world: World) -> None:
+    press(world.domains["ebb-host-a.low-1"])
+    await until(lambda: bool(host.vms["low-1"].pressure.sentence))
+    body = {"request_id": "r", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 700.0}}
+    (vm,) = (await ask(client, "PUT", "/v1/vms/low-1/target", body)).vms
+    assert vm.sentence == f"would be shrunk no further: {host.vms['low-1'].pressure.sentence}"
+    assert vm.expected == vm.now
+    told = await ask(client, "POST", "/v1/reclaims", {"request_id": "r", "need": {"cpu_cores": 1.0}})
+    assert [(vm.name, vm.target.cpu_cores) for vm in told.vms] == [("low-2", 2.0)]
