@@ -44,8 +44,8 @@ WINDOW_S: Final = 1.5
 LONGEST_WINDOW_S: Final = 30.0
 #: A reading older than this is none, in seconds: no memory is taken.
 STALE_S: Final = 10.0
-#: A guest under pressure that falls silent stays so for this long, in seconds: thrashing is what silences it.
-UNSEEN_S: Final = 60.0
+#: A guest under pressure that falls silent stays so for this long, in seconds: thrashing silences it, for minutes.
+UNSEEN_S: Final = 180.0
 #: So long a guest must be calm until its pressure has ended, in seconds; doubled each time pressure comes back within
 #: AGAIN_S of its end.
 CALM_S: Final = 10.0

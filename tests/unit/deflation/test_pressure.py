@@ -194,7 +194,7 @@ def test_a_guest_that_falls_silent_under_pressure_stays_so_for_a_while() -> None
     story.go_on(4, some=60, faults_per_s=300)
     silent = story.watch.verdict(story.now + UNSEEN_S, LACKING)
     assert silent.under_pressure
-    assert "silent for 60 s" in silent.sentence
+    assert f"silent for {UNSEEN_S:.0f} s" in silent.sentence
     assert not story.watch.verdict(story.now + UNSEEN_S + 1, LACKING).under_pressure
     story.watch.observe(story.now + UNSEEN_S + 1, CALM)
     assert not story.watch.verdict(story.now + UNSEEN_S + 1, LACKING).under_pressure
