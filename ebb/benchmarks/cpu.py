@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from deflation.guest_messages import CpusSet
 from deflation.messages import Vector, VMSpec
 from deflation.resources import ResourceVector
-from ebb.benchmarks.bed import Bed, bed, in_guest, lab_link, run_async, running, start_vm
+from ebb.benchmarks.bed import MOUNT_SHM, Bed, bed, in_guest, lab_link, run_async, running, start_vm
 from ebb.benchmarks.figures import Figure, Figures
 from ebb.benchmarks.passes import Pass
 from ebb.errors import BenchmarkFailed
@@ -40,7 +40,6 @@ MEMORY_MIB = 1024.0
 #: About 5 s of work undeflated under emulation on two cores: 30 compiles of up to four times that are one run.
 PACKAGES = "json email/mime logging xml/dom unittest"
 PREFIX = "/dev/shm/compiled"
-PREPARE = "mkdir -p /dev/shm; mountpoint -q /dev/shm || mount -t tmpfs tmpfs /dev/shm"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ async def _measure(ground: Bed, how: Pass) -> Figures:
         guest = await lab_link(ground.state.uri, vm.domain)
         try:
             async with vm.lock:
-                await in_guest(guest, PREPARE)
+                await in_guest(guest, MOUNT_SHM)
                 await _compile(guest)
                 for number in range(how.runs):
                     before_s = await _at(vm, guest, Setting(VCPUS, cores / VCPUS))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from deflation.mechanisms import Mechanism
 from deflation.messages import Vector, VMSpec
 from deflation.resources import ResourceVector
-from ebb.benchmarks.bed import Bed, in_guest, lab_link, running, start_vm
+from ebb.benchmarks.bed import MOUNT_SHM, Bed, in_guest, lab_link, running, start_vm
 from ebb.benchmarks.figures import Figure, Figures
 from ebb.benchmarks.hands import Hands, in_hand
 from ebb.benchmarks.passes import Pass
@@ -33,7 +33,7 @@ async def measure(ground: Bed, how: Pass) -> Figures:
         vm = await start_vm(agent, VMSpec(name="speed", nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB))
         findings = {finding.mechanism: finding for finding in await vm.findings()}
         guest = await lab_link(ground.state.uri, vm.domain)
-        await in_guest(guest, "mkdir -p /dev/shm; mountpoint -q /dev/shm || mount -t tmpfs tmpfs /dev/shm")
+        await in_guest(guest, MOUNT_SHM)
         try:
             for means in MEANS:
                 if not findings[means].available:

@@ -15,7 +15,7 @@ import os
 from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from deflation.resources import ResourceVector
-from ebb.benchmarks.bed import Bed, bed, in_guest, lab_link, resize, run_async, running, start_vm
+from ebb.benchmarks.bed import MOUNT_SHM, Bed, bed, in_guest, lab_link, resize, run_async, running, start_vm
 from ebb.benchmarks.figures import Figure, Figures
 from ebb.benchmarks.passes import Pass
 from ebb.lab.guestlink import LabLink
@@ -75,6 +75,7 @@ async def _measure(ground: Bed, how: Pass, cores: int) -> Figures:
         hands = [await lab_link(ground.state.uri, vm.domain) for vm in (cache, batch)]
         reader, worker = hands
         try:
+            await in_guest(worker, MOUNT_SHM)
             await reader.call("memcached.fill", prefix="bench-", count=KEYS, value_bytes=VALUE_BYTES)
             for number in range(how.runs):
                 cache_alone = await _rate(reader, _READER.format(seconds=window_s, keys=KEYS))
