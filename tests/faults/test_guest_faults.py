@@ -25,7 +25,7 @@ def row(operation: Operation, layer: str, resource: str = "memory_mib") -> Ledge
 
 async def test_an_application_that_hangs_costs_its_share_of_the_deadline_only(ward: Ward) -> None:
     async with ward.hand().application("hang", 150):
-        operation = await ward.target(3.0, 600)
+        operation = await ward.target(3.0, 600, deadline_s=60.0)
         assert operation.state.value == "done", operation.sentence
         assert row(operation, "application").verified == 0
         assert "hook" in row(operation, "application").reason

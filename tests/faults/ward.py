@@ -113,7 +113,7 @@ class Ward:
         response = await self.client.request(method, path, json=body)
         return response.status, await response.json()
 
-    async def ended(self, request_id: str, limit_s: float = 120.0) -> Operation:
+    async def ended(self, request_id: str, limit_s: float = 240.0) -> Operation:
         """An operation, once it has ended."""
         async with asyncio.timeout(limit_s):
             while True:
@@ -122,7 +122,7 @@ class Ward:
                 if operation.state.value != "running":
                     return operation
 
-    async def command(self, method: str, path: str, body: dict[str, Any], limit_s: float = 120.0) -> Operation:
+    async def command(self, method: str, path: str, body: dict[str, Any], limit_s: float = 240.0) -> Operation:
         """Send a command and wait until its operation has ended."""
         status, answer = await self.send(method, path, body)
         assert status == 202, answer
@@ -135,7 +135,7 @@ class Ward:
             "request_id": self.number("t"),
             "generation": generation,
             "target": target,
-            "deadline_s": 40.0,
+            "deadline_s": 120.0,
             **fields,
         }
 
