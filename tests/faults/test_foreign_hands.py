@@ -18,7 +18,7 @@ from ebb.readings import qemu_pid
 from tests.faults.invariants import SLACK
 from tests.faults.ward import HIGH, LOW, URI, Ward
 
-pytestmark = [pytest.mark.guest, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 #: A domain of somebody else: nothing to boot from, and it never runs.

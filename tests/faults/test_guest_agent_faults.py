@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.ward import LOW, Ward
 
-pytestmark = [pytest.mark.guest, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_a_guest_agent_that_is_killed_in_a_deflation_costs_time_only(ward: Ward) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deflation.messages import LedgerRow, Operation
 from tests.faults.ward import LOW, Ward
 
-pytestmark = [pytest.mark.guest, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 def row(operation: Operation, layer: str, resource: str = "memory_mib") -> LedgerRow:

@@ -22,7 +22,7 @@ from tests.faults.ward import LOW, Ward
 from tests.hostagent.conftest import low_vm
 from tests.hostagent.world import World
 
-real = [pytest.mark.guest, pytest.mark.asyncio(loop_scope="session")]
+real = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 def guest_test(function: Any) -> Any:

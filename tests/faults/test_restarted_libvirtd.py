@@ -11,7 +11,7 @@ from ebb.lab import services
 from ebb.lab.state import LabState
 from tests.faults.ward import LOW, Ward
 
-pytestmark = [pytest.mark.guest, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_a_libvirtd_that_is_restarted_in_the_middle_is_an_ordinary_event(
