@@ -245,6 +245,9 @@ class VMStatus(Body):
     boot_memory_mib: float
     pressure: str | None = Field(None, description="why the guest is under pressure; null if it is not")
     asks: Vector = Field(Vector(), description="what it wants under pressure and its host cannot spare")
+    throttled_share: float | None = Field(
+        None, description="share of periods in which its quota stopped a vCPU, lately; null: it has no quota"
+    )
     drift_total: int = Field(0, description="how often something had to be put right that somebody else had changed")
 
     def allocation(self) -> Allocation:

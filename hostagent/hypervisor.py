@@ -145,6 +145,9 @@ class Hypervisor(Protocol):
     async def set_shares(self, domain: str, shares: int) -> None:
         """Weigh the domain's CPU time against its neighbours', now and after each start."""
 
+    async def throttled(self, domain: str) -> tuple[int, int]:
+        """Periods of the vCPUs' quotas so far, and those in which a quota stopped a vCPU, over all vCPUs."""
+
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         """Bring the boot memory to this size and wait while it moves; what is not reached is no longer asked for.
 

@@ -23,8 +23,9 @@ from deflation.mechanisms import Finding
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
-from hostagent import bandwidth, disks, host_facts, intents, plugged, vcpus
+from hostagent import bandwidth, cgroups, disks, host_facts, intents, plugged, vcpus
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
+from hostagent.footprints import qemu_pid
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
@@ -276,6 +277,16 @@ class LibvirtHypervisor:
     async def set_shares(self, domain: str, shares: int) -> None:
         flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
         await self._on(domain, lambda d: d.setSchedulerParametersFlags({"cpu_shares": shares}, flags))
+
+    async def throttled(self, domain: str) -> tuple[int, int]:
+        def count() -> tuple[int, int]:
+            try:
+                times = [group.times() for group in cgroups.vcpu_groups(qemu_pid(domain)).values()]
+            except (cgroups.CgroupError, OSError) as error:
+                raise HypervisorError(f"the throttling of {domain} cannot be read: {error}") from error
+            return sum(each.periods for each in times), sum(each.throttled for each in times)
+
+        return await asyncio.to_thread(count)
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         async def size() -> float:

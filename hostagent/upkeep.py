@@ -39,6 +39,9 @@ class Upkeep:
         #: How often something had to be put right that somebody else had changed, and when it may be tried again.
         self.drift_total = 0
         self.pace = RepairPace()
+        #: Share of the quota's periods in which it stopped a vCPU, between the last two close looks; None: no quota.
+        self.throttled_share: float | None = None
+        self._throttled = (0, 0)
 
     def glance(self, vcpus: int, vcpu_seconds: Sequence[float]) -> None:
         """Take note of what can be seen of all VMs at once: whether a parked vCPU runs nevertheless."""
@@ -63,6 +66,7 @@ class Upkeep:
         reading = await self._vm.hypervisor.read(self._vm.domain)
         nominal, committed = self._vm.intent.spec.nominal.vector(), self._vm.intent.committed.vector()
         self.online = frozenset(status.cpus.online) if status is not None else None
+        await self._look_at_quota(reading.quota_per_cpu is not None)
         sight = Sight(
             reading.bound(len(status.cpus.online) if status is not None else None, nominal),
             reading.vcpus,
@@ -89,6 +93,16 @@ class Upkeep:
                 await self._put_right(repair, committed)
             return needed
         return ()
+
+    async def _look_at_quota(self, there_is_one: bool) -> None:
+        """How often the quota stops the VM: what it lacks cannot be seen from its size."""
+        if not there_is_one:
+            self.throttled_share, self._throttled = None, (0, 0)
+            return
+        before, self._throttled = self._throttled, await self._vm.hypervisor.throttled(self._vm.domain)
+        periods, throttled = (now - earlier for now, earlier in zip(self._throttled, before, strict=True))
+        if periods > 0 and throttled >= 0:
+            self.throttled_share = round(throttled / periods, 3)
 
     async def _put_right(self, repair: Repair, committed: ResourceVector) -> None:
         match repair:

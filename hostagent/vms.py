@@ -159,6 +159,7 @@ class ManagedVM:
             pressure=self.pressure.sentence or None,
             asks=Vector.of(self.asks if self.pressure.sentence else ZERO),
             drift_total=self.upkeep.drift_total,
+            throttled_share=self.upkeep.throttled_share,
         )
 
     def _state(self) -> VMState:

@@ -38,6 +38,8 @@ def _print_told(told: Explanation) -> None:
     if told.mode is not HostMode.ACTIVE:
         because = f" ({told.mode_reason})" if told.mode_reason else ""
         print(f"its host {told.vm.host} is {told.mode}{because}")
+    if told.vm.throttled_share is not None:
+        print(f"its quota stopped a vCPU in {told.vm.throttled_share:.0%} of the periods, lately")
     if told.vm.pressure:
         print(f"it is shrunk no further: {told.vm.pressure}")
     print("\nsizes:")

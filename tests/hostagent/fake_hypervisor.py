@@ -126,6 +126,10 @@ class FakeHypervisor:
     async def set_shares(self, domain: str, shares: int) -> None:
         await self._call("set_shares", domain=domain, shares=shares)
 
+    async def throttled(self, domain: str) -> tuple[int, int]:
+        periods, throttled = await self._call("throttled", domain=domain)
+        return periods, throttled
+
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         return str(await self._call("set_balloon", domain=domain, mib=balloon_mib))
 

@@ -244,6 +244,9 @@ class LocalHypervisor:
         await self._change("set_network", domain, set_network)
         return ""
 
+    async def throttled(self, domain: str) -> tuple[int, int]:
+        return 0, 0
+
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         await self._request_balloon(domain, balloon_mib)
         try:

@@ -91,3 +91,9 @@ async def test_a_vm_that_somebody_else_starts_stays_paused_where_its_memory_does
     assert domain.state == "running"
     taken = sum(vm.allocation().charge.memory_mib for vm in host.vms.values())
     assert taken <= host.slice.capacity.memory_mib
+
+
+async def test_how_often_the_quota_stops_a_vm_is_told(command: Command, two_vms: list[Domain], host: Host) -> None:
+    assert host.vms["low-1"].status().throttled_share is None
+    await reclaim(command, cpu_cores=3.0)
+    await until(lambda: host.vms["low-1"].status().throttled_share == 0.25)

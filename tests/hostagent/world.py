@@ -51,6 +51,8 @@ class Domain:
     network_mib_s: float | None = None
     limit_mib: float | None = None
     shares: int = 1024
+    #: Periods of the quota; in every fourth it stops a vCPU.
+    periods: int = 0
     #: What is found of its mechanisms: [mechanism, available, reason, fix].
     findings: list[list[Any]] = field(default_factory=list)
     #: Applications with adapters, by name, with their resident MiB.
@@ -223,6 +225,11 @@ class World:
 
     async def _do_set_quota(self, domain: str, cores: float | None) -> None:
         self.domains[domain].quota = None if cores is None or cores >= 1 else cores
+
+    async def _do_throttled(self, domain: str) -> list[int]:
+        d = self.domains[domain]
+        d.periods += 40
+        return [d.periods, d.periods // 4]
 
     async def _do_set_balloon(self, domain: str, mib: float) -> str:
         d = self.domains[domain]
