@@ -89,7 +89,7 @@ class _World:
         raise ProtocolViolation(f"a forecast did not end after {_MOST_INSTRUCTIONS} instructions")
 
     def _obey(self, instruction: Instruction) -> None:
-        before = _held_mib(self.bound)
+        before = self.bound.held_mib
         match instruction:
             case ReadGuest():
                 pass
@@ -100,7 +100,7 @@ class _World:
             case _:
                 raise ProtocolViolation(f"a forecast cannot carry out {type(instruction).__name__}")
         if self.guest is not None:
-            spare = max(self.guest.spare_mib + _held_mib(self.bound) - before, 0.0)
+            spare = max(self.guest.spare_mib + self.bound.held_mib - before, 0.0)
             self.guest = replace(self.guest, spare_mib=spare)
 
     def _unplug(self, instruction: Unplug) -> None:
@@ -134,11 +134,6 @@ class _World:
         if instruction.limit_mib is not None:
             limit = instruction.limit_mib if math.isfinite(instruction.limit_mib) else None
             self.bound = replace(self.bound, limit_mib=limit)
-
-
-def _held_mib(bound: Bound) -> float:
-    """What the guest sees; a limit from outside changes nothing of it."""
-    return bound.balloon_mib + bound.plugged_mib
 
 
 def tell(outcomes: tuple[Outcome, ...], asks_application: bool) -> str:
