@@ -184,7 +184,8 @@ async def test_a_vm_whose_process_stands_still_holds_nobody_up(ward: Ward) -> No
     os.kill(process, signal.SIGSTOP)
     try:
         operation = await ward.target(1.5, 600, deadline_s=5.0)
-        assert operation.state.value == "partial", operation.sentence
+        assert operation.state.value in ("partial", "failed"), operation.sentence
+        assert "libvirt" in operation.sentence
         assert ward.host.vm(LOW).status().current.cpu_cores == 3.0
         # Somebody else's VM can still be read: not all places of the connection are taken.
         await ward.host.hypervisor.read(ward.domain(HIGH))

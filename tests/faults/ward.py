@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import libvirt
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -23,7 +24,7 @@ from ebb.lab.guestlink import channel_path
 from ebb.lab.image import Image, build_image
 from ebb.lab.services import open_libvirt
 from ebb.readings import DomainView, qemu_pid, vcpu_quotas
-from hostagent import executor, guestlink, settling, watch
+from hostagent import executor, guestlink, intents, settling, watch
 from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
 from hostagent.api import make_app
@@ -274,9 +275,17 @@ class Ward:
     async def hold(self, **allowed: Any) -> Picture:
         """Take a picture and hold all rules against it (see :func:`tests.faults.invariants.broken`)."""
         await self.settled()
+        for name in self.host.vms:
+            await self.until(f"{name}'s metadata say what the agent thinks", lambda name=name: self._stored(name), 30.0)
         picture = await self.picture()
         _none(broken(self.before, picture, **allowed))
         return picture
+
+    async def _stored(self, name: str) -> bool:
+        """Whether a successor of the agent would find what this one thinks."""
+        element = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+        text = await self.foreign(lambda domain: domain.metadata(element, intents.NAMESPACE), name)
+        return intents.from_element(text) == self.host.vm(name).intent
 
     # --- before and after every test -----------------------------------------------------------------------------
 
