@@ -6,6 +6,7 @@ It has what :class:`hostagent.libvirt_hypervisor.LibvirtHypervisor` asks for; si
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -173,7 +174,11 @@ class StandInDomain(_Noted):
         return {}
 
     def memoryStats(self) -> dict[str, int]:
-        return {"actual": self._balloon_kib}
+        return {
+            "actual": self._balloon_kib,
+            "last_update": int(time.time()),
+            "usable": int(self._held_mib - 180) * 1024,
+        }
 
     def vcpus(self) -> tuple[list[tuple[int, int, int, int]], list[Any]]:
         return [(cpu, 1, 0, 0) for cpu in range(self._vcpus())], []
@@ -182,8 +187,9 @@ class StandInDomain(_Noted):
         self._balloon_kib = kib
 
     def updateDeviceFlags(self, xml: str, flags: int) -> None:
-        if flags & libvirt.VIR_DOMAIN_AFFECT_LIVE:
-            self._current.text = ElementTree.fromstring(xml).findtext("target/requested")
+        requested = self._root.find("./devices/memory/target/requested")
+        if flags & libvirt.VIR_DOMAIN_AFFECT_LIVE and requested is not None:
+            self._current.text = requested.text = ElementTree.fromstring(xml).findtext("target/requested")
 
     def blockIoTune(self, disk: str, flags: int) -> dict[str, Any]:
         return dict(self._tuned)

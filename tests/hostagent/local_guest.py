@@ -169,7 +169,8 @@ class Conversation:
     def _status(self, params: Reply) -> Reply:
         guest, held = self._guest, self._held_mib()
         available = max(held - guest.needs_mib, 0.0) + guest.boast_mib
-        guest.told_floor_mib = held - available + RESERVE_MIB
+        # However much it boasts: its kernel's own figure is read from outside.
+        guest.told_floor_mib = guest.needs_mib + RESERVE_MIB
         online = sorted(guest.online - guest.secret)
         now = asyncio.get_running_loop().time()
         stalled = 0.0
@@ -190,7 +191,7 @@ class Conversation:
                     "total_mib": held,
                     "available_mib": available,
                     "reserve_mib": RESERVE_MIB,
-                    "floor_mib": guest.told_floor_mib,
+                    "floor_mib": max(held - available, 0.0) + RESERVE_MIB,
                     "unpluggable_mib": max(available - RESERVE_MIB, 0.0),
                 },
                 "pressure": {

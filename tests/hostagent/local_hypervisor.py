@@ -213,7 +213,7 @@ class LocalHypervisor:
     async def read(self, domain: str) -> HostSideReading:
         await self._ask("read")
         try:
-            return self._world.running(domain).reading()
+            return self._world.running(domain).reading(self._world.now())
         except KeyError:
             raise DomainGone(f"no domain {domain}") from None
 
@@ -225,6 +225,9 @@ class LocalHypervisor:
             self._world.judge_limits(domain, found)
 
         await self._change("set_quota", domain, set_quota)
+
+    async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+        raise HypervisorError("this world has no ACPI unplug of vCPUs")
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         def set_disk() -> None:
@@ -250,24 +253,24 @@ class LocalHypervisor:
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         await self._request_balloon(domain, balloon_mib)
         try:
-            reason = await self._settled(domain, lambda r: r.balloon_mib, balloon_mib, "the balloon", limit_s)
+            reason = await self._settled(domain, lambda d: d.balloon_mib, balloon_mib, "the balloon", limit_s)
         except asyncio.CancelledError:
-            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+            await self._request_balloon(domain, await self._size(domain, lambda d: d.balloon_mib), takes=False)
             raise
         if reason:
-            await self._request_balloon(domain, (await self.read(domain)).balloon_mib)
+            await self._request_balloon(domain, await self._size(domain, lambda d: d.balloon_mib), takes=False)
         return reason
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         plugged_mib = math.floor(plugged_mib / 2 + 1e-6) * 2.0
         await self._request_plugged(domain, plugged_mib)
         try:
-            reason = await self._settled(domain, lambda r: r.plugged_mib, plugged_mib, "virtio-mem", limit_s)
+            reason = await self._settled(domain, lambda d: d.plugged_mib, plugged_mib, "virtio-mem", limit_s)
         except asyncio.CancelledError:
-            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
+            await self._request_plugged(domain, await self._size(domain, lambda d: d.plugged_mib), takes=False)
             raise
         if reason:
-            await self._request_plugged(domain, (await self.read(domain)).plugged_mib)
+            await self._request_plugged(domain, await self._size(domain, lambda d: d.plugged_mib), takes=False)
         return reason
 
     async def call_off(self, domain: str) -> None:
@@ -306,20 +309,24 @@ class LocalHypervisor:
 
     # --- how calls go --------------------------------------------------------------------------------------------
 
-    async def _request_balloon(self, domain: str, mib: float) -> None:
+    async def _request_balloon(self, domain: str, mib: float, takes: bool = True) -> None:
         def request() -> None:
             found = self._ours(domain, live=True)
             self._world.note(domain, f"balloon {found.balloon_mib:g}, wanted {found.balloon_wanted_mib:g} -> {mib:g}")
-            self._world.judge_memory(domain, found, mib, found.plugged_wanted_mib)
+            if takes:
+                self._world.judge_memory(domain, found, mib, found.plugged_wanted_mib)
             found.balloon_wanted_mib = min(mib, found.boot_mib)
 
         await self._change("set_balloon", domain, request)
 
-    async def _request_plugged(self, domain: str, mib: float) -> None:
+    async def _request_plugged(self, domain: str, mib: float, takes: bool = True) -> None:
+        """:param takes: not what only ends a request: the guest may have moved on meanwhile."""
+
         def request() -> None:
             found = self._ours(domain, live=True)
             self._world.note(domain, f"plugged {found.plugged_mib:g}, wanted {found.plugged_wanted_mib:g} -> {mib:g}")
-            self._world.judge_memory(domain, found, found.balloon_wanted_mib, mib)
+            if takes:
+                self._world.judge_memory(domain, found, found.balloon_wanted_mib, mib)
             if mib > found.device_mib + 1e-6 or mib % 2 > 1e-6:
                 raise HypervisorError(f"virtio-mem cannot have {mib:g} of {found.device_mib:g} MiB")
             found.plugged_wanted_mib = mib
@@ -327,10 +334,10 @@ class LocalHypervisor:
         await self._change("set_plugged", domain, request)
 
     async def _settled(
-        self, domain: str, what: Callable[[HostSideReading], float], goal_mib: float, device: str, limit_s: float
+        self, domain: str, what: Callable[[Domain], float], goal_mib: float, device: str, limit_s: float
     ) -> str:
         began = moved_at = self._world.now()
-        size = what(await self.read(domain))
+        size = await self._size(domain, what)
         while abs(size - goal_mib) >= 0.5:
             now = self._world.now()
             if now - moved_at > STALLED_S:
@@ -338,10 +345,14 @@ class LocalHypervisor:
             if now - began > limit_s:
                 return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
             await asyncio.sleep(LOOK_S)
-            latest = what(await self.read(domain))
+            latest = await self._size(domain, what)
             if latest != size:
                 size, moved_at = latest, self._world.now()
         return ""
+
+    async def _size(self, domain: str, what: Callable[[Domain], float]) -> float:
+        await self.read(domain)
+        return what(self._world.running(domain)) if domain in self._world.domains else 0.0
 
     def _ours(self, name: str, live: bool = False) -> Domain:
         found = self._world.running(name) if live else self._world.find(name)

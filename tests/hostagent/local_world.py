@@ -113,17 +113,19 @@ class Domain:
             nominal.network_mib_s if self.network_mib_s is None else min(self.network_mib_s, nominal.network_mib_s),
         )
 
-    def reading(self) -> HostSideReading:
+    def reading(self, now: float) -> HostSideReading:
+        usable_mib = max(self.held_mib - self.guest.needs_mib, 0.0)
         return HostSideReading(
             self.vcpus,
             self.quota,
             self.balloon_mib,
-            self.plugged_mib,
+            max(self.plugged_mib, self.plugged_wanted_mib),
             tuple(self.vcpu_seconds),
             self.disk_mib_s,
             self.network_mib_s,
             self.limit_mib,
             self.shares,
+            usable_mib=usable_mib if now > self.guest.boots_until else None,
         )
 
     def move(self, now: float) -> None:
@@ -214,7 +216,7 @@ class LocalWorld:
         if domain.limit_mib is not None and domain.held_mib > domain.limit_mib + self.swap_mib + 1.0:
             self.blame(name, f"killed: it can touch {domain.held_mib:g} MiB, may {domain.limit_mib:g}, swap is short")
         guest = domain.guest
-        if not guest.boast_mib and guest.needs_mib > domain.held_mib + 1.0:
+        if guest.needs_mib > domain.held_mib + 1.0:
             self.blame(name, f"killed in the guest: it needs {guest.needs_mib:g} MiB and has {domain.held_mib:g}")
 
     def judge_memory(self, name: str, domain: Domain, balloon_mib: float, plugged_mib: float) -> None:

@@ -107,9 +107,11 @@ async def running_agent(libvirt: StandIn, directory: Path) -> AsyncIterator[Call
             async with session.get(f"{part.url}/v1/operations/{request_id}?wait_s=20") as response:
                 return Operation.model_validate_json(await response.text())
 
-        yield command
-        stop.set()
-        await serving
+        try:
+            yield command
+        finally:
+            stop.set()
+            await serving
 
 
 async def live(libvirt: StandIn, directory: Path) -> None:

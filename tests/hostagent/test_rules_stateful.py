@@ -59,8 +59,8 @@ from tests.hostagent.local_guest import Application
 from tests.hostagent.local_hypervisor import Faults, Fence, FencedJournal, LocalHypervisor
 from tests.hostagent.local_world import ROUNDING, LocalWorld
 
-EXAMPLES: Final = int(os.environ.get("EX", "112"))
-STEPS_EACH: Final = 100
+EXAMPLES: Final = 60
+STEPS_EACH: Final = 200
 LEAST_STEPS: Final = 10_000
 
 HOST: Final = "host-a"
@@ -273,7 +273,7 @@ class HostMachine(RuleBasedStateMachine):
         for vm in host.vms.values():
             allocation, domain = vm.allocation(), self.world.domains.get(vm.domain)
             assert allocation.minimum.fits_in(allocation.current + ROUNDING), f"{vm.name} is charged below its minimum"
-            charged += allocation.charge
+            charged += allocation.current + ResourceVector(memory_mib=OVERHEAD_MIB)
             if domain is None or domain.state != "running" or domain.intent.owner != HOST:
                 continue
             if domain.disturbed:
@@ -470,6 +470,8 @@ async def _connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader,
     return await Count.machine.world.connect(path, limit)
 
 
+# A task that is cancelled before its first step never comes to await what it was to run.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_the_rules_hold_whatever_happens_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "open_unix_connection", _connect)
     monkeypatch.setattr(os, "fsync", lambda file: None)
