@@ -47,7 +47,7 @@ from deflation.steps import balloon_to_keep, cpus_to_keep, memory_to_keep
 #: By which share of the deadline a layer must have ended; time that a layer leaves over passes to the next.
 LAYER_ENDS: Final[Mapping[Layer, float]] = {Layer.APPLICATION: 0.5, Layer.GUEST: 0.8, Layer.HYPERVISOR: 1.0}
 #: How often a promise of the application is looked up.
-POLL_S: Final = 0.5
+POLL_S: Final = 0.2
 
 
 class Phase(StrEnum):
@@ -225,7 +225,7 @@ class Cascade:
             account.say("no time: the deadline leaves this layer none")
             return self._enter_hypervisor(now)
         self.phase = Phase.GUEST_READ
-        return [ReadGuest(self._next_step(), left)]
+        return [ReadGuest(self._next_step(), left, cpus=True)]
 
     def _respread(self, now: float) -> list[Instruction]:
         """A quota from an earlier deflation counts for each CPU on line, so that with fewer of them the VM has less

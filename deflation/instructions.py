@@ -69,6 +69,9 @@ class PollApplication(Instruction):
 class ReadGuest(Instruction):
     """Take a fresh reading of bound and guest. Answer: :class:`Measured`."""
 
+    #: Whether to say which CPUs could be taken: that costs the guest a look at all its tasks.
+    cpus: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Unplug(Instruction):

@@ -74,7 +74,7 @@ class Executor:
             case PollApplication():
                 return await self._poll(instruction)
             case ReadGuest():
-                return await self._measured(instruction, "")
+                return await self._measured(instruction, "", cpus=instruction.cpus)
             case Unplug():
                 return await self._moved(instruction, self._unplug(instruction), instruction.plugged_mib is not None)
             case Throttle():
@@ -83,22 +83,23 @@ class Executor:
                 return await self._tell(instruction)
         raise TypeError(f"{type(instruction).__name__} is no instruction for an executor")
 
-    async def measure(self) -> tuple[Bound, GuestReading | None]:
+    async def measure(self, cpus: bool = False) -> tuple[Bound, GuestReading | None]:
         """Read bound and guest now. All plugged CPUs count as on line as long as the guest does not say otherwise.
 
+        :param cpus: whether to ask the guest which CPUs could be taken.
         :raises HypervisorError: the host's side cannot be read.
         """
-        status = await guest_status(self._link)
-        reading = await self._hypervisor.read(self._domain)
+        status, reading = await asyncio.gather(
+            guest_status(self._link, brief=not cpus), self._hypervisor.read(self._domain)
+        )
         guest = None
         if status is not None:
             self._on_status(status)
-            cpus = status.cpus
             spare_mib = status.memory.unpluggable_mib
             if reading.usable_mib is not None:
                 # The kernel's own word: an agent that is frozen, or lies, cannot have more taken than is there.
                 spare_mib = min(spare_mib, max(reading.usable_mib - status.memory.reserve_mib, 0.0))
-            guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), spare_mib)
+            guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
 
     # --- application ---------------------------------------------------------------------------------------------
@@ -220,9 +221,9 @@ class Executor:
             cpus_online = min(len(status.cpus.online), reading.vcpus) if status is not None else reading.vcpus
         await self._hypervisor.set_quota(self._domain, cpu_cores / max(cpus_online, 1))
 
-    async def _measured(self, instruction: Instruction, reason: str) -> Measured:
+    async def _measured(self, instruction: Instruction, reason: str, cpus: bool = False) -> Measured:
         try:
-            bound, guest = await self.measure()
+            bound, guest = await self.measure(cpus)
         except HypervisorError as error:
             return Measured(_now(), instruction.step, None, None, "; ".join(filter(None, (reason, str(error)))))
         return Measured(_now(), instruction.step, bound, guest, reason)

@@ -29,7 +29,7 @@ from hostagent.footprints import qemu_pid
 from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
 from hostagent.intents import Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
-from hostagent.libvirt_readings import kib, quota_parameters, reading_of, state_of, summary_of
+from hostagent.libvirt_readings import balloon_mib_of, kib, quota_parameters, reading_of, state_of, summary_of
 from hostagent.memory_limit import MemoryLimits
 from hostagent.network import Networks, interfaces_of
 from hostagent.settling import settled
@@ -290,7 +290,7 @@ class LibvirtHypervisor:
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         async def size() -> float:
-            return (await self.read(domain)).balloon_mib
+            return await self._connection.call(lambda connection: balloon_mib_of(connection.lookupByName(domain)))
 
         await self._request_balloon(domain, balloon_mib)
         try:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-#: How often a moving balloon or memory device is looked at, and after how long without progress we give up.
+#: How often a moving balloon or memory device is looked at: at first soon, since small steps are quick, then less
+#: often; and after how long without progress we give up.
+FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 0.2
 STALLED_S: Final = 4.0
 
@@ -18,7 +20,7 @@ async def settled(size_of: Callable[[], Awaitable[float]], goal_mib: float, devi
     :param device: what moves, in words.
     :returns: why it did not get there; empty if it did.
     """
-    began = time.monotonic()
+    began, pause_s = time.monotonic(), FIRST_LOOK_S
     size = await size_of()
     # From the first reading on: one that takes long says nothing of the device.
     moved_at = time.monotonic()
@@ -28,7 +30,8 @@ async def settled(size_of: Callable[[], Awaitable[float]], goal_mib: float, devi
             return f"{device} stopped at {size:g} MiB instead of {goal_mib:g}"
         if now - began > limit_s:
             return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, LOOK_S)
         latest = await size_of()
         if latest != size:
             size, moved_at = latest, time.monotonic()

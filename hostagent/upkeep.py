@@ -60,6 +60,8 @@ class Upkeep:
         :raises HypervisorError: the host's side cannot be read or set.
         """
         self.unsettled = False
+        if self._vm.uncertain:
+            await self._vm.persist()
         status = await guest_status(self._vm.link, brief=True)
         if status is not None:
             self._vm.pressure.observe(status)

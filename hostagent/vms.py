@@ -111,6 +111,8 @@ class ManagedVM:
         self._refusal: Refusal | None = None
         #: Whether the guest may still be asked for something: by an earlier agent, or because a resize broke off.
         self._unsure = intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
+        #: Whether the domain may hold another intent than ours: a write that took too long can still be carried out.
+        self.uncertain = False
         self.upkeep = Upkeep(self)
         self._log = log.bind(vm=self.name, host=host)
 
@@ -170,8 +172,13 @@ class ManagedVM:
     async def store(self, **fields: object) -> None:
         """Change the intent: in the domain's metadata first, then here."""
         intent = self.intent.changed(**fields)
-        await self.hypervisor.write_intent(self.domain, intent)
+        await self._write(intent)
         self.intent = intent
+
+    async def _write(self, intent: Intent) -> None:
+        self.uncertain = True
+        await self.hypervisor.write_intent(self.domain, intent)
+        self.uncertain = False
 
     async def enforce_at_start(self) -> None:
         """Hold a VM whose guest does not run yet to its committed size: all vCPUs count.
@@ -236,7 +243,7 @@ class ManagedVM:
 
         :raises HypervisorError: it could not be stored.
         """
-        await self.hypervisor.write_intent(self.domain, self.intent)
+        await self._write(self.intent)
 
     async def unplan(self) -> None:
         """Take back a plan of which nothing was carried out."""
@@ -306,7 +313,10 @@ class ManagedVM:
         if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
-        await self._executor(cause).enforce_cpu(size.cpu_cores)
+        bound = outcome.after
+        quota = quota_of(size.cpu_cores, bound.cpus_online)
+        if quota != bound.quota_per_cpu or bound.size.cpu_cores > size.cpu_cores:
+            await self.hypervisor.set_quota(self.domain, quota)
         await self.hypervisor.prepare_start(self.domain, size)
         # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
         await self._on_change(self.name, previous, size, cause)

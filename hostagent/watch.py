@@ -119,6 +119,7 @@ class Watch:
             and (summary.uuid, summary.state, summary.vcpus, summary.balloon_mib)
             == (earlier.uuid, earlier.state, earlier.vcpus, earlier.balloon_mib)
             and not vm.upkeep.unsettled
+            and not vm.uncertain
             and vm.intent.phase is Phase.SETTLED
             and now - at < CLOSE_LOOK_S
         )

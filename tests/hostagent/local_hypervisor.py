@@ -278,9 +278,6 @@ class LocalHypervisor:
         await self._request_plugged(domain, found.plugged_mib)
         await self._request_balloon(domain, found.balloon_mib)
 
-    async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
-        return "vCPUs of the make-believe host cannot be unplugged"
-
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         short = ""
 

@@ -70,3 +70,19 @@ async def test_a_vm_that_was_sold_disk_grows_again_on_a_host_that_declares_none(
         operation = await command("PUT", "/v1/vms/low-1/target", body)
         assert operation.state == "done", operation.sentence
         assert world.domains["ebb-host-a.low-1"].disk_mib_s == disk
+
+
+async def test_an_intent_whose_writing_failed_is_written_again_until_the_domain_holds_ours(
+    command: Command, agent: Agent, world: World
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    (domain,) = world.domains.values()
+    world.failures["write_intent"] = "libvirt did not answer within 15 s"
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "failed"
+    # As if libvirt had carried the write out after all.
+    vm = agent.host.vm("low-1")
+    domain.intent = vm.intent.changed(phase=Phase.DEFLATING, generation=2).model_dump_json()
+    world.failures.clear()
+    await until(lambda: Intent.model_validate_json(domain.intent) == vm.intent)
+    assert vm.intent.phase is Phase.SETTLED

@@ -54,7 +54,7 @@ def test_all_three_layers_give_their_part() -> None:
                 answered(150),
                 takes_s=1,
             ),
-            Row(PollApplication, {"delay_s": 0.5, "limit_s": 29}, ApplicationReported, reported(60, done=False), 1),
+            Row(PollApplication, {"delay_s": 0.2, "limit_s": 29}, ApplicationReported, reported(60, done=False), 1),
             Row(PollApplication, {"limit_s": 28}, ApplicationReported, reported(150), takes_s=1),
             Row(ReadGuest, {"limit_s": 45}, Measured, measured(FULL, **ALL_CPUS, spare_mib=400), takes_s=1),
             Row(
@@ -120,9 +120,9 @@ def test_a_promise_of_what_was_not_asked_for_is_no_promise() -> None:
 def test_a_promise_is_waited_for_until_the_applications_share_of_the_deadline_is_over() -> None:
     cascade = Cascade(FULL, ResourceVector(4, 924), 4.0)
     rows = [Row(AskApplication, {"limit_s": 2}, ApplicationAnswered, answered(100), takes_s=0.5)]
-    rows += [Row(PollApplication, {}, ApplicationReported, reported(done=False), takes_s=0.5)] * 2
+    rows += [Row(PollApplication, {}, ApplicationReported, reported(done=False), takes_s=0.7)] * 2
     rows += [
-        Row(ReadGuest, {"limit_s": pytest.approx(1.7)}, Measured, measured(FULL, None)),
+        Row(ReadGuest, {"limit_s": pytest.approx(1.3)}, Measured, measured(FULL, None)),
         Row(ReadGuest, {}, Measured, measured(FULL, None)),
     ]
     outcome = play(cascade, rows)
