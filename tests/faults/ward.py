@@ -28,6 +28,7 @@ from hostagent import executor, guestlink, intents, settling, watch
 from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
 from hostagent.api import make_app
+from hostagent.guestlink import GuestLink
 from hostagent.host import Host, Slice
 from hostagent.hypervisor import domain_name
 from hostagent.intents import Phase
@@ -184,9 +185,14 @@ class Ward:
             raise AssertionError(f"not within {limit_s:g} s: {what}") from None
 
     async def connected(self, *names: str) -> None:
-        """Until the guests answer their agent."""
+        """Until the guests answer their agent: one whose agent was replaced is greeted anew only when it is asked."""
         for name in names or tuple(self.host.vms):
-            await self.until(f"{name} answers", lambda name=name: self.host.vm(name).link.connected, 120.0)
+            link = self.host.vm(name).link
+
+            async def answers(link: GuestLink = link) -> bool:
+                return link.connected and await executor.guest_status(link, brief=True) is not None
+
+            await self.until(f"{name} answers", answers, 120.0)
 
     async def settled(self, limit_s: float = 60.0) -> None:
         """Until nothing is under way with any VM."""
