@@ -106,7 +106,7 @@ async def test_a_guest_at_its_minimum_gives_nothing_more(ward: Ward) -> None:
 
 async def test_pressure_that_rises_in_the_middle_stops_the_deflation_before_anything_is_killed(ward: Ward) -> None:
     hand = ward.hand()
-    async with hand.running("hog", "300", "0.3") as pid:
+    async with hand.running("hog", "200", "1.2") as pid:
         operation = await ward.target(3.0, 330)
         async with asyncio.timeout(60):
             while (await hand.read("/run/faults/hog.log")).count("ready") < 2:
@@ -121,6 +121,7 @@ async def test_without_swap_no_limit_is_set_and_memory_falls_short(ward: Ward) -
     if psutil.swap_memory().total > 0:
         pytest.fail("this test needs a host without swap: swapoff -a")
     async with ward.hand().running("hog", "400"):
+        await ward.until("the guest is at rest", lambda: ward.host.vm(LOW).status().pressure is None)
         operation = await ward.target(3.0, 330)
         assert operation.state.value == "partial"
         assert "no swap" in row(operation, "hypervisor").reason
