@@ -90,6 +90,8 @@ class Watch:
         if now - self._owners_at >= OWNERS_S:
             self._foreign = found.keys() - {domain.name for domain in await self._host.hypervisor.domains()}
             self._owners_at = now
+            self._seen = {vm.domain: self._seen[vm.domain] for vm in vms if vm.domain in self._seen}
+            self._relieved = {vm.name: self._relieved[vm.name] for vm in vms if vm.name in self._relieved}
         found = {name: summary for name, summary in found.items() if name not in self._foreign}
         for vm in vms:
             self._consider(vm, found.get(vm.domain))
