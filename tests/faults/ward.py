@@ -299,6 +299,10 @@ class Ward:
         for vm in self.host.vms.values():
             # An application that refused an earlier test would not be asked in this one.
             vm._refusal = None
+        # Nor would one be deflated that still suffers from an earlier test.
+        await self.until(
+            "the guests are at rest", lambda: all(vm.status().pressure is None for vm in self.host.vms.values()), 120.0
+        )
         self.before = await self.picture()
         _none(not_nominal(self.before))
 
