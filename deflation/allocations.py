@@ -134,6 +134,14 @@ def free_capacity(
     return free
 
 
+def undeclared(capacity: ResourceVector, size: ResourceVector) -> ResourceVector:
+    """What a VM may ask for in disk and network where its host does not declare them: anything."""
+    return ResourceVector(
+        disk_mib_s=0.0 if capacity.disk_mib_s > 0 else size.disk_mib_s,
+        network_mib_s=0.0 if capacity.network_mib_s > 0 else size.network_mib_s,
+    )
+
+
 def deflatable_capacity(allocations: Iterable[Allocation]) -> ResourceVector:
     """What could still be reclaimed on a host by deflation (seed 004 Eq. 4)."""
     return sum((allocation.deflatable for allocation in allocations), ZERO)

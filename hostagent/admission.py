@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from deflation.messages import Vector
 from deflation.reconcile import SLACK
+from hostagent.errors import HypervisorError
 from hostagent.host import Host
 from hostagent.intents import Phase
 from hostagent.vms import ManagedVM
@@ -38,7 +39,13 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
             return False
         # Charged with what it can touch until its guest has given it back.
         grown = committed.with_component("memory_mib", committed.memory_mib + more_mib)
-        await vm.store(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+        # In the turn in which the room was found: nobody else counts on it while this is being written.
+        before, vm.intent = vm.intent, vm.intent.changed(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+        try:
+            await vm.persist()
+        except HypervisorError:
+            vm.intent = before
+            raise
     await vm.store(phase=Phase.SETTLED)
     await host.hypervisor.resume(vm.domain)
     host.note(vm.name, "admit", "started by somebody else and admitted at its committed size", inputs)

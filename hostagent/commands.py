@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from deflation.allocations import check_target
+from deflation.allocations import check_target, undeclared
 from deflation.messages import (
     Command,
     CreateCommand,
@@ -103,7 +103,7 @@ class Commands:
         nominal = spec.nominal.vector()
         allocation = spec.allocation(nominal, self._host.slice.vm_overhead_mib)
         free = self._host.free()
-        if not allocation.charge.fits_in(free.larger(_undeclared(self._host.slice.capacity, nominal))):
+        if not allocation.charge.fits_in(free.larger(undeclared(self._host.slice.capacity, nominal))):
             raise RequestRefused(
                 409, f"vm.nominal with its overhead ({allocation.charge}) exceeds what is free ({free})", "vm.nominal"
             )
@@ -185,7 +185,7 @@ class Commands:
                 f"generation {command.generation} is not above {vm.intent.generation}, which {vm.name} has",
                 "generation",
             )
-        room = free.larger(_undeclared(self._host.slice.capacity, vm.allocation().upper))
+        room = free.larger(undeclared(self._host.slice.capacity, vm.allocation().upper))
         if not wanted.less(vm.allocation().current).fits_in(room):
             raise RequestRefused(409, f"target ({wanted}) needs more than what is free ({free})", "target")
 
@@ -267,15 +267,18 @@ class Commands:
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
     async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
-        vm.interrupt.ask("it is being removed")
-        async with vm.lock:
-            size = vm.allocation().current
-            if self._host.holds(vm):
-                with contextlib.suppress(DomainGone):
-                    await vm.store(phase=Phase.DELETING, cause=cause)
-                await self._host.record_change(vm.name, size, ZERO, operation.request_id)
-                await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
-                await self._host.forget(vm)
+        vm.condemn("it is being removed")
+        try:
+            async with vm.lock:
+                size = vm.allocation().current
+                if self._host.holds(vm):
+                    with contextlib.suppress(DomainGone):
+                        await vm.store(phase=Phase.DELETING, cause=cause)
+                    await self._host.record_change(vm.name, size, ZERO, operation.request_id)
+                    await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
+                    await self._host.forget(vm)
+        finally:
+            vm.condemned = ""
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
         sentence = f"{what}: {size} came free"
@@ -337,6 +340,9 @@ class Commands:
             if vm.intent.phase is Phase.SETTLED:
                 vm.start()
                 return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs"})
+            if operation.request_id in self._host.journal.deleted:
+                await self._host.clear_away(vm)
+                raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
             state = await self._state_of(vm)
             if state == "running":
                 return await self._started(operation, vm)
@@ -438,11 +444,3 @@ def target_event(vm: ManagedVM, command: TargetCommand) -> HostEvent:
 def _body(command: Command) -> dict[str, Any]:
     """The command as it is compared and stored; a new leader repeats it under its own epoch."""
     return command.model_dump(mode="json", exclude={"epoch", "dry_run"})
-
-
-def _undeclared(capacity: ResourceVector, nominal: ResourceVector) -> ResourceVector:
-    """What a VM may ask for in components that the host does not declare: anything."""
-    return ResourceVector(
-        disk_mib_s=0.0 if capacity.disk_mib_s > 0 else nominal.disk_mib_s,
-        network_mib_s=0.0 if capacity.network_mib_s > 0 else nominal.network_mib_s,
-    )

@@ -17,7 +17,7 @@ import structlog
 from deflation.allocations import deflatable_capacity, free_capacity
 from deflation.instructions import Mode
 from deflation.messages import HostReport, Vector, VMOutcome
-from deflation.resources import ResourceVector
+from deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from hostagent.history import History
 from hostagent.hypervisor import Hypervisor
@@ -138,14 +138,19 @@ class Host:
     async def claimed(self, wait_s: float) -> AsyncIterator[Claim]:
         """Hold the locks of all VMs that may be resized; one that is busy for longer than ``wait_s`` is left out.
 
-        Taken in the order of names, so that two who claim never wait for each other.
+        Nothing is waited for while something is held, so that two who claim never wait for each other.
         """
-        until = asyncio.get_running_loop().time() + wait_s
         claim = Claim([])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                # Nothing is held while one is waited for: others, a relief above all, may work on the rest.
+                while busy := next((vm for vm in self.resizable() if vm.lock.locked()), None):
+                    async with busy.lock:
+                        pass
         try:
-            for vm in sorted(self.resizable(), key=lambda vm: vm.name):
+            for vm in self.resizable():
                 try:
-                    async with asyncio.timeout_at(until):
+                    async with asyncio.timeout(0):  # what is free is had at once
                         await vm.lock.acquire()
                 except TimeoutError:
                     log.info("busy for too long, so left out of the operation", vm=vm.name)
@@ -181,6 +186,7 @@ class Host:
             self.stirred.set,
             self.note,
             self._attempt,
+            self.crowded,
         )
         vm.running = running
         self.vms[vm.name] = vm
@@ -205,8 +211,14 @@ class Host:
         self.changed.set()
 
     async def clear_away(self, vm: ManagedVM) -> None:
-        """Remove a VM that could not be started; where even that fails, it stays charged and is tried again."""
+        """Remove a VM that could not be started; where even that fails, it stays charged and is tried again.
+
+        Its creation was answered as failed, so a later agent must not carry it out either.
+        """
         vm.intent = vm.intent.changed(phase=Phase.DELETING)
+        with contextlib.suppress(HostAgentError):
+            if vm.intent.cause is not None:
+                await asyncio.to_thread(self.journal.add_deleted, vm.intent.cause.request_id)
         try:
             await self.forget(vm)
         except HypervisorError as error:
@@ -219,6 +231,12 @@ class Host:
                 self.journal.add, name, self.slice.host_id, time.time(), before.cpu_cores, after.cpu_cores, cause
             )
         self.changed.set()
+
+    def crowded(self) -> bool:
+        """Whether the VMs hold more than the host may hand out: a guest did not give back what it was not to have."""
+        charges = sum((vm.allocation().charge for vm in self.vms.values()), ZERO)
+        declared = self.slice.capacity
+        return any(charges[name] > declared[name] + TOLERANCE for name in COMPONENTS if declared[name] > 0)
 
     def note(self, vm: str | None, kind: str, sentence: str, inputs: Mapping[str, object]) -> None:
         """Tell of a decision: one sentence, with what it rests on."""

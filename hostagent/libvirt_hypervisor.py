@@ -226,6 +226,7 @@ class LibvirtHypervisor:
 
         with contextlib.suppress(DomainGone):
             await self._networks.forget(await self._connection.call(remove, modifies=domain, limit_s=60.0))
+        self._connection.forget(domain)
         await asyncio.to_thread(disks.remove, self._settings.disk_dir / domain)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import Final
@@ -10,6 +11,7 @@ from deflation.messages import Vector
 from deflation.modes import HostEvent
 from deflation.relief import relieve
 from deflation.resources import ResourceVector
+from hostagent.errors import HypervisorError
 from hostagent.host import RESIZING, Host
 from hostagent.intents import Cause, Phase
 from hostagent.vms import ManagedVM
@@ -32,11 +34,23 @@ async def relieve_vm(host: Host, vm: ManagedVM) -> None:
     rows = [other.allocation() for other in others]
     plan = relieve(vm.allocation(), vm.pressure.wants, host.free(), rows, pressed)
     request_id = f"pressure-{uuid.uuid4().hex[:12]}"
-    for name, target in plan.harvest.items():
-        other = host.vms[name]
-        async with other.lock:
-            if host.modes.does(HostEvent.PRESSURE) and host.holds(other) and other in host.resizable():
+    for name, size in plan.harvest.items():
+        other = host.vms.get(name)
+        if other is None:
+            continue
+        try:
+            async with asyncio.timeout(SHRINK_S):
+                await other.lock.acquire()
+        except TimeoutError:
+            continue  # busy: the VM under pressure is not kept waiting for it
+        try:
+            # Another operation may have taken more of it since, and sold that: nobody grows here.
+            target = size.smaller(other.allocation().current)
+            shrinks = not other.allocation().current.fits_in(target)
+            if shrinks and host.modes.does(HostEvent.PRESSURE) and other in host.resizable():
                 await _resize(host, other, target, request_id, SHRINK_S)
+        finally:
+            other.lock.release()
     async with vm.lock:
         if not host.modes.does(HostEvent.PRESSURE) or not host.holds(vm) or vm not in host.resizable():
             return
@@ -56,7 +70,11 @@ async def _resize(host: Host, vm: ManagedVM, target: ResourceVector, request_id:
     body = {"request_id": request_id, "deadline_s": deadline_s}
     cause = Cause(request_id=request_id, kind="reinflate", body=body, started_at=time.time(), before=before)
     vm.plan(target, cause)
-    await vm.persist()
+    try:
+        await vm.persist()
+    except HypervisorError:
+        await vm.unplan()
+        raise
     await host.resize_one(vm, deadline_s)
     if vm.intent.phase is Phase.SETTLED:
         vm.upkeep.pace.held()

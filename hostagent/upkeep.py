@@ -80,7 +80,9 @@ class Upkeep:
             young=status is not None and status.uptime_s < YOUNG_S,
         )
         spec = self._vm.intent.spec
-        needed = repairs(committed, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
+        # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
+        wanted = committed.smaller(self._vm.intent.target.vector()) if self._vm.crowded() else committed
+        needed = repairs(wanted, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
         now = _now()
         if not needed:
             self.pace.held()
@@ -92,7 +94,7 @@ class Upkeep:
             self.drift_total += 1
             for repair in needed:
                 self._vm.note(self._vm.name, "repair", repair.why, {"committed": committed.as_dict()})
-                await self._put_right(repair, committed)
+                await self._put_right(repair, committed, wanted)
             return needed
         return ()
 
@@ -106,7 +108,7 @@ class Upkeep:
         if periods > 0 and throttled >= 0:
             self.throttled_share = round(throttled / periods, 3)
 
-    async def _put_right(self, repair: Repair, committed: ResourceVector) -> None:
+    async def _put_right(self, repair: Repair, committed: ResourceVector, wanted: ResourceVector) -> None:
         match repair:
             case SetQuota():
                 await self._vm.hypervisor.set_quota(self._vm.domain, repair.cores_per_cpu)
@@ -119,7 +121,7 @@ class Upkeep:
             case Resize():
                 outcome = await self._vm.reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
                 # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
-                await self._vm.commit(outcome, committed, outcome.after.size.larger(committed), "repair")
+                await self._vm.commit(outcome, committed, outcome.after.size.larger(wanted), "repair")
 
 
 def parked_seconds(vcpu_seconds: Sequence[float], online: frozenset[int]) -> dict[int, float]:

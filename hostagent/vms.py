@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import structlog
 
-from deflation.allocations import Allocation
+from deflation.allocations import Allocation, Priority
 from deflation.asking import Refusal, mode_of_asking
 from deflation.bounds import Bound
 from deflation.cascade import Cascade
@@ -68,6 +68,7 @@ class ManagedVM:
     :param on_change: called with each change before it is committed: (name, size before, size after, cause).
     :param on_stir: called when the VM should be looked at soon.
     :param note: told of each decision.
+    :param crowded: whether the host's VMs hold more than there is.
     :param attempt: makes the ids under which applications are asked differ between attempts at one operation.
     """
 
@@ -82,6 +83,7 @@ class ManagedVM:
         on_stir: Callable[[], None] = lambda: None,
         note: Note = lambda vm, kind, sentence, inputs: None,
         attempt: Callable[[], str] = lambda: "",
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self.domain = domain
         self.intent = intent
@@ -97,6 +99,7 @@ class ManagedVM:
         self._on_stir = on_stir
         self.note = note
         self._attempt = attempt
+        self.crowded = crowded
         #: Held by whoever changes the VM's size or its intent.
         self.lock = asyncio.Lock()
         #: Stops the deflation that is under way.
@@ -113,6 +116,12 @@ class ManagedVM:
         self._unsure = intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
         #: Whether the domain may hold another intent than ours: a write that took too long can still be carried out.
         self.uncertain = False
+        #: The largest size that such a write would commit: the VM is charged with it until the domain holds ours.
+        self._attempted = ZERO
+        #: Why the VM will have no more resizes; empty as long as it may.
+        self.condemned = ""
+        #: Whether something is being taken from it now.
+        self._taking = False
         self.upkeep = Upkeep(self)
         self._log = log.bind(vm=self.name, host=host)
 
@@ -132,8 +141,11 @@ class ManagedVM:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def allocation(self) -> Allocation:
-        """The row that policies read; its current size is what is committed."""
-        return self.intent.spec.allocation(self.intent.committed.vector(), self._overhead_mib)
+        """The row that policies read; its current size is what is committed, or may yet be."""
+        committed = self.intent.committed.vector()
+        if self.uncertain:
+            committed = committed.larger(self._attempted)
+        return self.intent.spec.allocation(committed, self._overhead_mib)
 
     def row(self) -> Allocation:
         """The row by which a need is split: a VM under pressure gives nothing (rule 6)."""
@@ -176,6 +188,8 @@ class ManagedVM:
         self.intent = intent
 
     async def _write(self, intent: Intent) -> None:
+        attempted = intent.committed.vector()
+        self._attempted = self._attempted.larger(attempted) if self.uncertain else attempted
         self.uncertain = True
         await self.hypervisor.write_intent(self.domain, intent)
         self.uncertain = False
@@ -272,7 +286,7 @@ class ManagedVM:
         return outcome
 
     async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
-        self.interrupt.clear()
+        self._clear_interrupt()
         cause = self.intent.cause
         executor = self._executor(f"{cause.request_id if cause is not None else 'repair'}{self._attempt()}")
         if self._unsure:
@@ -289,15 +303,32 @@ class ManagedVM:
             mechanisms = mechanisms.without([Mechanism.APPLICATION], "refused a while ago and is left alone until then")
         if self.pressure.sentence:
             self.interrupt.ask(self.pressure.sentence)
-        down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)
+        if self.intent.spec.priority is Priority.FIXED:
+            mechanisms = mechanisms.without([Mechanism.APPLICATION], "an application of a fixed VM is never asked")
+        self._taking = True
+        try:
+            down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)
+        finally:
+            self._taking = False
         self._refusal = executor.refusal or self._refusal
         if not down.after.size.fits_in(before.size) or down.after.size != before.size:
             self.pressure.deflated()
         if target.fits_in(down.after.size) or before.size.fits_in(target):
             return down
         # Down in one component and up in another: the second half, once what was taken has been taken.
-        self.interrupt.clear()
+        self._clear_interrupt()
         return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), executor))
+
+    def _clear_interrupt(self) -> None:
+        """What was asked of an earlier resize is over, but for a removal."""
+        self.interrupt.clear()
+        if self.condemned:
+            self.interrupt.ask(self.condemned)
+
+    def condemn(self, why: str) -> None:
+        """Stop the resize that is under way, and each one that follows."""
+        self.condemned = why
+        self.interrupt.ask(why)
 
     async def _reinflation(
         self, before: Bound, target: ResourceVector, deadline_s: float, mechanisms: Mechanisms
@@ -367,7 +398,7 @@ class ManagedVM:
 
     def _pressed(self, sentence: str) -> None:
         """Pressure has begun: what takes is stopped; what can be spared is given once the watch has heard of it."""
-        if self.intent.phase is Phase.DEFLATING:
+        if self._taking:
             self.interrupt.ask(sentence)
         self.stir()
 

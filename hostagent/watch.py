@@ -16,7 +16,7 @@ from deflation.modes import HostEvent
 from deflation.resources import ZERO
 from hostagent.admission import admit
 from hostagent.errors import HostAgentError, HypervisorError
-from hostagent.host import RESIZING, Host
+from hostagent.host import CONCURRENT, RESIZING, Host
 from hostagent.hypervisor import DomainSummary
 from hostagent.intents import Phase
 from hostagent.relief import relieve_vm
@@ -45,6 +45,8 @@ class Watch:
         #: When each VM was looked at closely, and what the survey said then.
         self._seen: dict[str, tuple[float, DomainSummary]] = {}
         self._owners_at = 0.0
+        #: Looks have slots of their own: those at silent guests must not hold up operations.
+        self._slots = asyncio.Semaphore(CONCURRENT)
         #: Until when a VM's relief is not tried again.
         self._relieved: dict[str, float] = {}
         #: Domains that bear a name of this host and are not ours, as of the last asking.
@@ -154,7 +156,7 @@ class Watch:
 
     async def _guarded(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
         try:
-            async with self._host.slots, vm.lock:
+            async with vm.lock, self._slots:
                 if self._host.holds(vm):
                     await self._look_at(vm, summary, earlier)
         except HostAgentError as error:

@@ -324,7 +324,7 @@ async def test_off_gives_memory_only_as_far_as_the_host_has_it_and_cpu_in_full_a
 async def test_off_is_gone_on_with_by_a_restarted_agent(
     world: World, tmp_path: Path, client: Client, command: Command, two_vms: list[Domain], host: Host
 ) -> None:
-    await reclaim(command, cpu_cores=4.0)
+    await reclaim(command, cpu_cores=3.0)
     world.failures["set_quota"] = "the monitor does not answer"
     operation = await set_mode(command, "off")
     assert operation.state == "partial"
