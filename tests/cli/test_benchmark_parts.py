@@ -14,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from deflation.bounds import Bound
+from deflation.instructions import Outcome
+from deflation.resources import ResourceVector
 from ebb import benchmarks
-from ebb.benchmarks import bare, cpu, side_by_side, swapfile
+from ebb.benchmarks import bare, cpu, latency, side_by_side, swapfile
 from ebb.benchmarks.figures import Figure, document, ratios
 from ebb.benchmarks.recorder import (
     CallCounter,
@@ -220,6 +223,29 @@ def test_every_way_to_deflate_the_cpu_leaves_the_same_cores(share: float, nomina
     assert settings["quota"].online == cpu.VCPUS
     assert settings["off-lining"].quota == nominal / cpu.VCPUS
     assert settings["both"].online <= settings["off-lining"].online
+
+
+# --- latency ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(asked_mib: float, taken_mib: float, seconds: float) -> Outcome:
+    before, target = Bound(2, None, 1024.0, 1024.0), ResourceVector(cpu_cores=2, memory_mib=2048 - asked_mib)
+    after = Bound(2, None, 1024.0, 1024.0 - taken_mib)
+    return Outcome(before, after, target, (), ResourceVector(), seconds, "")
+
+
+def test_latencies_are_compared_only_where_both_got_there() -> None:
+    found = {
+        (True, 0.1): [outcome(200, 200, 2.0), outcome(200, 200, 4.0)],
+        (False, 0.1): [outcome(200, 200, 6.0), outcome(200, 200, 8.0)],
+        (True, 0.5): [outcome(1000, 1000, 5.0), outcome(1000, 1000, 5.0)],
+        (False, 0.5): [outcome(1000, 1000, 9.0), outcome(1000, 250, 1.0)],
+    }
+    figures = latency._figures(found, (0.1, 0.5), "here")
+    assert figures["without_to_with_10"].runs == (3.0, 2.0)
+    assert "without_to_with_50" not in figures
+    assert figures["without_application_50_reached"].runs == (1.0, 0.25)
+    assert figures["with_application_50_s"].value == 5.0
 
 
 # --- swap ------------------------------------------------------------------------------------------------------------
