@@ -240,21 +240,23 @@ class Commands:
     # --- how they run --------------------------------------------------------------------------------------------
 
     async def _create(self, operation: Operation, vm: ManagedVM, fresh: bool) -> Operation:
-        if fresh:
+        # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
+        async with vm.lock:
+            if fresh:
+                try:
+                    await self._host.hypervisor.create(vm.domain, vm.intent)
+                except BaseException:
+                    # It has undone what it did; a domain of that name may be somebody else's.
+                    await self._host.drop(vm)
+                    raise
             try:
-                await self._host.hypervisor.create(vm.domain, vm.intent)
-            except BaseException:
-                # It has undone what it did; a domain of that name may be somebody else's.
-                await self._host.drop(vm)
+                # Admitted at its committed size before its vCPUs run.
+                await vm.enforce_at_start()
+                await self._host.hypervisor.resume(vm.domain)
+                return await self._started(operation, vm)
+            except Exception:
+                await self._host.clear_away(vm)
                 raise
-        try:
-            # Admitted at its committed size before its vCPUs run.
-            await vm.enforce_at_start()
-            await self._host.hypervisor.resume(vm.domain)
-            return await self._started(operation, vm)
-        except Exception:
-            await self._host.clear_away(vm)
-            raise
 
     async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
         size = vm.allocation().current

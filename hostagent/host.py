@@ -207,7 +207,8 @@ class Host:
     async def drop(self, vm: ManagedVM) -> None:
         """Have nothing more to do with a VM, whatever becomes of its domain."""
         await vm.stop()
-        self.vms.pop(vm.name, None)
+        if self.holds(vm):
+            del self.vms[vm.name]
         self.changed.set()
 
     async def clear_away(self, vm: ManagedVM) -> None:
