@@ -362,15 +362,15 @@ async def open_ward() -> AsyncIterator[Ward]:
     found = await asyncio.to_thread(probe_accelerator, image.kernel, None, paths.accelerator_cache())
     directory = await asyncio.to_thread(_directory)
     ward = Ward(directory, image, found.kind)
-    with pytest.MonkeyPatch.context() as patch:
-        # Looks and retries come more often: the tests wait for them.
-        patch.setattr(watch, "WATCH_S", 0.5)
-        patch.setattr(watch, "CLOSE_LOOK_S", 1.5)
-        patch.setattr(watch, "OWNERS_S", 2.0)
-        patch.setattr(guestlink, "RETRY_S", 0.5)
-        # Emulated guests on a busy machine are slow to give memory: that is none of the faults.
-        patch.setattr(settling, "STALLED_S", 12.0)
-        try:
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            # Looks and retries come more often: the tests wait for them.
+            patch.setattr(watch, "WATCH_S", 0.5)
+            patch.setattr(watch, "CLOSE_LOOK_S", 1.5)
+            patch.setattr(watch, "OWNERS_S", 2.0)
+            patch.setattr(guestlink, "RETRY_S", 0.5)
+            # Emulated guests on a busy machine are slow to give memory: that is none of the faults.
+            patch.setattr(settling, "STALLED_S", 12.0)
             await ward.start_agent()
             try:
                 await asyncio.gather(ward.create(LOW_VM), ward.create(HIGH_VM))
@@ -380,6 +380,6 @@ async def open_ward() -> AsyncIterator[Ward]:
                 for hand in ward._hands.values():
                     await hand.close()
                 await ward.stop_agent()
-        finally:
-            await asyncio.to_thread(ward.clear_away)
-            shutil.rmtree(directory)
+    finally:
+        await asyncio.to_thread(ward.clear_away)
+        shutil.rmtree(directory)
