@@ -17,7 +17,7 @@ from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading
 from hostagent.intents import Intent, Phase
 from hostagent.journal import Journal
 from hostagent.watch import OWNERS_S
-from tests.hostagent.local_guest import Guest
+from tests.hostagent.local_guest import Application, Guest
 from tests.hostagent.local_world import Domain, LocalWorld
 
 #: As in :mod:`hostagent.libvirt_connection` and :mod:`hostagent.libvirt_hypervisor`.
@@ -146,7 +146,10 @@ class LocalHypervisor:
         def make() -> None:
             if domain in self._world.domains:
                 raise HypervisorError(f"domain {domain} exists already")
-            self._world.domains[domain] = make_domain(intent, self._world.now())
+            made = self._world.domains[domain] = make_domain(intent, self._world.now())
+            # Memory in use, so that floors matter.
+            made.guest.cache_mib = (made.held_mib - 200.0) * self._world.random.choice((0.0, 0.3, 0.6))
+            made.guest.application = self._world.random.choice(list(Application))
 
         await self._change("create", domain, make, CALL_LIMIT_S * 4)
 

@@ -250,6 +250,12 @@ class HostMachine(RuleBasedStateMachine):
             FAULTS[what](self.world, self.faults, name)
         self._go(wait_s)
 
+    @rule(which=indices, wait_s=moments)
+    def application_takes_memory(self, which: int, wait_s: float) -> None:
+        if names := self._names():
+            self.world.fill(self.world.domains[names[which % len(names)]], 600.0)
+        self._go(wait_s)
+
     @rule(which=indices)
     def cure(self, which: int) -> None:
         if names := self._names():
