@@ -68,8 +68,8 @@ class GuestPressure:
         if usable_mib is None or said_at is None or said_at == self._said_at:
             return
         self._said_at = said_at
-        if usable_mib >= self._reserve_mib and not self._verdict.under_pressure:
-            return  # no emergency: the guest's own word says more
+        if usable_mib >= self._reserve_mib:
+            return  # no emergency: the guest's own word, with its stalls, says more
         reading = PressureReading(self._boot_id, usable_mib, self._reserve_mib, major_faults=major_faults)
         self._watch.observe(_now(), reading)
         self.judge()
