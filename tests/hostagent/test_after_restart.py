@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from deflation.messages import Command as Body
 from deflation.messages import CreateCommand, VMSpec
 from hostagent.agent import Agent
+from hostagent.errors import HypervisorError
+from hostagent.host import Host
 from hostagent.intents import Intent, Phase
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.waiting import until
@@ -86,3 +89,34 @@ async def test_an_intent_whose_writing_failed_is_written_again_until_the_domain_
     world.failures.clear()
     await until(lambda: Intent.model_validate_json(domain.intent) == vm.intent)
     assert vm.intent.phase is Phase.SETTLED
+
+
+async def test_a_creation_that_fails_late_leaves_a_new_vm_of_the_name_alone(
+    client: Client, command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+    create = host.hypervisor.create
+
+    async def slow(domain: str, intent: Intent) -> None:
+        await create(domain, intent)
+        entered.set()
+        await go_on.wait()
+        raise HypervisorError("libvirt did not answer within 60 s")
+
+    monkeypatch.setattr(host.hypervisor, "create", slow)
+    assert (await client.post("/v1/vms", json={"request_id": "c1", "vm": low_vm("low-1")})).status == 202
+    await entered.wait()
+    assert (await client.delete("/v1/vms/low-1?request_id=d1")).status == 202
+    again = await client.post("/v1/vms", json={"request_id": "c2", "vm": low_vm("low-1")})
+    assert again.status == 409, "the name is taken until the removal has ended"
+    monkeypatch.undo()
+    go_on.set()
+    for request_id, state in (("c1", "failed"), ("d1", "done")):
+        response = await client.get(f"/v1/operations/{request_id}?wait_s=10")
+        assert (await response.json())["state"] == state
+    await until(lambda: "low-1" not in host.vms)
+    assert (await command("POST", "/v1/vms", {"request_id": "c3", "vm": low_vm("low-1")})).state == "done"
+    calls = len(world.calls)
+    await until(lambda: "survey" in [method for method, _ in world.calls[calls:]])
+    assert list(host.vms) == ["low-1"]
+    assert [domain.state for domain in world.domains.values()] == ["running"]
