@@ -63,6 +63,10 @@ class Hosts:
         if report.mode is not before:
             because = f" ({report.mode_reason})" if report.mode_reason else ""
             await self._store.add_event("mode", None, report.id, f"{report.id} is {report.mode}{because}, was {before}")
+        for vm in _asking(report) - (_asking(known) if known is not None else set()):
+            asks = next(status.asks.vector() for status in report.vms if status.name == vm)
+            sentence = f"{vm} is under pressure and asks for {asks} beyond what {report.id} can spare"
+            await self._store.add_event("pressure", vm, report.id, sentence)
         owes = host.owes_reinflation if host is not None else False
         self._hosts[report.id] = Host(report, self._clock(), self._monotonic(), owes)
         self._news.set()
@@ -120,6 +124,12 @@ class Hosts:
         return next((vm for vm in host.report.vms if vm.name == name), None) if host is not None else None
 
 
+def _asking(report: HostReport) -> set[str]:
+    """Names of the VMs that want more than their host has."""
+    return {vm.name for vm in report.vms if not vm.asks.vector().is_zero()}
+
+
 def _essence(report: HostReport) -> HostReport:
-    """What is worth a write: free memory moves all the time, and core changes have their own table."""
-    return report.model_copy(update={"free": report.capacity, "core_changes": ()})
+    """What is worth a write: free memory and throttling move all the time, and core changes have their own table."""
+    vms = tuple(vm.model_copy(update={"throttled_share": None, "pressure": None}) for vm in report.vms)
+    return report.model_copy(update={"free": report.capacity, "core_changes": (), "vms": vms})
