@@ -32,12 +32,16 @@ from deflation.reinflation import TellApplication, Told
 from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.guestlink import GuestLink
-from hostagent.hypervisor import Hypervisor
+from hostagent.hypervisor import HostSideReading, Hypervisor
 
 #: A guest that does not say its state within this has none that we could use.
 STATUS_LIMIT_S = 5.0
 #: How often a guest is asked whether it has found a vCPU.
 PRESENT_LOOK_S = 0.2
+#: A kernel that calls so much less available than the agent does is heard once more, MiB and seconds.
+DISAGREEMENT_MIB = 32.0
+KERNEL_SPEAKS_S = 1.6
+KERNEL_LOOK_S = 0.1
 
 
 class Executor:
@@ -95,12 +99,24 @@ class Executor:
         guest = None
         if status is not None:
             self._on_status(status)
-            spare_mib = status.memory.unpluggable_mib
-            if reading.usable_mib is not None:
-                # The kernel's own word: an agent that is frozen, or lies, cannot have more taken than is there.
-                spare_mib = min(spare_mib, max(reading.usable_mib - status.memory.reserve_mib, 0.0))
+            spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading))
             guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
+
+    async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading) -> float:
+        """What the guest can spare by its kernel's own figure, MiB: no more is taken by the word of a frozen agent.
+
+        The kernel speaks every second: what an application has freed since is waited for rather than left out.
+        """
+        said_at, until = reading.usable_at, _now() + KERNEL_SPEAKS_S
+        while reading.usable_mib is not None:
+            spare_mib = max(reading.usable_mib - status.memory.reserve_mib, 0.0)
+            agrees = spare_mib > status.memory.unpluggable_mib - DISAGREEMENT_MIB
+            if agrees or reading.usable_at != said_at or _now() >= until:
+                return spare_mib
+            await asyncio.sleep(KERNEL_LOOK_S)
+            reading = await self._hypervisor.read(self._domain)
+        return math.inf
 
     # --- application ---------------------------------------------------------------------------------------------
 

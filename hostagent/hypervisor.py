@@ -44,6 +44,8 @@ class HostSideReading:
     dimms_mib: tuple[float, ...] = ()
     #: Memory that the guest's kernel calls available, through its balloon driver; None where it has not said so lately.
     usable_mib: float | None = None
+    #: When it said so; whatever clock, it moves on with each statement.
+    usable_at: float = 0.0
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.

@@ -67,6 +67,7 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         disk_mib_s=bandwidth.disk_limit(domain, root),
         limit_mib=read_limit_mib(domain, root),
         usable_mib=stats["usable"] / 1024 if fresh and "usable" in stats else None,
+        usable_at=stats.get("last_update", 0),
     )
     return reading, xml
 

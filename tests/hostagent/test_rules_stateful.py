@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import structlog
@@ -31,7 +31,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from deflation.allocations import Priority
 from deflation.errors import InvalidField
 from deflation.instructions import Mode
 from deflation.messages import (
@@ -53,27 +52,13 @@ from hostagent.hypervisor import domain_name
 from hostagent.intents import Phase
 from hostagent.libvirt_hypervisor import usable_boot_mib
 from hostagent.vms import ManagedVM
+from tests.hostagent import random_parts as parts
 from tests.hostagent.faked_loop import FakedLoop
 from tests.hostagent.local_faults import FAULTS, started
 from tests.hostagent.local_guest import Application
 from tests.hostagent.local_hypervisor import Faults, Fence, FencedJournal, LocalHypervisor
 from tests.hostagent.local_world import ROUNDING, LocalWorld
-
-EXAMPLES: Final = 60
-STEPS_EACH: Final = 200
-LEAST_STEPS: Final = 10_000
-
-HOST: Final = "host-a"
-CAPACITY: Final = ResourceVector(cpu_cores=8, memory_mib=4600, disk_mib_s=120, network_mib_s=120)
-OVERHEAD_MIB: Final = 100.0
-NAMES: Final = ("a", "b", "c", "d", "e")
-#: The longest that anything may take once nothing is wrong any more, in seconds.
-PATIENCE_S: Final = 600.0
-
-shares = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
-deadlines = st.sampled_from([0.0, 0.5, 5.0, 30.0, 60.0])
-moments = st.sampled_from([0.0, 0.01, 0.1, 0.4, 2.5])
-indices = st.integers(0, 4)
+from tests.hostagent.random_parts import CAPACITY, ERRORS, HOST, deadlines, indices, moments, shares, specs
 
 
 class Count:
@@ -81,28 +66,6 @@ class Count:
 
     steps = 0
     machine: HostMachine | None = None
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> VMSpec:
-    nominal = Vector(
-        cpu_cores=draw(st.sampled_from([1.0, 2.0, 2.5, 4.0])),
-        memory_mib=draw(st.sampled_from([512.0, 1024.0, 1536.0])),
-        disk_mib_s=draw(st.sampled_from([0.0, 40.0])),
-        network_mib_s=draw(st.sampled_from([0.0, 40.0])),
-    )
-    share = draw(shares)
-    priority = draw(st.sampled_from([*[Priority.DEFLATABLE] * 3, Priority.FIXED, Priority.HARVEST]))
-    minimum = ResourceVector(*(round(value * share) for value in nominal.vector()))
-    harvest = priority is Priority.HARVEST
-    ceiling = Vector.of(nominal.vector() + ResourceVector(memory_mib=512)) if harvest else None
-    return VMSpec(
-        name=draw(st.sampled_from(NAMES)),
-        priority=priority,
-        nominal=nominal,
-        minimum=Vector.of(minimum),
-        ceiling=ceiling,
-    )
 
 
 class HostMachine(RuleBasedStateMachine):
@@ -279,7 +242,7 @@ class HostMachine(RuleBasedStateMachine):
         for vm in host.vms.values():
             allocation, domain = vm.allocation(), self.world.domains.get(vm.domain)
             assert allocation.minimum.fits_in(allocation.current + ROUNDING), f"{vm.name} is charged below its minimum"
-            charged += allocation.current + ResourceVector(memory_mib=OVERHEAD_MIB)
+            charged += allocation.current + ResourceVector(memory_mib=parts.OVERHEAD_MIB)
             if domain is None or domain.state != "running" or domain.intent.owner != HOST:
                 continue
             if domain.disturbed:
@@ -301,7 +264,7 @@ class HostMachine(RuleBasedStateMachine):
                 self._end()
         finally:
             self._kill()
-            self.loop.run_until_complete(_ended(self.world.tasks))
+            self.loop.run_until_complete(parts.ended(self.world.tasks))
             self.loop.close()
             shutil.rmtree(self.directory)
 
@@ -313,7 +276,7 @@ class HostMachine(RuleBasedStateMachine):
         total = ZERO
         for vm in sorted(self.host.vms.values(), key=lambda vm: vm.name):
             allocation = vm.allocation()
-            needs = allocation.upper + ResourceVector(memory_mib=OVERHEAD_MIB)
+            needs = allocation.upper + ResourceVector(memory_mib=parts.OVERHEAD_MIB)
             if (total + needs).fits_in(CAPACITY):
                 total += needs
                 continue
@@ -391,7 +354,7 @@ class HostMachine(RuleBasedStateMachine):
         """Start an agent, again and again until the hypervisor answers it, as a service manager would."""
         for _ in range(60):
             self.fence = Fence()
-            part = Slice(HOST, "http://127.0.0.1:0", CAPACITY, "qemu", OVERHEAD_MIB)
+            part = Slice(HOST, "http://127.0.0.1:0", CAPACITY, "qemu", parts.OVERHEAD_MIB)
             hypervisor = LocalHypervisor(self.world, HOST, self.fence, self.faults)
             journal = FencedJournal(self.directory, self.fence, self.faults)
             agent = Agent(Host(part, hypervisor, journal, lambda: 1e6), usable_boot_mib)
@@ -425,9 +388,9 @@ class HostMachine(RuleBasedStateMachine):
         self.fence.calls_left = None
         for name in self._names():
             self.world.cure(name)
-        deadline = self.loop.time() + PATIENCE_S
+        deadline = self.loop.time() + parts.PATIENCE_S
         while not self._quiet():
-            assert self.loop.time() < deadline, f"not at rest after {PATIENCE_S:g} s: {self._last()}"
+            assert self.loop.time() < deadline, f"not at rest after {parts.PATIENCE_S:g} s: {self._last()}"
             self._run(asyncio.sleep(1.0))
         self._run(asyncio.sleep(16.0))
         # Everything that was disturbed has been put right, or is charged.
@@ -454,22 +417,6 @@ class HostMachine(RuleBasedStateMachine):
         return "; ".join([*states, *(f"{o.kind} {o.state}: {o.sentence}" for o in operations[-3:])])
 
 
-async def _ended(tasks: set[asyncio.Task[None]]) -> None:
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-#: What the agent logged as an error: all that it expects is a warning at most.
-ERRORS: list[str] = []
-
-
-def _note_errors(logger: Any, method: str, event: Any) -> Any:
-    if method in ("error", "exception", "critical") and len(ERRORS) < 3:
-        ERRORS.append(str(structlog.processors.format_exc_info(logger, method, dict(event)))[-1500:])
-    raise structlog.DropEvent
-
-
 async def _connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     assert Count.machine is not None
     return await Count.machine.world.connect(path, limit)
@@ -483,14 +430,14 @@ def test_the_rules_hold_whatever_happens_in_whatever_order(monkeypatch: pytest.M
     monkeypatch.setattr(asyncio, "open_unix_connection", _connect)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     configured = structlog.get_config()
-    structlog.configure(processors=[_note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+    structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
     Count.steps = 0
     try:
         run_state_machine_as_test(
             HostMachine,
             settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS_EACH,
+                max_examples=parts.EXAMPLES,
+                stateful_step_count=parts.STEPS_EACH,
                 deadline=None,
                 phases=[stage for stage in Stage if stage is not Stage.shrink or not os.environ.get("CI")],
                 suppress_health_check=list(HealthCheck),
@@ -499,4 +446,4 @@ def test_the_rules_hold_whatever_happens_in_whatever_order(monkeypatch: pytest.M
     finally:
         structlog.configure(**configured)
         asyncio.set_event_loop(None)
-    assert Count.steps >= LEAST_STEPS
+    assert Count.steps >= parts.LEAST_STEPS

@@ -1,0 +1,67 @@
+"""What the random runs over the agent are made of: VMs, moments, deadlines; and what it must not log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import structlog
+from hypothesis import strategies as st
+
+from deflation.allocations import Priority
+from deflation.messages import Vector, VMSpec
+from deflation.resources import ResourceVector
+
+EXAMPLES: Final = 60
+STEPS_EACH: Final = 200
+LEAST_STEPS: Final = 10_000
+
+HOST: Final = "host-a"
+CAPACITY: Final = ResourceVector(cpu_cores=8, memory_mib=4600, disk_mib_s=120, network_mib_s=120)
+OVERHEAD_MIB: Final = 100.0
+#: The longest that anything may take once nothing is wrong any more, in seconds.
+PATIENCE_S: Final = 600.0
+NAMES: Final = ("a", "b", "c", "d", "e")
+
+shares = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+deadlines = st.sampled_from([0.0, 0.5, 5.0, 30.0, 60.0])
+moments = st.sampled_from([0.0, 0.01, 0.1, 0.4, 2.5])
+indices = st.integers(0, 4)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> VMSpec:
+    nominal = Vector(
+        cpu_cores=draw(st.sampled_from([1.0, 2.0, 2.5, 4.0])),
+        memory_mib=draw(st.sampled_from([512.0, 1024.0, 1536.0])),
+        disk_mib_s=draw(st.sampled_from([0.0, 40.0])),
+        network_mib_s=draw(st.sampled_from([0.0, 40.0])),
+    )
+    share = draw(shares)
+    priority = draw(st.sampled_from([*[Priority.DEFLATABLE] * 3, Priority.FIXED, Priority.HARVEST]))
+    minimum = ResourceVector(*(round(value * share) for value in nominal.vector()))
+    harvest = priority is Priority.HARVEST
+    ceiling = Vector.of(nominal.vector() + ResourceVector(memory_mib=512)) if harvest else None
+    return VMSpec(
+        name=draw(st.sampled_from(NAMES)),
+        priority=priority,
+        nominal=nominal,
+        minimum=Vector.of(minimum),
+        ceiling=ceiling,
+    )
+
+
+async def ended(tasks: set[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+#: What the agent logged as an error: all that it expects is a warning at most.
+ERRORS: list[str] = []
+
+
+def note_errors(logger: Any, method: str, event: Any) -> Any:
+    if method in ("error", "exception", "critical") and len(ERRORS) < 3:
+        ERRORS.append(str(structlog.processors.format_exc_info(logger, method, dict(event)))[-1500:])
+    raise structlog.DropEvent
