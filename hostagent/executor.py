@@ -38,8 +38,10 @@ from hostagent.hypervisor import HostSideReading, Hypervisor
 STATUS_LIMIT_S = 5.0
 #: How often a guest is asked whether it has found a vCPU.
 PRESENT_LOOK_S = 0.2
-#: A kernel that calls so much less available than the agent does is heard once more, MiB and seconds.
+#: A kernel that calls so much less available than the agent does, and too little for a step, is heard once more; MiB
+#: and seconds.
 DISAGREEMENT_MIB = 32.0
+WORTH_A_STEP_MIB = 128.0
 KERNEL_SPEAKS_S = 1.6
 KERNEL_LOOK_S = 0.1
 
@@ -111,8 +113,8 @@ class Executor:
         said_at, until = reading.usable_at, _now() + KERNEL_SPEAKS_S
         while reading.usable_mib is not None:
             spare_mib = max(reading.usable_mib - status.memory.reserve_mib, 0.0)
-            agrees = spare_mib > status.memory.unpluggable_mib - DISAGREEMENT_MIB
-            if agrees or reading.usable_at != said_at or _now() >= until:
+            enough = spare_mib > min(status.memory.unpluggable_mib - DISAGREEMENT_MIB, WORTH_A_STEP_MIB)
+            if enough or reading.usable_at != said_at or _now() >= until:
                 return spare_mib
             await asyncio.sleep(KERNEL_LOOK_S)
             reading = await self._hypervisor.read(self._domain)
