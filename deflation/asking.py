@@ -10,8 +10,6 @@ from typing import Final
 
 from deflation.instructions import Mode
 
-#: How long an application is left alone that does not say how long it wishes to be, in seconds.
-RETRY_S: Final = 30.0
 #: The longest time that is granted, in seconds.
 LONGEST_RETRY_S: Final = 300.0
 #: A refusal is forgotten so long after its time is up, in seconds: the next operation asks as if it were the first.
@@ -24,15 +22,14 @@ class Refusal:
 
     #: When it refused, in seconds of a clock that never goes back.
     at: float
-    #: How long it wishes to be left alone; None if it did not say.
+    #: How long it wishes to be left alone; None if it did not say: then it refused this once ("nothing to give").
     retry_after_s: float | None = None
     #: How it was asked.
     mode: Mode = Mode.ASK
 
     @property
     def until(self) -> float:
-        wished = RETRY_S if self.retry_after_s is None else self.retry_after_s
-        return self.at + min(wished, LONGEST_RETRY_S)
+        return self.at + min(self.retry_after_s or 0.0, LONGEST_RETRY_S)
 
 
 def mode_of_asking(now: float, mode: Mode, refusal: Refusal | None) -> Mode | None:
@@ -40,7 +37,7 @@ def mode_of_asking(now: float, mode: Mode, refusal: Refusal | None) -> Mode | No
 
     :param mode: what the operation wishes. A forced one does not wait for an application that was only asked so far.
     """
-    if refusal is None or now >= refusal.until + FORGOTTEN_S:
+    if refusal is None or refusal.retry_after_s is None or now >= refusal.until + FORGOTTEN_S:
         return mode
     if now >= refusal.until or (mode is Mode.FORCE and refusal.mode is Mode.ASK):
         return Mode.FORCE
