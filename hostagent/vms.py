@@ -147,6 +147,11 @@ class ManagedVM:
             committed = committed.larger(self._attempted)
         return self.intent.spec.allocation(committed, self._overhead_mib)
 
+    @property
+    def deflated(self) -> bool:
+        """Whether the VM has less than it was sold."""
+        return not self.intent.spec.nominal.vector().fits_in(self.intent.committed.vector())
+
     def row(self) -> Allocation:
         """The row by which a need is split: a VM under pressure gives nothing (rule 6)."""
         allocation = self.allocation()

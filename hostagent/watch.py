@@ -24,7 +24,8 @@ from hostagent.vms import ManagedVM
 
 #: How often all domains are surveyed, in seconds.
 WATCH_S: Final = 2.0
-#: How often a VM is looked at closely although nothing seems to have changed, in seconds.
+#: How often a VM is looked at closely although nothing seems to have changed, in seconds; half as often one from which
+#: nothing is taken, since there is little that could be lifted.
 CLOSE_LOOK_S: Final = 15.0
 #: How often a VM that stays under pressure is given what has come free meanwhile, in seconds.
 RELIEF_PAUSE_S: Final = 5.0
@@ -125,7 +126,7 @@ class Watch:
             and not vm.upkeep.unsettled
             and not vm.uncertain
             and vm.intent.phase is Phase.SETTLED
-            and now - at < CLOSE_LOOK_S
+            and now - at < CLOSE_LOOK_S * (1 if vm.deflated else 2)
         )
         if calm or vm.lock.locked():
             return
