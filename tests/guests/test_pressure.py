@@ -30,15 +30,25 @@ pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 READY_S = 180.0
 AGENT_CHANNEL = "io.ebbtide.guest.0"
 
-#: Reads a mapped file around and around in a control group that may hold a fraction of it. The group is slowed down and
-#: never killed (Linux: cgroup-v2, memory.high), and the rest of the guest goes on: a guest that thrashes as a whole may
-#: take minutes to say so.
+#: Reads a mapped file around and around in a control group that may hold a fraction of it, which makes faults, and in
+#: another one asks for more memory than it may have, which makes it wait. Such groups are slowed down and never killed
+#: (Linux: cgroup-v2, memory.high), and the rest of the guest goes on: one that thrashes as a whole may take minutes to
+#: say so.
 HOG = """
 import mmap, os, random, time
-group = "/sys/fs/cgroup/hog"
 open("/sys/fs/cgroup/cgroup.subtree_control", "w").write("+memory")
-os.makedirs(group, exist_ok=True)
-open(group + "/memory.high", "w").write(str(24 << 20))
+def enter(name, high_mib):
+    group = "/sys/fs/cgroup/" + name
+    os.makedirs(group, exist_ok=True)
+    open(group + "/memory.high", "w").write(str(high_mib << 20))
+    open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+end = time.monotonic() + 20
+if os.fork() == 0:
+    enter("waits", 8)
+    held = []
+    while time.monotonic() < end and len(held) < 64:
+        held.append(b"x" * (1 << 20))
+    os._exit(0)
 file = open("/var/hog", "wb+")
 os.unlink("/var/hog")
 for _ in range(112):
@@ -46,10 +56,9 @@ for _ in range(112):
 file.flush()
 os.fsync(file.fileno())
 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+enter("reads", 24)
 pages = mmap.mmap(file.fileno(), 0)
 pages.madvise(mmap.MADV_RANDOM)
-end = time.monotonic() + 20
 while time.monotonic() < end:
     pages[random.randrange(len(pages))]
 """
