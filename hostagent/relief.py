@@ -58,11 +58,9 @@ async def relieve_vm(host: Host, vm: ManagedVM) -> None:
         given = relieve(vm.allocation(), vm.pressure.wants, host.free())
         inputs = {"wants": str(vm.pressure.wants), "free": str(host.free()), "why": vm.pressure.sentence}
         vm.asks = given.remaining
-        if given.target.fits_in(vm.allocation().current) and vm.intent.phase not in RESIZING:
-            host.note(vm.name, "pressure", given.sentence, inputs)
-            return
         host.note(vm.name, "pressure", given.sentence, inputs)
-        await _resize(host, vm, given.target, request_id, GROW_S)
+        if vm.intent.phase in RESIZING or not given.target.fits_in(vm.allocation().current):
+            await _resize(host, vm, given.target, request_id, GROW_S)
 
 
 async def _resize(host: Host, vm: ManagedVM, target: ResourceVector, request_id: str, deadline_s: float) -> None:

@@ -38,9 +38,8 @@ class Interrupt:
 async def run(machine: Cascade | Reinflation, executor: Executor, interrupt: Interrupt) -> Outcome:
     """Carry a deflation or reinflation out to its end.
 
-    Interrupted, the instruction under way is called off, what it did is read, and the machine is told to stop.
-
-    :raises HypervisorError: never for a failing instruction, which is answered with its reason.
+    Interrupted, the instruction under way is called off, what it did is read, and the machine is told to stop. An
+    instruction that fails raises nothing: it is answered with its reason.
     """
     stopping = asyncio.create_task(interrupt.wait(), name="interrupt")
     try:
