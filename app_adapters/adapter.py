@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Callable, Union
 
-from app_adapters.messages import Capabilities, MemoryRange
+from app_adapters.messages import Capabilities, SizeRange
 
-__all__ = ["Adapter", "Answer", "Capabilities", "Deadline", "MemoryRange", "Promise", "Refusal", "Release"]
+__all__ = ["Adapter", "Answer", "Capabilities", "Deadline", "Promise", "Refusal", "Release", "SizeRange"]
 
 
 class Deadline:
@@ -74,7 +74,10 @@ Answer = Union[Promise, Refusal]
 
 
 class Adapter(ABC):
-    """One application. Calls come one at a time, but `capabilities` also while work runs."""
+    """One application. Calls come one at a time, but `capabilities` and `status` also while work runs."""
+
+    #: What it gives. A target names at least one of these and nothing else.
+    components: tuple[str, ...] = ("memory_mib",)
 
     @abstractmethod
     def capabilities(self) -> Capabilities:
@@ -82,7 +85,9 @@ class Adapter(ABC):
 
     @abstractmethod
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
-        """Decide, quickly, about shrinking to `target` (resident MiB). The work itself belongs into the promise.
+        """Decide, quickly, about shrinking to `target`: resident MiB, cores; what is not named stays.
+
+        The work itself belongs into the promise.
 
         Raises: ApplicationError, which counts as a refusal.
         """
@@ -93,3 +98,7 @@ class Adapter(ABC):
 
         Raises: ApplicationError, which counts as a refusal.
         """
+
+    def status(self) -> dict[str, float]:
+        """What it has now, by component. Raises: ApplicationError where it cannot be asked."""
+        return {name: range_.current for name, range_ in self.capabilities().resources.items()}

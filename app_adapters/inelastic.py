@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Callable
 
 from app_adapters import __version__
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
+from app_adapters.ready import Ready
 
 
 class InelasticAdapter(Adapter):
@@ -24,7 +26,7 @@ class InelasticAdapter(Adapter):
     def capabilities(self) -> Capabilities:
         """The resident size is all it can have."""
         size_mib = self._resident_mib()
-        memory = MemoryRange(current=size_mib, minimum=size_mib, maximum=size_mib, step=1.0)
+        memory = SizeRange(current=size_mib, minimum=size_mib, maximum=size_mib, step=1.0)
         return Capabilities(self._name, __version__, {"memory_mib": memory}, 0.0, True, ["ask", "force"])
 
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
@@ -34,3 +36,16 @@ class InelasticAdapter(Adapter):
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Nothing to do."""
         return Promise({}, 0.0, lambda: Release({"memory_mib": 0.0}, "nothing", "nothing had been taken"))
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", default="inelastic", help="default: %(default)s")
+    parser.add_argument("--reason", default="this application gives no memory", help="default: %(default)s")
+
+
+READY = Ready(
+    "an application that always refuses",
+    "Refuses every deflation, so that the next layer takes over.",
+    _options,
+    lambda options: InelasticAdapter(options.name, options.reason),
+)

@@ -6,15 +6,17 @@ and a page takes its items with it. So the coldest items are deleted first, and 
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from typing import Iterator
 
 from app_adapters import __version__
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import ApplicationError
 from app_adapters.memcached_client import MIB, Busy, Item, MemcachedClient, Slabs
 from app_adapters.process import arguments, environment, resident_mib
+from app_adapters.ready import Ready, address, amount
 
 MINIMUM_MIB = 64.0
 SMALLEST_LIMIT_MIB = 8  # memcached takes no less
@@ -56,7 +58,7 @@ class MemcachedAdapter(Adapter):
         finally:
             client.close()
         minimum_mib = min(self._minimum_mib, rss_mib)
-        memory = MemoryRange(round(rss_mib, 3), round(minimum_mib, 3), round(max(maximum_mib, rss_mib), 3), 1.0)
+        memory = SizeRange(round(rss_mib, 3), round(minimum_mib, 3), round(max(maximum_mib, rss_mib), 3), 1.0)
         expected_s = self._expected_s(rss_mib - minimum_mib)
         return Capabilities("memcached", __version__, {"memory_mib": memory}, expected_s, True, ["ask", "force"])
 
@@ -344,3 +346,24 @@ def _pages_to_move(slabs: Slabs, count: int) -> list[int]:
         free[best] = max(free[best] - slabs.classes[best].chunks_per_page, 0)
         order.append(best)
     return order
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memcached", type=address, default=("127.0.0.1", 11211), metavar="HOST:PORT", help="default: 127.0.0.1:11211"
+    )
+    parser.add_argument(
+        "--minimum-mib",
+        type=amount,
+        default=MINIMUM_MIB,
+        metavar="N",
+        help="resident MiB it keeps (default: %(default)g)",
+    )
+
+
+READY = Ready(
+    "a memcached on this machine",
+    "Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages stay resident.",
+    _options,
+    lambda options: MemcachedAdapter(options.memcached[0], options.memcached[1], options.minimum_mib),
+)

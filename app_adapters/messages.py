@@ -1,4 +1,7 @@
-"""Bodies of the application hook, version 1. Sizes and amounts are resident MiB."""
+"""Bodies of the application hook, version 1.
+
+Sizes and amounts are vectors: `memory_mib` is resident MiB, `cpu_cores` the cores that the application is set up for.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import Any
 
 from app_adapters.errors import BadBody
 
+COMPONENTS = ("memory_mib", "cpu_cores")
 MODES = ("ask", "force")
 DIRECTIONS = ("deflate", "reinflate")
 DEADLINE_LIMIT_S = 86400.0
 
 
 @dataclass
-class MemoryRange:
-    """Resident sizes that the application can have, in MiB."""
+class SizeRange:
+    """Sizes of one component that the application can have, in its unit."""
 
     current: float
     minimum: float
@@ -30,7 +34,7 @@ class Capabilities:
 
     name: str
     version: str
-    resources: dict[str, MemoryRange]
+    resources: dict[str, SizeRange]
     expected_s: float
     reversible: bool
     modes: list[str]
@@ -103,8 +107,8 @@ def parse_target(text: bytes) -> TargetRequest:
     if not 0 < deadline_s <= DEADLINE_LIMIT_S:
         raise BadBody("deadline_s", f"must be more than 0 and at most {DEADLINE_LIMIT_S:g}")
     target = body.get("target")
-    if not isinstance(target, dict) or set(target) != {"memory_mib"}:
-        raise BadBody("target", "must be an object with memory_mib and nothing else")
+    if not isinstance(target, dict) or not target or not set(target) <= set(COMPONENTS):
+        raise BadBody("target", f"must be an object with {' or '.join(COMPONENTS)}, or both, and nothing else")
     reason = body.get("reason", "")
     if not isinstance(reason, str):
         raise BadBody("reason", "must be a string")
@@ -113,7 +117,7 @@ def parse_target(text: bytes) -> TargetRequest:
         deadline_s=deadline_s,
         mode=_choice(body, "mode", MODES),
         direction=_choice(body, "direction", DIRECTIONS),
-        target={"memory_mib": _amount(target, "memory_mib", "target.memory_mib")},
+        target={name: _amount(target, name, f"target.{name}") for name in target},
         reason=reason,
     )
 

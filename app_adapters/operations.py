@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Union
 
 from app_adapters.adapter import Adapter, Answer, Deadline, Promise, Refusal
-from app_adapters.errors import ApplicationError, Conflict
+from app_adapters.errors import ApplicationError, BadBody, Conflict
 from app_adapters.messages import PromiseBody, RefusalBody, TargetRequest, TargetStatus
 
 OPERATIONS_KEPT = 256
@@ -57,8 +57,12 @@ class Operations:
         A newer attempt at the request that runs calls the older one off. A refusal because another operation runs is
         not remembered, so that the same request may come again.
 
-        Raises: Conflict where the request_id was used with another body.
+        Raises: Conflict where the request_id was used with another body, BadBody where the adapter does not give what
+        the target names.
         """
+        foreign = sorted(set(request.target) - set(self._adapter.components))
+        if foreign:
+            raise BadBody(f"target.{foreign[0]}", f"this application gives {', '.join(self._adapter.components)} only")
         with self._deciding:
             known = self._find(request.request_id)
             if known is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from app_adapters.errors import ApplicationError
 
 
@@ -19,6 +21,46 @@ def resident_mib(pid: int, name: str, procfs: str = "/proc") -> float:
     if found != name[:15]:
         raise ApplicationError(f"process {pid} is {found}, not {name}")
     return int(fields.get("VmRSS", "0 kB").split()[0]) / 1024
+
+
+def proportional_mib(pid: int, procfs: str = "/proc") -> float:
+    """Resident size in MiB, shared pages by their share: what several maps of one page (ZGC) or forks do not inflate.
+
+    Raises: ApplicationError where it cannot be seen (proc(5): smaps_rollup needs the process's own user, or root).
+    """
+    try:
+        with open(f"{procfs}/{pid}/smaps_rollup", errors="replace") as file:
+            for line in file:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) / 1024
+    except OSError as error:
+        raise ApplicationError(f"the memory of process {pid} cannot be seen here: {error.strerror}") from None
+    return 0.0
+
+
+def started(pid: int, procfs: str = "/proc") -> int | None:
+    """When the process began, in ticks since boot: a pid that is used again has another. None where there is none."""
+    fields = _stat(pid, procfs)
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def children(pid: int, procfs: str = "/proc") -> list[int]:
+    """Child processes that live, without zombies, by pid."""
+    found = []
+    for name in os.listdir(procfs):
+        fields = _stat(int(name), procfs) if name.isdigit() else []
+        if len(fields) > 1 and fields[1] == str(pid) and fields[0] not in ("Z", "X"):
+            found.append(int(name))
+    return sorted(found)
+
+
+def _stat(pid: int, procfs: str) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; the second may hold anything. Empty where there is none."""
+    try:
+        with open(f"{procfs}/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def environment(pid: int, procfs: str = "/proc") -> dict[bytes, bytes] | None:

@@ -27,6 +27,7 @@ CONNECTIONS = 16
 # How often the serving thread looks whether it is to stop: seldom, since a guest pays for every wake-up.
 STOP_LOOK_S = 0.5
 CAPABILITIES = "/deflation/v1/capabilities"
+STATUS = "/deflation/v1/status"
 TARGETS = "/deflation/v1/targets"
 
 Reply = Tuple[int, Dict[str, Any]]
@@ -101,6 +102,11 @@ class HookServer:
         if path == CAPABILITIES and method == "GET":
             try:
                 return HTTPStatus.OK, asdict(self._adapter.capabilities())
+            except ApplicationError as error:
+                return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+        if path == STATUS and method == "GET":
+            try:
+                return HTTPStatus.OK, {"sizes": self._adapter.status()}
             except ApplicationError as error:
                 return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
         if path == TARGETS and method == "POST":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Release
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Release, SizeRange
 from app_adapters.server import HookServer
 
 
@@ -23,7 +23,7 @@ class Buffer(Adapter):
 
     def capabilities(self) -> Capabilities:
         """Any size from nothing to 64 MiB."""
-        memory = MemoryRange(current=self.size_mib(), minimum=0.0, maximum=64.0, step=1.0)
+        memory = SizeRange(current=self.size_mib(), minimum=0.0, maximum=64.0, step=1.0)
         return Capabilities("buffer", "1", {"memory_mib": memory}, 0.1, True, ["ask", "force"])
 
     def resize(self, size_mib: float) -> Release:

@@ -83,7 +83,7 @@ class Agent:
         self._run_dir = run_dir
         self._procfs = procfs
         self._token = ""
-        self._applications = Applications(adapters_dir, memory, lambda: self._token, log, owner_uid)
+        self._applications = Applications(adapters_dir, memory, cpus.possible, lambda: self._token, log, owner_uid)
         self._notices = Notices(self._say, log, memory, self._boot_id, trigger, request_group_id)
         self._methods: dict[str, Method] = {
             "status": self._status,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Callable
 
-from guestagent.budgets import Share, application_budget_mib, split
+from guestagent.budgets import Share, application_budget_mib, cores, split
 from guestagent.errors import BadParams, HookError, HookTimeout
 from guestagent.hooks import REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
 from guestagent.memory import Memory
@@ -49,10 +49,17 @@ class Applications:
     """
 
     def __init__(
-        self, directory: str, memory: Memory, token: Callable[[], str], log: Callable[[str], None], owner_uid: int = 0
+        self,
+        directory: str,
+        memory: Memory,
+        cpus_possible: Callable[[], list[int]],
+        token: Callable[[], str],
+        log: Callable[[str], None],
+        owner_uid: int = 0,
     ) -> None:
         self._directory = directory
         self._memory = memory
+        self._cpus_possible = cpus_possible
         self._token = token
         self._log = log
         self._owner_uid = owner_uid
@@ -169,33 +176,18 @@ class Applications:
         hooks = self._load()
         if not hooks:
             return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), []
-        if "memory_mib" not in params.target:
-            return _refused(request_id, "the target names no memory, and the applications give nothing else"), []
         offers, reasons = self._capabilities(hooks)
-        ranges = {
-            name: offer.resources["memory_mib"] for name, offer in offers.items() if "memory_mib" in offer.resources
-        }
-        reasons += [f"{name}: gives no memory" for name in offers if name not in ranges]
-        vm_mib = params.target["memory_mib"]
-        budget_mib = application_budget_mib(
-            self._memory.status(),
-            sum(range_.current for range_ in ranges.values()),
-            params.bound_mib,
-            vm_mib,
-        )
-        sizes = split(
-            budget_mib,
-            [Share(range_.current, range_.minimum, max(range_.minimum, range_.maximum)) for range_ in ranges.values()],
-        )
+        targets = self._targets(offers, params)
+        reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
         calls: dict[str, Callable[[], Told]] = {}
-        for name, size_mib in zip(ranges, sizes):
+        for name, target in targets.items():
             body = {
                 "request_id": request_id,
                 "deadline_s": max(params.deadline_s - (time.monotonic() - began), 0.1),
                 "mode": mode,
                 "direction": direction,
-                "target": {"memory_mib": round(size_mib, 3)},
-                "reason": f"the VM is to have {vm_mib:g} MiB, {size_mib:.0f} of them for this application",
+                "target": target,
+                "reason": "the VM is to have " + _amounts(params.target),
             }
             calls[name] = partial(hooks[name].target, body)
         promised: dict[str, float] = {}
@@ -208,7 +200,7 @@ class Applications:
                 continue
             if told.promised:
                 asked.append(name)
-                _add(promised, {"memory_mib": min(told.amount_mib, ranges[name].current)})
+                _add(promised, _at_most(told.amounts, offers[name], targets[name]))
                 expected_s = max(expected_s, told.expected_s)
             elif told.retry_after_s is not None:
                 retries_s.append(told.retry_after_s)
@@ -217,6 +209,27 @@ class Applications:
         if not asked:
             return _refused(request_id, "; ".join(reasons), max(retries_s) if retries_s else None), []
         return DeflateResult(request_id, "promised", promised, expected_s, "; ".join(reasons), None), asked
+
+    def _targets(
+        self, offers: dict[str, AdapterCapabilities], params: DeflateParams | ReinflateParams
+    ) -> dict[str, dict[str, float]]:
+        """The size that each application is to have, of those components that it gives and that are asked for."""
+        targets: dict[str, dict[str, float]] = {}
+        ranges = {name: offer.resources["memory_mib"] for name, offer in offers.items() if _gives(offer, "memory_mib")}
+        if ranges and "memory_mib" in params.target:
+            resident_mib = sum(range_.current for range_ in ranges.values())
+            vm_mib = params.target["memory_mib"]
+            budget_mib = application_budget_mib(self._memory.status(), resident_mib, params.bound_mib, vm_mib)
+            sizes = split(budget_mib, [Share(r.current, r.minimum, max(r.minimum, r.maximum)) for r in ranges.values()])
+            targets.update({name: {"memory_mib": round(size_mib, 3)} for name, size_mib in zip(ranges, sizes)})
+        if "cpu_cores" in params.target:
+            possible = len(self._cpus_possible())
+            for name, offer in offers.items():
+                if _gives(offer, "cpu_cores"):
+                    range_ = offer.resources["cpu_cores"]
+                    size = cores(range_.maximum, params.target["cpu_cores"], possible)
+                    targets.setdefault(name, {})["cpu_cores"] = round(max(size, range_.minimum), 3)
+        return targets
 
     def _capabilities(self, hooks: dict[str, Hook]) -> tuple[dict[str, AdapterCapabilities], list[str]]:
         answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, CAPABILITIES_LIMIT_S)
@@ -247,6 +260,20 @@ class Applications:
 
 def _refused(request_id: str, reason: str, retry_after_s: float | None = None) -> DeflateResult:
     return DeflateResult(request_id, "refused", {}, 0.0, reason, retry_after_s)
+
+
+def _gives(offer: AdapterCapabilities, component: str) -> bool:
+    return component in offer.resources
+
+
+def _at_most(promised: dict[str, float], offer: AdapterCapabilities, target: dict[str, float]) -> dict[str, float]:
+    """Of a promise, what was asked for and is there: an application may say anything."""
+    return {name: min(amount, offer.resources[name].current) for name, amount in promised.items() if name in target}
+
+
+def _amounts(target: dict[str, float]) -> str:
+    units = {"memory_mib": "MiB", "cpu_cores": "cores"}
+    return ", ".join(f"{target[name]:g} {unit}" for name, unit in units.items() if name in target)
 
 
 def _add(sums: dict[str, float], more: dict[str, float]) -> None:

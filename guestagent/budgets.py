@@ -29,6 +29,15 @@ def application_budget_mib(memory: MemoryStatus, resident_mib: float, bound_mib:
     return max(guest_target_mib - others_mib - memory.reserve_mib, 0.0)
 
 
+def cores(maximum: float, target_cores: float, possible: int) -> float:
+    """Cores that an application is set up for once the VM has its target: in proportion to those at full size.
+
+    Cores are shared, unlike memory: each of several applications may use them all, and does so also when there are
+    fewer.
+    """
+    return maximum * target_cores / max(possible, 1)
+
+
 def split(total_mib: float, shares: list[Share]) -> list[float]:
     """Sizes in proportion to the resident sizes, each within its bounds, together `total_mib` where those allow it."""
     sizes = [0.0] * len(shares)

@@ -36,8 +36,15 @@ class Cpus:
 
     def present(self) -> list[int]:
         """CPUs that are plugged."""
+        return self._list("present")
+
+    def possible(self) -> list[int]:
+        """CPUs that can be plugged: those of the VM at full size."""
+        return self._list("possible")
+
+    def _list(self, name: str) -> list[int]:
         try:
-            with open(os.path.join(self._root, "present")) as file:
+            with open(os.path.join(self._root, name)) as file:
                 return parse_cpu_list(file.read())
         except (OSError, ValueError) as error:
             raise GuestFailure(f"cannot read the CPUs of the guest: {error}") from None

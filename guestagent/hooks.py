@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Tuple, TypeVar
 
 from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
-from guestagent.messages import AdapterCapabilities, MemoryRange
+from guestagent.messages import AdapterCapabilities, SizeRange
 from guestagent.rpc import is_amount, parse_json
 
 BODY_BYTES = 65536
@@ -94,7 +94,7 @@ class Told:
     """A hook's answer to a target."""
 
     promised: bool
-    amount_mib: float
+    amounts: dict[str, float]
     expected_s: float
     retry_after_s: float | None
     reason: str
@@ -123,7 +123,7 @@ class Hook:
             sizes = amounts(resources, component)
             if not all(key in sizes for key in ("current", "minimum", "maximum", "step")):
                 raise HookError(f"capabilities: resources.{component}: needs current, minimum, maximum and step")
-            ranges[str(component)] = MemoryRange(sizes["current"], sizes["minimum"], sizes["maximum"], sizes["step"])
+            ranges[str(component)] = SizeRange(sizes["current"], sizes["minimum"], sizes["maximum"], sizes["step"])
         modes = body.get("modes")
         return AdapterCapabilities(
             name=self.name,
@@ -143,12 +143,12 @@ class Hook:
         state = answer.get("state")
         if status == 409 and state == "conflict":
             # The hook has this request from before a restart of this agent; its progress is told as ever.
-            return Told(True, 0.0, 0.0, None, "is at it already")
+            return Told(True, {}, 0.0, None, "is at it already")
         if (status, state) not in ((202, "promised"), (409, "refused")):
             raise HookError(f"answered the target with {status} {_excerpt(answer)}")
         return Told(
             promised=state == "promised",
-            amount_mib=amounts(answer, "promised").get("memory_mib", 0.0),
+            amounts=amounts(answer, "promised"),
             expected_s=_amount(answer, "expected_s"),
             retry_after_s=_amount(answer, "retry_after_s") or None,
             reason=str(answer.get("reason") or "")[:REASON_LENGTH],

@@ -139,8 +139,8 @@ class CpusSetResult:
 
 
 @dataclass
-class MemoryRange:
-    """Resident sizes that an application can have, in MiB."""
+class SizeRange:
+    """Sizes of one component that an application can have, in its unit."""
 
     current: float
     minimum: float
@@ -154,7 +154,7 @@ class AdapterCapabilities:
 
     name: str
     version: str
-    resources: dict[str, MemoryRange]
+    resources: dict[str, SizeRange]
     expected_s: float
     reversible: bool
     modes: list[str]

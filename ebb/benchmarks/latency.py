@@ -1,10 +1,10 @@
 """`latency`: how long it takes to get memory from one large VM, with and without the application (004 Fig. 8b).
 
-The VM is half of the host's memory, or of what is free, or as much as LARGEST_MIB: filling it takes most of the time.
-memcached holds FILLED of it. The VM is deflated by 10 to 50 % of its memory; with the application, its cache is made
-smaller first, as in the cascade; without, it is not asked, so that only what the guest has idle can be unplugged and
-the rest has to go to swap through the limit that swap backs (on a host without swap: a file for the time of the
-benchmark). Where that falls short, the seconds are those of what was reached, and the share that was reached is given.
+The VM is half of the host's memory, or as much as is free. memcached holds FILLED of it. The VM is deflated by 10 to
+50 % of its memory; with the application, its cache is made smaller first, as in the cascade; without, it is not asked,
+so that only what the guest has idle can be unplugged and the rest has to go to swap through the limit that swap backs
+(on a host without swap: a file for the time of the benchmark). Where that falls short, the seconds are those of what
+was reached, and the share that was reached is given.
 
 Between two deflations the VM gets its size back and what was evicted is stored again.
 """
@@ -30,8 +30,6 @@ from hostagent.main import OVERHEAD_MIB
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 FILLED = 0.6
-#: What can be filled, emptied and filled again five times over in a quarter of an hour under emulation, MiB.
-LARGEST_MIB = 2048.0
 SMALLEST_MIB = 1024.0
 VALUE_BYTES = 64 * 1024
 PORT = 11211
@@ -68,10 +66,12 @@ print(there)
 def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed, EbbError or LabError."""
     half = psutil.virtual_memory().total / 2**20 / 2
-    size_mib = min(half, room_mib(2 * half) / 2, SMALLEST_MIB if how.quick else LARGEST_MIB) // 128 * 128
+    overhead = max(OVERHEAD_MIB.values())
+    size_mib = min(half, room_mib(half + overhead) - overhead, *((SMALLEST_MIB,) if how.quick else ())) // 128 * 128
     if size_mib < SMALLEST_MIB:
-        raise BenchmarkFailed(f"a VM of {SMALLEST_MIB:g} MiB needs twice that and {RESERVE_MIB:g} MiB of free memory")
-    capacity = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib + max(OVERHEAD_MIB.values()))
+        needs_mib = SMALLEST_MIB + overhead + RESERVE_MIB
+        raise BenchmarkFailed(f"a VM of {SMALLEST_MIB:g} MiB needs {needs_mib:g} MiB of free memory")
+    capacity = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib + overhead)
     with (
         bed(capacity, how.report) as ground,
         # Not in the lab's own directory, which goes with the lab: what a killed benchmark left must be found again.

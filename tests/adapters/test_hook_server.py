@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Refusal, Release
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import ApplicationError
 from app_adapters.operations import attempt
 from app_adapters.server import HookServer
@@ -35,7 +35,7 @@ class Scripted(Adapter):
     def capabilities(self) -> Capabilities:
         if self.error is not None:
             raise self.error
-        return Capabilities("scripted", "1", {"memory_mib": MemoryRange(100.0, 10.0, 200.0, 1.0)}, 1.0, True, ["ask"])
+        return Capabilities("scripted", "1", {"memory_mib": SizeRange(100.0, 10.0, 200.0, 1.0)}, 1.0, True, ["ask"])
 
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
         self.calls.append((mode, target["memory_mib"]))
@@ -87,6 +87,12 @@ def test_capabilities_are_the_adapters(rest: Rest) -> None:
         "reversible": True,
         "modes": ["ask"],
     }
+
+
+def test_the_status_is_what_it_has_now(rest: Rest, adapter: Scripted) -> None:
+    assert rest.send("GET", "/deflation/v1/status") == (200, {"sizes": {"memory_mib": 100.0}})
+    adapter.error = ApplicationError("gone")
+    assert rest.send("GET", "/deflation/v1/status") == (503, {"error": "gone"})
 
 
 def test_a_promise_is_worked_off_and_its_measured_release_told(rest: Rest, adapter: Scripted) -> None:
@@ -306,7 +312,9 @@ GOOD = {
         ({"direction": "sideways"}, "direction"),
         ({"target": 60}, "target"),
         ({"target": {}}, "target"),
-        ({"target": {"memory_mib": 60, "cpu_cores": 1}}, "target"),
+        ({"target": {"memory_mib": 60, "cpu_cores": 1}}, "target.cpu_cores"),
+        ({"target": {"memory_mib": 60, "disk_mib_s": 1}}, "target"),
+        ({"target": {"cpu_cores": "many"}}, "target.cpu_cores"),
         ({"target": {"memory_mib": -1}}, "target.memory_mib"),
         ({"target": {"memory_mib": 10**400}}, "target.memory_mib"),
         ({"reason": None}, "reason"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, MemoryRange, Promise, Release
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Release, SizeRange
 
 #: Serve an adapter's hook under a name, and register it in the guest.
 Serve = Callable[[str, Adapter], None]
@@ -22,7 +22,7 @@ class Elastic(Adapter):
         self.hang: threading.Event | None = None
 
     def capabilities(self) -> Capabilities:
-        memory = MemoryRange(self.size_mib, self.minimum_mib, self.maximum_mib, 1.0)
+        memory = SizeRange(self.size_mib, self.minimum_mib, self.maximum_mib, 1.0)
         return Capabilities("elastic", "1", {"memory_mib": memory}, 0.5, True, ["ask", "force"])
 
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
@@ -45,3 +45,30 @@ class Elastic(Adapter):
             return Release({"memory_mib": amount_mib}, "itself", "done")
 
         return Promise({"memory_mib": amount_mib}, 0.5, work, "gladly")
+
+
+class Workers(Adapter):
+    """Has so many cores and gives them all, at once."""
+
+    components = ("cpu_cores",)
+
+    def __init__(self, cores: float) -> None:
+        self.cores = self.maximum = cores
+        self.targets: list[dict[str, float]] = []
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            "workers", "1", {"cpu_cores": SizeRange(self.cores, 0.1, self.maximum, 0.1)}, 0.1, True, ["ask"]
+        )
+
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        return self._take(target)
+
+    def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+        return self._take(target)
+
+    def _take(self, target: dict[str, float]) -> Answer:
+        self.targets.append(target)
+        amount = max(self.cores - target["cpu_cores"], 0.0)
+        self.cores = target["cpu_cores"]
+        return Promise({"cpu_cores": amount}, 0.1, lambda: Release({"cpu_cores": amount}, "itself", "done"))

@@ -28,6 +28,7 @@ class GuestTree:
         self.sysfs, self.procfs = root / "sys", root / "proc"
         self.cpu_root = self.sysfs / "devices/system/cpu"
         self.write(self.cpu_root / "present", f"0-{cpus - 1}\n")
+        self.write(self.cpu_root / "possible", f"0-{cpus - 1}\n")
         for cpu in range(cpus):
             (self.cpu_root / f"cpu{cpu}").mkdir()
             if cpu:

@@ -10,7 +10,7 @@ import pytest
 
 from app_adapters.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
-from tests.guestagent.elastic import Elastic, Serve
+from tests.guestagent.elastic import Elastic, Serve, Workers
 from tests.guestagent.harness import Bench, Host
 
 
@@ -109,6 +109,33 @@ def test_of_several_applications_each_gives_by_its_size_and_a_refusal_hides_none
     status = finished(host, "r1")
     assert status["state"] == "released"
     assert status["released"]["memory_mib"] == pytest.approx(300 - 224.8, abs=0.01)
+
+
+def test_cores_are_asked_of_those_that_give_them_by_what_each_has_at_full_size(host: Host, serve: Serve) -> None:
+    workers, single, cache = Workers(4.0), Workers(1.0), Elastic(300)
+    serve("workers", workers)
+    serve("single", single)
+    serve("cache", cache)
+    # The guest has four CPUs at full size.
+    answer = deflate(host, "cpu", target={"cpu_cores": 2.0})
+    assert (workers.targets, single.targets, cache.targets) == ([{"cpu_cores": 2.0}], [{"cpu_cores": 0.5}], [])
+    assert answer["promised"] == {"cpu_cores": 2.5}
+    assert "cache: gives nothing of what is asked" in answer["reason"]
+    assert finished(host, "cpu")["released"] == {"cpu_cores": 2.5}
+    both = deflate(host, "both", target={"cpu_cores": 1.0, "memory_mib": 400})
+    assert workers.targets[-1] == {"cpu_cores": 1.0}
+    assert cache.targets[-1] == ("deflate", 224.8, "ask")
+    assert both["promised"] == {"cpu_cores": pytest.approx(1.25), "memory_mib": pytest.approx(75.2)}
+    host.result("application.reinflate", request_id="back", deadline_s=10, target={"cpu_cores": 4.0}, bound_mib=1024)
+    assert (workers.targets[-1], single.targets[-1]) == ({"cpu_cores": 4.0}, {"cpu_cores": 1.0})
+
+
+def test_where_nobody_gives_what_is_asked_it_is_refused_and_nobody_is_asked(host: Host, serve: Serve) -> None:
+    cache = Elastic(300)
+    serve("cache", cache)
+    answer = deflate(host, target={"cpu_cores": 2.0})
+    assert (answer["state"], answer["reason"]) == ("refused", "cache: gives nothing of what is asked")
+    assert cache.targets == []
 
 
 def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, serve: Serve) -> None:

@@ -19,7 +19,7 @@ from deflation.messages import Operation, OperationState
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
 TOKEN = "clients"
-QUICK = AgentLimits(answer_s=0.5, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0)
+QUICK = AgentLimits(answer_s=5.0, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0)
 
 
 def vm(name: str, priority: str = "deflatable", cpu_cores: float = 3.0, memory_mib: float = 1000.0, **more: Any) -> Any:

@@ -65,7 +65,7 @@ agent = Agent(
 if about == "memory":
     agent._memory.status()
 if about == "application":
-    agent._applications = LyingApplications("/etc/ebbtide/adapters.d", Memory(), lambda: "", print)
+    agent._applications = LyingApplications("/etc/ebbtide/adapters.d", Memory(), Cpus().possible, lambda: "", print)
     agent._methods["application.deflate"] = agent._deflate
     agent._methods["application.status"] = lambda params: agent._applications.status(str(params["request_id"]))
 print("ready", flush=True)
