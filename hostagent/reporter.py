@@ -29,7 +29,8 @@ class Reporter:
     def __init__(self, host: Host, manager: str, token: str) -> None:
         self._host = host
         self._url = f"{manager.rstrip('/')}/v1/hosts/{host.slice.host_id}/report"
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._acknowledged = 0
         self._silent = False
 
     async def run(self) -> None:
@@ -53,7 +54,9 @@ class Reporter:
                 await asyncio.sleep(BURST_S)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
-        async with session.post(self._url, json=self._host.report().model_dump(mode="json")) as response:
+        async with session.post(self._url, data=self._host.report().model_dump_json()) as response:
             response.raise_for_status()
-            reply = ReportReply.model_validate(await response.json())
-        await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
+            reply = ReportReply.model_validate_json(await response.read())
+        if reply.acknowledged != self._acknowledged:
+            await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
+            self._acknowledged = reply.acknowledged

@@ -17,7 +17,7 @@ from ebb.lab.errors import ImageError, MissingTool
 
 SUITE = "bookworm"
 ARCHITECTURE = "amd64"
-PACKAGES = ("kmod", "memcached", "python3", "qemu-guest-agent")
+PACKAGES = ("kmod", "memcached", "openjdk-17-jre-headless", "python3", "qemu-guest-agent")
 KERNEL_METAPACKAGE = "linux-image-cloud-amd64"
 DEFAULT_MIRROR = "https://deb.debian.org/debian"
 MIRROR_VARIABLE = "EBB_DEBIAN_MIRROR"
