@@ -109,19 +109,22 @@ class Upkeep:
             self.throttled_share = round(throttled / periods, 3)
 
     async def _put_right(self, repair: Repair, committed: ResourceVector, wanted: ResourceVector) -> None:
+        failed = ""
         match repair:
             case SetQuota():
                 await self._vm.hypervisor.set_quota(self._vm.domain, repair.cores_per_cpu)
             case SetDisk():
-                await self._vm.hypervisor.set_disk(self._vm.domain, repair.disk_mib_s)
+                failed = await self._vm.hypervisor.set_disk(self._vm.domain, repair.disk_mib_s)
             case SetNetwork():
-                await self._vm.hypervisor.set_network(self._vm.domain, repair.network_mib_s)
+                failed = await self._vm.hypervisor.set_network(self._vm.domain, repair.network_mib_s)
             case SetShares():
                 await self._vm.hypervisor.set_shares(self._vm.domain, repair.shares)
             case Resize():
                 outcome = await self._vm.reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
                 # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
                 await self._vm.commit(outcome, committed, outcome.after.size.larger(wanted), "repair")
+        if failed:
+            self._vm.note(self._vm.name, "repair", f"not put right: {failed}", {"committed": committed.as_dict()})
 
 
 def parked_seconds(vcpu_seconds: Sequence[float], online: frozenset[int]) -> dict[int, float]:

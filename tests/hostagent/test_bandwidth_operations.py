@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,29 @@ async def test_a_limit_that_fails_keeps_its_charge_and_its_reason(
     assert agent.host.free().network_mib_s == 40
     (row,) = [r for r in operation.vms[0].ledger if (r.layer, r.resource) == ("hypervisor", "network_mib_s")]
     assert (row.verified, row.reason) == (0.0, "tc failed: no such qdisc")
+
+
+async def test_a_repair_that_fails_says_why(
+    command: Command, agent: Agent, domain: Domain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await command("PUT", "/v1/vms/low-1/target", target(30.0, 10.0))).state == "done"
+
+    async def refuse(name: str, mib_s: float | None) -> str:
+        return "the disk has no such limit"
+
+    monkeypatch.setattr(agent.host.hypervisor, "set_disk", refuse)
+    domain.disk_mib_s = None
+    agent.host.vms["low-1"].stir()
+    agent.host.stirred.set()
+
+    def said() -> bool:
+        return "not put right: the disk has no such limit" in {
+            d.sentence for d in agent.host.history.decisions("low-1")
+        }
+
+    async with asyncio.timeout(30):
+        while not said():
+            await asyncio.sleep(0.05)
 
 
 def test_a_slice_may_have_disk_and_network() -> None:
