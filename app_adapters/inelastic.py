@@ -45,7 +45,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 READY = Ready(
     "an application that always refuses",
-    "Refuses every deflation, so that the next layer takes over.",
+    """\
+Refuses every deflation with its reason, so that the next layers take over.
+
+example:
+  ebb-adapter inelastic --name database --reason 'the buffers are pinned' --listen 127.0.0.1:7071""",
     _options,
     lambda options: InelasticAdapter(options.name, options.reason),
 )

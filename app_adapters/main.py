@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from typing import Sequence
 
 from app_adapters import __version__
+from app_adapters.adapter import Adapter
 from app_adapters.errors import AdapterError
 from app_adapters.ready import MODULES, address, ready
 from app_adapters.server import HookServer
@@ -16,8 +19,10 @@ from app_adapters.server import HookServer
 EXAMPLES = """\
 examples:
   ebb-adapter memcached --memcached 127.0.0.1:11211 --listen 127.0.0.1:7070
-  ebb-adapter inelastic --reason 'the database keeps its buffers' --listen 127.0.0.1:7071
-  ebb-adapter memcached --help
+  ebb-adapter memcached --check           # can it be asked? what could it give?
+  ebb-adapter memcached --print-drop-in > /etc/ebbtide/adapters.d/memcached.json
+  ebb-adapter command --run '/usr/local/sbin/shrink-cache' --listen 127.0.0.1:7072
+  ebb-adapter memcached --help            # options of one adapter, with an example
 
 Without an installation: python3 -m app_adapters memcached ...
 The guest agent finds an adapter by a drop-in file such as /etc/ebbtide/adapters.d/memcached.json:
@@ -34,6 +39,12 @@ def build_parser(chosen: Sequence[str] = tuple(MODULES)) -> argparse.ArgumentPar
     common.add_argument(
         "--token-file", default="/run/ebbtide/token", metavar="FILE", help="token of this VM (default: %(default)s)"
     )
+    common.add_argument(
+        "--check",
+        action="store_true",
+        help="print as JSON what it could give, and end: 0, or 1 where it cannot be asked",
+    )
+    common.add_argument("--print-drop-in", action="store_true", help="print the drop-in file for it, and end")
     parser = argparse.ArgumentParser(
         prog="ebb-adapter",
         description="Serve Ebbtide's application hook for an application on this machine.",
@@ -64,20 +75,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only what runs is loaded.
     named = [word for word in argv[:1] if word in MODULES]
     options = build_parser(named or tuple(MODULES)).parse_args(argv)
+    host, port = options.listen
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if options.print_drop_in:
+        print(json.dumps({"name": options.adapter, "url": f"http://{where}"}))
+        return 0
     try:
         adapter = ready(options.adapter).build(options)
-        server = HookServer(adapter, options.listen[0], options.listen[1], options.token_file)
+        if options.check:
+            return check(options.adapter, adapter)
+        server = HookServer(adapter, host, port, options.token_file, say)
     except AdapterError as error:
-        print(f"ebb-adapter: {options.adapter}: {error}", file=sys.stderr)
+        say(f"{options.adapter}: {error}")
         return 2
     except (ValueError, OSError) as error:
-        print(f"ebb-adapter: cannot listen on {options.listen[0]}:{options.listen[1]}: {error}", file=sys.stderr)
+        say(f"cannot listen on {where}: {error}")
         return 2
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     server.start()
-    print(f"ebb-adapter: {options.adapter} on {server.address[0]}:{server.address[1]}", file=sys.stderr, flush=True)
+    say(f"{options.adapter} on {server.address[0]}:{server.address[1]}")
     ended.wait()
     server.stop()
     return 0
+
+
+def check(name: str, adapter: Adapter) -> int:
+    """Ask once, as the guest agent would: prints JSON and returns 0, or says why not and returns 1."""
+    try:
+        offer = adapter.capabilities()
+    except AdapterError as error:
+        say(f"{name}: cannot be asked: {error}")
+        return 1
+    print(json.dumps(asdict(offer), indent=2))
+    if not any(range_.current > range_.minimum for range_ in offer.resources.values()):
+        say(f"{name}: can be asked, but has nothing above its minimum now")
+    return 0
+
+
+def say(sentence: str) -> None:
+    """A sentence on standard error, where systemd's journal takes it from."""
+    print(f"ebb-adapter: {sentence}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Union
+from typing import Callable, Union
 
 from app_adapters.adapter import Adapter, Answer, Deadline, Promise, Refusal
 from app_adapters.errors import ApplicationError, BadBody, Conflict
@@ -18,6 +18,16 @@ BUSY_RETRY_S = 1.0
 CALL_OFF_LIMIT_S = 1.5
 
 AnswerBody = Union[PromiseBody, RefusalBody]
+UNITS = {"memory_mib": "MiB", "cpu_cores": "cores"}
+
+
+def silent(sentence: str) -> None:
+    """Say nothing."""
+
+
+def in_words(amounts: dict[str, float]) -> str:
+    """A vector for a person."""
+    return " and ".join(f"{amounts[name]:g} {unit}" for name, unit in UNITS.items() if name in amounts) or "nothing"
 
 
 @dataclass
@@ -40,10 +50,11 @@ def attempt(request_id: str) -> tuple[str, str, int]:
 
 
 class Operations:
-    """Runs what an adapter promises, and remembers answers and results."""
+    """Runs what an adapter promises, and remembers answers and results. `log` is given a sentence for every step."""
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, log: Callable[[str], None] = silent) -> None:
         self._adapter = adapter
+        self._log = log
         self._deciding = threading.Lock()  # held while the adapter decides, which may take as long as its application
         self._lock = threading.Lock()
         self._operations: OrderedDict[str, _Operation] = OrderedDict()
@@ -69,8 +80,13 @@ class Operations:
                 if known.request != request:
                     raise Conflict(f"request_id: {request.request_id} was used with another body")
                 return known.answer
+            self._log(
+                f"{request.request_id}: {request.direction} ({request.mode}) to {in_words(request.target)} "
+                f"within {request.deadline_s:g} s"
+            )
             busy = self._make_way(request.request_id)
             if busy:
+                self._log(f"{request.request_id}: refused: {busy}")
                 retry_s = min(self._deadline.remaining_s, BUSY_RETRY_S)
                 return _refusal(request, Refusal(busy, max(retry_s, 0.1)))
             deadline = Deadline(request.deadline_s)
@@ -80,10 +96,15 @@ class Operations:
                 body = _refusal(request, answer)
                 status = TargetStatus(request.request_id, "failed", {}, "", "refused: " + answer.reason)
                 self._remember(_Operation(request, body, status))
+                self._log(f"{request.request_id}: {status.reason}")
                 return body
             body = PromiseBody(request.request_id, "promised", answer.promised, answer.expected_s, answer.reason)
             operation = _Operation(request, body, TargetStatus(request.request_id, "running", {}, "", request.reason))
             self._remember(operation)
+            self._log(
+                f"{request.request_id}: promised {in_words(answer.promised)} in about {answer.expected_s:g} s"
+                + (f": {answer.reason}" if answer.reason else "")
+            )
             self._deadline, self._latest = deadline, operation
             self._worker = threading.Thread(
                 target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
@@ -140,10 +161,12 @@ class Operations:
         except Exception as error:  # whatever the adapter does, the request must end
             reason = str(error) if isinstance(error, ApplicationError) else f"{type(error).__name__}: {error}"
             operation.status = TargetStatus(request_id, "failed", {}, "", reason)
+            self._log(f"{request_id}: failed: {reason}")
             return
         reason = f"{release.reason}; took {time.monotonic() - began:.1f} s"
         state = "released" if release.complete else "failed"
         operation.status = TargetStatus(request_id, state, release.released, release.measured_by, reason)
+        self._log(f"{request_id}: {state} {in_words(release.released)}: {reason}")
 
     def _find(self, request_id: str) -> _Operation | None:
         with self._lock:

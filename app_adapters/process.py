@@ -80,3 +80,18 @@ def arguments(pid: int, procfs: str = "/proc") -> list[str]:
             return [item.decode("utf-8", "replace") for item in file.read().split(b"\0") if item]
     except OSError:
         return []
+
+
+def own_resident_mib(procfs: str = "/proc") -> float:
+    """Resident size in MiB of this very process.
+
+    Raises: ApplicationError where there is no procfs.
+    """
+    try:
+        with open(f"{procfs}/self/status", errors="replace") as file:
+            for line in file:
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1]) / 1024
+    except OSError as error:
+        raise ApplicationError(f"this process cannot be seen: {error.strerror}") from None
+    raise ApplicationError("this process has no VmRSS")

@@ -23,6 +23,7 @@ class Ready:
 #: By name, the module that has it as READY. Loaded only when used: a guest's adapter is to start quickly.
 MODULES = {
     "memcached": "app_adapters.memcached",
+    "command": "app_adapters.command",
     "inelastic": "app_adapters.inelastic",
 }
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Callable
 
-from guestagent.budgets import Share, application_budget_mib, cores, split
+from guestagent.budgets import Share, application_budget_mib, believable, cores, split
 from guestagent.errors import BadParams, HookError, HookTimeout
 from guestagent.hooks import REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
 from guestagent.memory import Memory
@@ -30,6 +30,8 @@ PROGRESS_LIMIT_S = 2.0
 SIZE_LIMIT_S = 0.5
 SIZE_AGE_S = 30.0
 REQUESTS_KEPT = 256
+#: Of all applications' words together, in characters: an answer must fit into a line.
+WORDS_LENGTH = 4000
 
 
 @dataclass
@@ -39,7 +41,8 @@ class _Record:
     params: dict[str, Any]
     done: threading.Event = field(default_factory=threading.Event)
     result: DeflateResult | None = None
-    asked: list[str] = field(default_factory=list)
+    #: What each of those that promised can have released at most: it may say anything.
+    asked: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Applications:
@@ -72,12 +75,13 @@ class Applications:
     def sizes(self) -> list[ApplicationSize]:
         """Resident sizes, of hooks that are slow the last one known, if it is not old."""
         hooks = self._load()
+        total_mib = self._memory.status().total_mib
         answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, SIZE_LIMIT_S)
         now = time.monotonic()
         with self._lock:
             for name, answer in answers.items():
                 if not isinstance(answer, HookError) and "memory_mib" in answer.resources:
-                    self._sizes[name] = (now, answer.resources["memory_mib"].current)
+                    self._sizes[name] = (now, min(answer.resources["memory_mib"].current, total_mib))
             known = {name: self._sizes[name] for name in hooks if name in self._sizes}
         return [ApplicationSize(name, size) for name, (at, size) in known.items() if now - at <= SIZE_AGE_S]
 
@@ -115,7 +119,7 @@ class Applications:
                 request_id, "failed", {}, "", f"{record.result.state}: {record.result.reason}"
             )
         hooks = self._load()
-        names = record.asked if record is not None else list(hooks)
+        names = list(record.asked if record is not None else hooks)
         answers = in_parallel(
             {name: partial(hooks[name].progress, request_id) for name in names if name in hooks},
             PROGRESS_LIMIT_S,
@@ -137,11 +141,13 @@ class Applications:
             else:
                 body = answer[1]
                 states.add(body["state"])
-                _add(released, amounts(body, "released"))
+                told = amounts(body, "released")
+                # Without a record nothing is known that could bound them; the host has bounds of its own.
+                _add(released, told if record is None else _at_most(told, record.asked[name]))
                 measured_by.append(str(body.get("measured_by", ""))[:REASON_LENGTH])
                 reasons.append("{}: {}".format(name, str(body.get("reason", ""))[:REASON_LENGTH]))
         state = next((state for state in ("running", "failed", "released") if state in states), "unknown")
-        return ApplicationStatusResult(request_id, state, released, "; ".join(measured_by), "; ".join(reasons))
+        return ApplicationStatusResult(request_id, state, released, _words(measured_by), _words(reasons))
 
     def _once(
         self, direction: str, request_id: str, body: dict[str, Any], mode: str, params: DeflateParams | ReinflateParams
@@ -171,11 +177,11 @@ class Applications:
 
     def _ask(
         self, direction: str, request_id: str, mode: str, params: DeflateParams | ReinflateParams
-    ) -> tuple[DeflateResult, list[str]]:
+    ) -> tuple[DeflateResult, dict[str, dict[str, float]]]:
         began = time.monotonic()
         hooks = self._load()
         if not hooks:
-            return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), []
+            return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}
         offers, reasons = self._capabilities(hooks)
         targets = self._targets(offers, params)
         reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
@@ -191,7 +197,7 @@ class Applications:
             }
             calls[name] = partial(hooks[name].target, body)
         promised: dict[str, float] = {}
-        asked: list[str] = []
+        asked: dict[str, dict[str, float]] = {}
         retries_s: list[float] = []
         expected_s = 0.0
         for name, told in in_parallel(calls, TARGET_LIMIT_S).items():
@@ -199,16 +205,18 @@ class Applications:
                 reasons.append(f"{name}: {told}")
                 continue
             if told.promised:
-                asked.append(name)
-                _add(promised, _at_most(told.amounts, offers[name], targets[name]))
+                limits = {component: offers[name].resources[component].current for component in targets[name]}
+                # Nothing comes free by growing.
+                asked[name] = limits if direction == "deflate" else dict.fromkeys(limits, 0.0)
+                _add(promised, _at_most(told.amounts, asked[name]))
                 expected_s = max(expected_s, told.expected_s)
             elif told.retry_after_s is not None:
                 retries_s.append(told.retry_after_s)
             if told.reason:
                 reasons.append(f"{name}: {told.reason}")
         if not asked:
-            return _refused(request_id, "; ".join(reasons), max(retries_s) if retries_s else None), []
-        return DeflateResult(request_id, "promised", promised, expected_s, "; ".join(reasons), None), asked
+            return _refused(request_id, _words(reasons), max(retries_s) if retries_s else None), {}
+        return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked
 
     def _targets(
         self, offers: dict[str, AdapterCapabilities], params: DeflateParams | ReinflateParams
@@ -232,6 +240,7 @@ class Applications:
         return targets
 
     def _capabilities(self, hooks: dict[str, Hook]) -> tuple[dict[str, AdapterCapabilities], list[str]]:
+        total_mib = self._memory.status().total_mib
         answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, CAPABILITIES_LIMIT_S)
         offers: dict[str, AdapterCapabilities] = {}
         problems: list[str] = []
@@ -239,6 +248,8 @@ class Applications:
             if isinstance(answer, HookError):
                 problems.append(f"{name}: {answer}")
             else:
+                if _gives(answer, "memory_mib"):
+                    answer.resources["memory_mib"] = believable(answer.resources["memory_mib"], total_mib)
                 offers[name] = answer
         return offers, problems
 
@@ -266,9 +277,13 @@ def _gives(offer: AdapterCapabilities, component: str) -> bool:
     return component in offer.resources
 
 
-def _at_most(promised: dict[str, float], offer: AdapterCapabilities, target: dict[str, float]) -> dict[str, float]:
-    """Of a promise, what was asked for and is there: an application may say anything."""
-    return {name: min(amount, offer.resources[name].current) for name, amount in promised.items() if name in target}
+def _at_most(amounts: dict[str, float], limits: dict[str, float]) -> dict[str, float]:
+    """Of what an application says, what was asked for and can be."""
+    return {name: min(amount, limits[name]) for name, amount in amounts.items() if name in limits}
+
+
+def _words(parts: list[str]) -> str:
+    return "; ".join(parts)[:WORDS_LENGTH]
 
 
 def _amounts(target: dict[str, float]) -> str:

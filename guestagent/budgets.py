@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from guestagent.messages import MemoryStatus
+from guestagent.messages import MemoryStatus, SizeRange
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,12 @@ class Share:
     current_mib: float
     minimum_mib: float
     maximum_mib: float
+
+
+def believable(range_: SizeRange, ceiling: float) -> SizeRange:
+    """Sizes as an application gives them, as far as they can be: it neither holds nor needs more than there is."""
+    current, minimum = min(range_.current, ceiling), min(range_.minimum, ceiling)
+    return SizeRange(current, minimum, max(range_.maximum, current, minimum), range_.step)
 
 
 def application_budget_mib(memory: MemoryStatus, resident_mib: float, bound_mib: float, target_mib: float) -> float:

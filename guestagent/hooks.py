@@ -13,12 +13,17 @@ from typing import Any, Callable, Dict, Tuple, TypeVar
 
 from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
 from guestagent.messages import AdapterCapabilities, SizeRange
-from guestagent.rpc import is_amount, parse_json
+from guestagent.rpc import COMPONENTS, is_amount, parse_json
 
+MODES = ("ask", "force")
 BODY_BYTES = 65536
 CALLS_PER_HOOK = 4
-SOCKET_TIMEOUT_S = 10.0
+#: Longest time of one call, in seconds; whoever waits for it waits less.
+CALL_LIMIT_S = 5.0
 REASON_LENGTH = 500
+VERSION_LENGTH = 100
+#: Larger amounts are no amounts: a petabyte, in MiB. Sums of them stay finite.
+AMOUNT_LIMIT = 1e9
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _URL = re.compile(r"http://(localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]):([0-9]{1,5})/?")
 
@@ -119,7 +124,7 @@ class Hook:
         if status != 200 or not isinstance(resources, dict):
             raise HookError(f"answered capabilities with {status} {_excerpt(body)}")
         ranges = {}
-        for component in resources:
+        for component in (name for name in resources if name in COMPONENTS):
             sizes = amounts(resources, component)
             if not all(key in sizes for key in ("current", "minimum", "maximum", "step")):
                 raise HookError(f"capabilities: resources.{component}: needs current, minimum, maximum and step")
@@ -127,11 +132,11 @@ class Hook:
         modes = body.get("modes")
         return AdapterCapabilities(
             name=self.name,
-            version=str(body.get("version", "")),
+            version=str(body.get("version", ""))[:VERSION_LENGTH],
             resources=ranges,
             expected_s=_amount(body, "expected_s"),
             reversible=bool(body.get("reversible")),
-            modes=[str(mode) for mode in modes] if isinstance(modes, list) else [],
+            modes=[mode for mode in MODES if mode in modes] if isinstance(modes, list) else [],
         )
 
     def target(self, body: dict[str, Any]) -> Told:
@@ -146,6 +151,7 @@ class Hook:
             return Told(True, {}, 0.0, None, "is at it already")
         if (status, state) not in ((202, "promised"), (409, "refused")):
             raise HookError(f"answered the target with {status} {_excerpt(answer)}")
+        _require_id(answer, body["request_id"])
         return Told(
             promised=state == "promised",
             amounts=amounts(answer, "promised"),
@@ -166,37 +172,28 @@ class Hook:
             return 404, {}
         if status != 200 or answer.get("state") not in ("running", "released", "failed"):
             raise HookError(f"answered its status with {status} {_excerpt(answer)}")
+        _require_id(answer, request_id)
         return status, answer
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        import http.client
+        from guestagent.calls import call
 
         if not self._calls.acquire(blocking=False):
             raise HookTimeout(f"still busy with {CALLS_PER_HOOK} earlier calls")
-        connection = http.client.HTTPConnection(self.drop_in.host, self.drop_in.port, timeout=SOCKET_TIMEOUT_S)
         try:
             headers = {"Authorization": "Bearer " + self._token(), "Content-Type": "application/json"}
-            data = None if body is None else json.dumps(body).encode("ascii")
-            connection.request(method, path, data, headers)
-            response = connection.getresponse()
-            text = response.read(BODY_BYTES + 1)
-        except TimeoutError:
-            raise HookTimeout(f"no answer within {SOCKET_TIMEOUT_S:g} s") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            # socket.timeout is TimeoutError only from Python 3.10 on.
-            if type(error).__name__ == "timeout":
-                raise HookTimeout(f"no answer within {SOCKET_TIMEOUT_S:g} s") from None
-            raise HookError(f"cannot be reached: {error}") from None
+            data = None if body is None else json.dumps(body, allow_nan=False).encode("ascii")
+            address = (self.drop_in.host, self.drop_in.port)
+            status, text = call(address, (method, path), headers, data, CALL_LIMIT_S, BODY_BYTES)
         finally:
-            connection.close()
             self._calls.release()
         try:
-            answer = parse_json(text) if len(text) <= BODY_BYTES else None
+            answer = parse_json(text)
         except ParseError:
             answer = None
         if not isinstance(answer, dict):
-            raise HookError(f"answered {response.status} without a JSON object")
-        return response.status, answer
+            raise HookError(f"answered {status} without a JSON object")
+        return status, answer
 
 
 def amounts(body: dict[str, Any], field: str) -> dict[str, float]:
@@ -204,12 +201,18 @@ def amounts(body: dict[str, Any], field: str) -> dict[str, float]:
     value = body.get(field)
     if not isinstance(value, dict):
         return {}
-    return {str(name): float(amount) for name, amount in value.items() if is_amount(amount)}
+    return {str(name): float(amount) for name, amount in value.items() if is_amount(amount) and amount <= AMOUNT_LIMIT}
+
+
+def _require_id(answer: dict[str, Any], request_id: str) -> None:
+    """Raises: HookError where the answer is to something else."""
+    if answer.get("request_id") != request_id:
+        raise HookError(f"answered for another request: {str(answer.get('request_id'))[:100]}")
 
 
 def _amount(body: dict[str, Any], field: str) -> float:
     value = body.get(field)
-    return float(value) if value is not None and is_amount(value) else 0.0
+    return min(float(value), AMOUNT_LIMIT) if value is not None and is_amount(value) else 0.0
 
 
 def _excerpt(body: dict[str, Any]) -> str:

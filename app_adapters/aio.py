@@ -1,0 +1,205 @@
+"""The hook for asyncio services: a small HTTP/1.1 server on the service's own loop. Loopback only."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import threading
+from http import HTTPStatus
+from typing import Callable, TypeVar
+
+from app_adapters import __version__
+from app_adapters.adapter import Adapter
+from app_adapters.async_adapter import AsyncAdapter, OnLoop
+from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, Reply, require_loopback
+from app_adapters.operations import silent
+
+#: Request line and headers together, in bytes.
+HEAD_BYTES = 16384
+#: Calls of the adapter at a time; those beyond are told to come again.
+CALLS = 8
+
+T = TypeVar("T")
+
+
+class BadRequest(Exception):
+    """A request that is answered without the hook; the connection ends."""
+
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status = status
+
+
+class AsyncHookServer:
+    """Serves the hook of one adapter on the running loop. `port` 0 takes a free one; `address` tells which.
+
+    An Adapter's methods block, so each call has a thread; those of an AsyncAdapter run on the loop itself. `log` is
+    given a sentence for every target, from any thread.
+
+    Raises: ValueError for a host that is not on loopback.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter | AsyncAdapter,
+        host: str = "127.0.0.1",
+        port: int = 7070,
+        token_file: str = "",
+        log: Callable[[str], None] = silent,
+    ) -> None:
+        require_loopback(host)
+        self._adapter = adapter
+        self._host, self._port, self._token_file, self._log = host, port, token_file, log
+        self._server: asyncio.AbstractServer | None = None
+        self._hook: Hook | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._calls = threading.BoundedSemaphore(CALLS)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that are listened on, once it is started."""
+        return self._host, self._port
+
+    async def start(self) -> AsyncHookServer:
+        """Begin to serve; returns itself. Raises: OSError where the port is taken."""
+        loop = asyncio.get_running_loop()
+        adapter = self._adapter if isinstance(self._adapter, Adapter) else OnLoop(self._adapter, loop)
+        self._hook = Hook(adapter, self._token_file, self._log)
+        server = await asyncio.start_server(self._connected, self._host, self._port, limit=HEAD_BYTES)
+        self._server = server
+        if server.sockets:
+            self._host, self._port = server.sockets[0].getsockname()[:2]
+        return self
+
+    async def stop(self) -> None:
+        """Stop serving, cancel what runs, and give the port back."""
+        if self._server is None or self._hook is None:
+            return
+        self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await _in_thread(self._hook.stop)
+
+    async def __aenter__(self) -> AsyncHookServer:
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= CONNECTIONS:
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+                while await self._serve(reader, writer):
+                    pass
+        except asyncio.CancelledError:  # stop(): streams of older Pythons report a cancelled handler as an error
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; returns whether the connection goes on."""
+        try:
+            head, body = await asyncio.wait_for(_read(reader), REQUEST_TIMEOUT_S)
+            lasting = head.lasting
+            status, reply = await self._reply(head, body)
+        except BadRequest as error:
+            status, reply, lasting = error.status, {"error": str(error)}, False
+        text = json.dumps(reply).encode("ascii")
+        lines = [
+            f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}",
+            f"Server: ebbtide-hook/{__version__}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(text)}",
+            f"Connection: {'keep-alive' if lasting else 'close'}",
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode("ascii") + text)
+        await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
+        return lasting
+
+    async def _reply(self, head: Head, body: bytes) -> Reply:
+        hook = self._hook
+        if hook is None or not self._calls.acquire(blocking=False):
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"{CALLS} calls are under way; ask again"}
+
+        def call() -> Reply:
+            try:
+                return hook.reply(head.method, head.path, head.fields.get("authorization", ""), body)
+            finally:
+                self._calls.release()
+
+        # Not cut off with the connection: the thread goes on in any case, and its place is taken until it ends.
+        return await asyncio.shield(_in_thread(call))
+
+
+class Head:
+    """Request line and headers. Raises: BadRequest."""
+
+    def __init__(self, text: bytes) -> None:
+        lines = text.decode("latin-1").split("\r\n")
+        words = lines[0].split(" ")
+        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].startswith("/"):
+            raise BadRequest(HTTPStatus.BAD_REQUEST, "the request line is not METHOD /PATH HTTP/1.1")
+        self.method, self.path, version = words
+        self.fields: dict[str, str] = {}
+        for line in lines[1:]:
+            if not line:
+                continue
+            name, colon, value = line.partition(":")
+            if not colon or not name or name != name.strip() or name.lower() in self.fields:
+                raise BadRequest(HTTPStatus.BAD_REQUEST, "a header is malformed or comes twice")
+            self.fields[name.lower()] = value.strip()
+        length = self.fields.get("content-length", "0")
+        if "transfer-encoding" in self.fields or not (length.isascii() and length.isdigit()):
+            raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "Content-Length: must be a number")
+        if int(length[:20]) > BODY_BYTES:
+            raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: longer than {BODY_BYTES} bytes")
+        self.length = int(length)
+        self.lasting = version == "HTTP/1.1" and self.fields.get("connection", "").lower() != "close"
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[Head, bytes]:
+    try:
+        text = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise BadRequest(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: longer than {HEAD_BYTES} bytes"
+        ) from None
+    head = Head(text)
+    return head, await reader.readexactly(head.length)
+
+
+def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """The call's result, from a thread of its own: an adapter that hangs must not keep the service from ending, as a
+    pool's threads would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: concurrent.futures.Future[T]) -> None:
+        if future.done():
+            return
+        error = outcome.exception()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(outcome.result())
+
+    def run() -> None:
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            outcome.set_result(call())
+        except Exception as error:
+            outcome.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="hook-call", daemon=True).start()
+    return future

@@ -1,0 +1,126 @@
+"""The application hook without a transport: routes, the token, and what they answer (docs/adapters.md).
+
+server.py, wsgi.py and aio.py carry it; a service with a server of its own can call `Hook.reply` itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Any, Callable, Dict, Tuple
+from urllib.parse import unquote
+
+from app_adapters import __version__
+from app_adapters.adapter import Adapter
+from app_adapters.errors import ApplicationError, BadBody, Conflict
+from app_adapters.messages import RefusalBody, parse_target
+from app_adapters.operations import Operations, silent
+
+#: Longest body of a request, in bytes.
+BODY_BYTES = 65536
+#: Seconds for which a connection may keep silent.
+REQUEST_TIMEOUT_S = 10.0
+#: Connections at a time; the guest agent needs at most four.
+CONNECTIONS = 16
+
+HEALTH = "/healthz"
+CAPABILITIES = "/deflation/v1/capabilities"
+STATUS = "/deflation/v1/status"
+TARGETS = "/deflation/v1/targets"
+
+Reply = Tuple[int, Dict[str, Any]]
+_LOOPBACK = re.compile(r"localhost|::1|127(?:\.[0-9]{1,3}){3}")
+
+
+def require_loopback(host: str) -> None:
+    """Raises: ValueError for a host to listen on that is not on loopback."""
+    if not _LOOPBACK.fullmatch(host):
+        raise ValueError(f"host: {host} is not on loopback")
+
+
+class TokenFile:
+    """A token that may be replaced at any time; the file is read again when it changes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._token = b""
+
+    def matches(self, authorization: str) -> bool:
+        """Whether the header carries the token, compared in constant time. No file, or an empty one: never."""
+        token = self._read()
+        return bool(token) and hmac.compare_digest(b"Bearer " + token, authorization.encode("utf-8", "replace"))
+
+    def _read(self) -> bytes:
+        try:
+            info = os.stat(self._path)
+            seen = (info.st_ino, info.st_mtime_ns, info.st_size)
+            if seen != self._seen:
+                with open(self._path, "rb") as file:
+                    self._token = file.read(4096).strip()
+                self._seen = seen
+        except OSError:
+            self._seen, self._token = None, b""
+        return self._token
+
+
+class Hook:
+    """The hook of one adapter. `reply` may be called from several threads, and blocks while the adapter decides.
+
+    `log` is given a sentence for every target: received, promised or refused, released or failed.
+    """
+
+    def __init__(self, adapter: Adapter, token_file: str, log: Callable[[str], None] = silent) -> None:
+        self._adapter = adapter
+        self._token = TokenFile(token_file)
+        self._operations = Operations(adapter, log)
+
+    def stop(self) -> None:
+        """Cancel what runs, and wait for it for some seconds."""
+        self._operations.stop()
+
+    def reply(self, method: str, path: str, authorization: str, body: bytes) -> Reply:
+        """Status and body for a request. `path` is as the client sent it, percent signs included."""
+        try:
+            return self._reply(method, path, authorization, body)
+        except Exception as error:  # an adapter's fault must not look like a hook that hangs
+            return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
+
+    def _reply(self, method: str, path: str, authorization: str, body: bytes) -> Reply:
+        if path == HEALTH and method == "GET":
+            return HTTPStatus.OK, {"status": "ok", "version": __version__}
+        if not self._token.matches(authorization):
+            return HTTPStatus.UNAUTHORIZED, {"error": "Authorization: needs the token of this VM as Bearer"}
+        if path == CAPABILITIES and method == "GET":
+            try:
+                return HTTPStatus.OK, asdict(self._adapter.capabilities())
+            except ApplicationError as error:
+                return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+        if path == STATUS and method == "GET":
+            try:
+                return HTTPStatus.OK, {"sizes": self._adapter.status()}
+            except ApplicationError as error:
+                return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+        if path == TARGETS and method == "POST":
+            return self._target(body)
+        if path.startswith(TARGETS + "/") and method == "GET":
+            request_id = unquote(path[len(TARGETS) + 1 :])
+            status = self._operations.status(request_id)
+            if status is None:
+                return HTTPStatus.NOT_FOUND, {"error": f"request_id: {request_id} is unknown"}
+            return HTTPStatus.OK, asdict(status)
+        if path in (CAPABILITIES, STATUS, TARGETS, HEALTH) or path.startswith(TARGETS + "/"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{method} does not go with {path}"}
+        return HTTPStatus.NOT_FOUND, {"error": f"there is no {path}"}
+
+    def _target(self, body: bytes) -> Reply:
+        try:
+            answer = self._operations.submit(parse_target(body))
+        except BadBody as error:
+            return HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        except Conflict as error:
+            return HTTPStatus.CONFLICT, {"state": "conflict", "error": str(error)}
+        return HTTPStatus.CONFLICT if isinstance(answer, RefusalBody) else HTTPStatus.ACCEPTED, asdict(answer)
