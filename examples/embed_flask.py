@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 import threading
 
+from embed_hook import Buffer
 from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.serving import make_server
 
 from app_adapters.wsgi import hook_application
-from embed_hook import Buffer
 
 app = Flask(__name__)
 buffer = Buffer(32)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import socketserver
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from app_adapters.wsgi import hook_application
 from embed_hook import Buffer
+
+from app_adapters.wsgi import hook_application
 
 buffer = Buffer(32)
 
 
-def service(environ: Dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """What the service is for."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [f"{buffer.size_mib():g} MiB\n".encode()]
@@ -41,7 +43,7 @@ def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
     # embedding: begin
     hook = hook_application(buffer, token_file)
 
-    def application(environ: Dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         chosen = hook if environ["PATH_INFO"].startswith("/deflation/") else service
         return chosen(environ, start_response)
 

@@ -40,6 +40,7 @@ def call(
     """
     end = time.monotonic() + limit_s
     connection = http.client.HTTPConnection(*address)
+    response: http.client.HTTPResponse | None = None
     try:
         connected = socket.create_connection(address, limit_s)
         timed = _Timed(connected.family, connected.type, connected.proto, connected.detach())
@@ -54,6 +55,9 @@ def call(
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise HookError(f"cannot be reached: {error or type(error).__name__}") from None
     finally:
+        # An answer that only the end of the connection ends is the response's own by now.
+        if response is not None:
+            response.close()
         connection.close()
     if len(text) > longest:
         raise HookError(f"answered {response.status} with more than {longest} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from typing import Any
 
 
@@ -20,6 +21,15 @@ class Rest:
             connection.request(method, path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
             return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def text(self, path: str) -> str:
+        """What a service answers that is no hook."""
+        connection = http.client.HTTPConnection(*self._address, timeout=20)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
         finally:
             connection.close()
 
@@ -40,9 +50,13 @@ class Rest:
         }
         return self.send("POST", "/deflation/v1/targets", json.dumps(body).encode())
 
-    def finished(self, request_id: str) -> dict[str, Any]:
+    def finished(self, request_id: str, limit_s: float = 60.0) -> dict[str, Any]:
+        """The status once it has ended; `request_id` as it stands in a URL."""
+        end = time.monotonic() + limit_s
         while True:
             status, body = self.send("GET", f"/deflation/v1/targets/{request_id}")
             assert status == 200, body
             if body["state"] != "running":
                 return body
+            assert time.monotonic() < end, f"{request_id} has not ended after {limit_s:g} s: {body}"
+            time.sleep(0.01)  # a tight loop would take the CPU from the service that works
