@@ -101,8 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    def do_POST(self) -> None:
-        self._serve()
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def _serve(self) -> None:
         length_text = self.headers.get("Content-Length", "0")

@@ -1,0 +1,108 @@
+"""Drop-in files that come, change and go while the agent runs, and how targets are split among what is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app_adapters.adapter import Adapter
+from app_adapters.server import HookServer
+from tests.guestagent.elastic import Elastic, Workers
+from tests.guestagent.harness import Bench, Host
+
+
+@pytest.fixture
+def servers() -> Iterator[list[HookServer]]:
+    made: list[HookServer] = []
+    yield made
+    for server in made:
+        server.stop()
+
+
+def serve(guest: Bench, servers: list[HookServer], adapter: Adapter) -> int:
+    servers.append(HookServer(adapter, port=0, token_file=str(guest.run_dir / "token")).start())
+    return servers[-1].address[1]
+
+
+def ask(host: Host, request_id: str, **target: float) -> dict[str, Any]:
+    return host.result(
+        "application.deflate", request_id=request_id, deadline_s=10, mode="ask", target=target, bound_mib=1024
+    )
+
+
+def names(host: Host) -> list[str]:
+    return [row["name"] for row in host.result("application.capabilities")["adapters"]]
+
+
+def test_a_drop_in_that_comes_changes_and_goes_counts_at_the_next_question(
+    guest: Bench, host: Host, servers: list[HookServer]
+) -> None:
+    first, second = Elastic(300), Elastic(200)
+    assert ask(host, "none", memory_mib=700)["state"] == "none"
+
+    guest.register("app", serve(guest, servers, first))
+    assert names(host) == ["app"]
+    assert host.result("status")["applications"] == [{"name": "app", "resident_mib": 300}]
+    assert ask(host, "added", memory_mib=400)["state"] == "promised"
+    assert len(first.targets) == 1
+
+    guest.register("app", serve(guest, servers, second))
+    assert host.result("status")["applications"] == [{"name": "app", "resident_mib": 200}]
+    assert ask(host, "changed", memory_mib=400)["state"] == "promised"
+    assert (len(first.targets), len(second.targets)) == (1, 1)
+
+    (guest.adapters_dir / "app.json").rename(guest.adapters_dir / "app.json.off")
+    assert names(host) == []
+    assert host.result("status")["applications"] == []
+    assert ask(host, "removed", memory_mib=300)["state"] == "none"
+    assert len(second.targets) == 1
+
+
+def test_what_was_promised_by_an_application_whose_drop_in_goes_is_failed(
+    guest: Bench, host: Host, servers: list[HookServer]
+) -> None:
+    app = Elastic(300)
+    app.go.clear()
+    guest.register("app", serve(guest, servers, app))
+    assert ask(host, "r", memory_mib=400)["state"] == "promised"
+    (guest.adapters_dir / "app.json").unlink()
+    status = host.result("application.status", request_id="r")
+    assert (status["state"], status["reason"]) == ("failed", "app: its drop-in file is gone")
+    app.go.set()
+
+
+def test_a_drop_in_that_turns_bad_is_left_out_and_the_others_stay(
+    guest: Bench, host: Host, servers: list[HookServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = serve(guest, servers, Elastic(300))
+    guest.register("good", port)
+    guest.register("bad", port)
+    assert names(host) == ["bad", "good"]
+    (guest.adapters_dir / "bad.json").write_text(json.dumps({"name": "bad", "url": "http://192.0.2.1:80"}))
+    assert names(host) == ["good"]
+    assert names(host) == ["good"]
+    assert capfd.readouterr().err.count("adapter left out: ") == 1  # told once, not at every question
+    guest.register("bad", port)
+    assert names(host) == ["bad", "good"]
+
+
+def test_memory_and_cores_of_several_are_summed_and_split(guest: Bench, host: Host, servers: list[HookServer]) -> None:
+    large, small, workers = Elastic(240), Elastic(60), Workers(4.0)
+    for name, adapter in (("large", large), ("small", small), ("workers", workers)):
+        guest.register(name, serve(guest, servers, adapter))
+    answer = ask(host, "both", memory_mib=400, cpu_cores=1.0)
+    # 1024 - (1024 - 400) - (424 used - 300 of both) - 51.2 reserve = 224.8, by resident size.
+    assert large.targets[-1][1] == pytest.approx(224.8 * 0.8, abs=0.01)
+    assert small.targets[-1][1] == pytest.approx(224.8 * 0.2, abs=0.01)
+    assert workers.targets[-1] == {"cpu_cores": 1.0}
+    assert answer["promised"] == {"memory_mib": pytest.approx(75.2, abs=0.01), "cpu_cores": 3.0}
+    while (status := host.result("application.status", request_id="both"))["state"] == "running":
+        pass
+    assert status["released"] == {"memory_mib": pytest.approx(75.2, abs=0.01), "cpu_cores": 3.0}
+    # One of them goes: what it holds is others' now, so all that the one that is left can give is asked of it.
+    (guest.adapters_dir / "large.json").unlink()
+    assert ask(host, "later", memory_mib=400)["promised"] == {"memory_mib": pytest.approx(224.8 * 0.2 - 10, abs=0.01)}
+    assert (len(large.targets), small.targets[-1][1]) == (1, small.minimum_mib)
