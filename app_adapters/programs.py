@@ -1,4 +1,4 @@
-"""Runs a program that answers JSON with JSON, within limits of time and size; nothing of it is left behind."""
+"""Other programs that an adapter runs, within limits of time and size; nothing of them is left behind."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, Callable, Sequence
 
 from app_adapters.errors import ApplicationError
 
+#: The guest agent gives a hook 2.5 s for its answer, and some of these calls come before it.
+CALL_LIMIT_S = 1.5
 OUTPUT_BYTES = 65536
 STDERR_TAIL_BYTES = 2048
 #: How often it is looked whether the program has ended or is to be ended, in seconds.
@@ -20,6 +22,31 @@ LOOK_S = 0.05
 #: Between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 0.5
 SENTENCE_LENGTH = 300
+
+
+def run(words: list[str], limit_s: float = CALL_LIMIT_S) -> str:
+    """Run a command without a shell; returns what it printed, both ways together.
+
+    Raises: ApplicationError where it fails, with its last line, or takes too long.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ApplicationError(f"{words[0]} took longer than {limit_s:g} s") from None
+    except (OSError, ValueError) as error:
+        raise ApplicationError(f"{words[0]} cannot be run: {error}") from None
+    text = done.stdout.decode("utf-8", "replace")
+    if done.returncode != 0:
+        lines = text.strip().splitlines() or [""]
+        raise ApplicationError(f"{words[0]} failed with status {done.returncode}: {lines[-1][-300:]}")
+    return text
 
 
 def ask_program(argv: Sequence[str], question: dict[str, Any], limit_s: float, over: Callable[[], bool]) -> Any:

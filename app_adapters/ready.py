@@ -24,6 +24,8 @@ class Ready:
 MODULES = {
     "memcached": "app_adapters.memcached",
     "command": "app_adapters.command",
+    "gunicorn": "app_adapters.gunicorn",
+    "nginx": "app_adapters.nginx",
     "inelastic": "app_adapters.inelastic",
 }
 
