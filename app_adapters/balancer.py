@@ -1,4 +1,4 @@
-"""Tells the load balancer what an application can serve (seed 004, Table 1): less before it shrinks, more after it grew.
+"""Tells the load balancer what an application can serve (seed 004, Table 1): less before a shrink, more after a growth.
 
 The weight is the full one times the share of cores (of memory, where an application gives no cores) that it has.
 """
@@ -122,9 +122,11 @@ class Balanced(Adapter):
         if isinstance(answer, Refusal):
             return answer
         promise = answer
-        note = ""
+        note, told = "", None
         try:
-            self._balancer.tell(self._weight(promise.promised))
+            weight = self._weight(promise.promised)
+            self._balancer.tell(weight)
+            told = weight
         except ApplicationError as error:
             if mode != "force":
                 return Refusal(f"the weight of {self._balancer.name} could not be lowered: {error}")
@@ -134,9 +136,9 @@ class Balanced(Adapter):
             try:
                 release = promise.work()
             except ApplicationError:
-                self._settle()
+                self._settle(told)
                 raise
-            return _with_notes(release, [note, self._settle()])
+            return _with_notes(release, [note, self._settle(told)])
 
         return Promise(promise.promised, promise.expected_s, work, "; ".join(filter(None, [promise.reason, note])))
 
@@ -152,11 +154,12 @@ class Balanced(Adapter):
 
         return Promise(promise.promised, promise.expected_s, work, promise.reason)
 
-    def _settle(self) -> str:
-        """Tell the weight of what it has now: more or less may have come about than was promised."""
+    def _settle(self, told: int | None = None) -> str:
+        """Tell the weight of what it has now, if it is another: more or less may have come about than was promised."""
         try:
             weight = self._weight({})
-            self._balancer.tell(weight)
+            if weight != told:
+                self._balancer.tell(weight)
         except ApplicationError as error:
             return f"the balancer could not be told the weight that was reached: {error}"
         return f"weight {weight} of {self._full_weight}"
@@ -200,7 +203,10 @@ def balancer_options(parser: argparse.ArgumentParser) -> None:
 
 
 def balanced(adapter: Adapter, options: argparse.Namespace) -> Adapter:
-    """The adapter, with the balancer of the options if they name one. Raises: ApplicationError which names the option."""
+    """The adapter, with the balancer of the options if they name one.
+
+    Raises: ApplicationError which names the option.
+    """
     name = options.weight_name or socket.gethostname()
     if not _NAME.fullmatch(name):
         raise ApplicationError(f"--weight-name: {name} has characters that no balancer takes as a name")

@@ -18,8 +18,8 @@ from app_adapters.balancer import balanced, balancer_options
 from app_adapters.errors import ApplicationError
 from app_adapters.gunicorn_control import GunicornControl, Stats, find_control
 from app_adapters.pool_adapter import PoolAdapter, Processes
-from app_adapters.process import arguments, children, environment, started
 from app_adapters.pool_options import full_cores, pool_options, whole
+from app_adapters.process import arguments, children, environment, started
 from app_adapters.process_memory import read_pid
 from app_adapters.ready import Ready
 

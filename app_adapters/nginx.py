@@ -29,6 +29,8 @@ PID_FILE = "/run/nginx.pid"
 LOOK_S = 0.05
 # A reload whose new workers do not show by then was refused by the master, whatever the test said.
 RELOAD_LIMIT_S = 10.0
+MASTER = "nginx: master process"
+SERVING, ENDING, STARTING = "serving", "ending", "starting"  # a worker that is starting has its master's title yet
 _HEADER = re.compile(r"# configuration file (.+):")
 _DIRECTIVE = re.compile(r"\s*worker_processes\s+([^;]+);")
 
@@ -61,7 +63,7 @@ class NginxAdapter(PoolAdapter):
         found = _workers(master)
         if found is None:
             raise ApplicationError(f"process {master} is no master of nginx")
-        return Processes(master, sorted(found), [pid for pid, serves in found.items() if serves], self._workers)
+        return Processes(master, sorted(found), [pid for pid in found if found[pid] != ENDING], self._workers)
 
     def _obstacle(self) -> str:
         """What nginx.conf lacks. Costs two runs of nginx, which read its configuration and change nothing."""
@@ -96,9 +98,9 @@ class NginxAdapter(PoolAdapter):
         patience = Deadline(RELOAD_LIMIT_S)
         while True:
             found = _workers(master) or {}
-            fresh = [pid for pid, serves in found.items() if serves and pid not in before]
+            fresh = [pid for pid in found if found[pid] == SERVING and pid not in before]
             staying = [pid for pid in found if pid in before]
-            if len(fresh) == workers and not staying:
+            if len(fresh) == len(found) == workers:
                 return ""
             if not fresh and patience.passed:
                 put_back(self._file, old)
@@ -136,15 +138,18 @@ def missing(dump: str, path: str) -> str:
     return f"nginx does not read {path}: put the line 'include {path};' into {first}, " + (set_at or "at its top")
 
 
-def _workers(master: int) -> dict[int, bool] | None:
-    """The master's workers, and whether each takes new requests; None where this is no master of nginx."""
-    if not " ".join(arguments(master)).startswith("nginx: master process"):
+def _workers(master: int) -> dict[int, str] | None:
+    """The master's workers, and what they do; None where this is no master of nginx."""
+    if not " ".join(arguments(master)).startswith(MASTER):
         return None
     found = {}
     for pid in children(master):
         title = " ".join(arguments(pid)).strip()
         if title.startswith("nginx: worker process"):
-            found[pid] = "shutting down" not in title
+            found[pid] = ENDING if "shutting down" in title else SERVING
+        elif title.startswith(MASTER):
+            # Not the master of an upgrade: that one is in the pid file, and this is its child.
+            found[pid] = STARTING
     return found
 
 

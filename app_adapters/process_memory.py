@@ -17,7 +17,10 @@ class Memory:
 
 
 def measured(pid: int, procfs: str = "/proc") -> Memory:
-    """Memory of a process. Raises: ApplicationError where it cannot be seen (it needs the process's own user, or root)."""
+    """Memory of a process.
+
+    Raises: ApplicationError where it cannot be seen (it needs the process's own user, or root).
+    """
     fields: dict[str, float] = {}
     try:
         with open(f"{procfs}/{pid}/smaps_rollup", errors="replace") as file:

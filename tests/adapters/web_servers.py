@@ -1,0 +1,208 @@
+"""gunicorn and nginx of a test, on loopback, and what the kernel says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.adapters.cache import free_port
+
+LIMIT_S = 60.0
+# Some MiB that are the worker's own; the server's name tells who answered.
+APPLICATION = """\
+import os, time
+DATA = b"x" * (int(os.environ["MIB"]) << 20)
+def app(environ, start_response):
+    path = environ["PATH_INFO"]
+    if path.startswith("/slow/"):
+        open(f"slow-{os.getpid()}", "w").close()
+        time.sleep(float(path[6:]))
+    body = f"{os.environ['NAME']} {os.getpid()}".encode()
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+    return [body]
+"""
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end, f"{what}: not in {LIMIT_S:g} s"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """As the kernel says, independently of the adapters."""
+    try:
+        text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:
+        return []
+    return sorted(child for child in map(int, text.split()) if state(child) not in ("", "Z", "X"))
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def pss_mib(pids: list[int]) -> float:
+    """PSS together, as the kernel says, independently of the adapters."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+class Server:
+    """A master process in the foreground, with its log. Stops it, and all its processes, whatever happens."""
+
+    def __init__(self, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+        self.directory = directory
+        self.log = directory / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def workers(self) -> list[int]:
+        return children(self.pid)
+
+    def pss_mib(self) -> float:
+        return pss_mib([self.pid, *self.workers()])
+
+    def wait_for_workers(self, count: int) -> None:
+        try:
+            until(lambda: self.process.poll() is not None or len(self.workers()) == count, f"{count} workers")
+            assert self.process.poll() is None, "it has ended"
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {len(self.workers())} are there\n{self.log.read_text()[-2000:]}") from None
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            # The session is this server's own: workers that outlive their master go with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(20)
+
+
+class Gunicorn(Server):
+    def __init__(
+        self, directory: Path, options: tuple[str, ...] = (), workers: int = 4, mib: int = 12, name: str = "gunicorn"
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.pid_file = directory / "pid"
+        (directory / "served.py").write_text(APPLICATION)
+        command = [sys.executable, "-m", "gunicorn", "--workers", str(workers), "--bind", f"127.0.0.1:{self.port}"]
+        command += ["--pid", str(self.pid_file), "--control-socket", str(directory / "control.ctl"), *options]
+        super().__init__([*command, "served:app"], directory, {"MIB": str(mib), "NAME": name, "WEB_CONCURRENCY": "1"})
+        self._workers_at_start = workers
+        self._mib = mib
+
+    def slow_workers(self) -> list[int]:
+        """Those that were asked for something slow."""
+        return sorted(int(path.name[5:]) for path in self.directory.glob("slow-*"))
+
+    def ready(self) -> Gunicorn:
+        """Wait until all workers have the application."""
+        self.wait_for_workers(self._workers_at_start)
+        shared = "--preload" in Path(f"/proc/{self.pid}/cmdline").read_text().split("\0")
+        for pid in [self.pid] if shared else self.workers():
+            until(lambda pid=pid: resident_mib(pid) > self._mib + 10, f"the application in {pid}")  # type: ignore[misc]
+        until(self.pid_file.exists, "the pid file")
+        return self
+
+
+def resident_mib(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+CONFIGURATION = """\
+{include}
+daemon off;
+pid {directory}/nginx.pid;
+error_log {directory}/error.log;
+worker_shutdown_timeout {shutdown_s}s;
+events {{ worker_connections {connections}; }}
+http {{
+    access_log off;
+    client_body_temp_path {directory}/body;
+    proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi;
+    scgi_temp_path {directory}/scgi;
+    {upstream}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ {location} }}
+    }}
+}}
+"""
+
+
+class Nginx(Server):
+    """An nginx with a prefix and a configuration of its own; `include` is its first line."""
+
+    def __init__(
+        self,
+        directory: Path,
+        include: str = "",
+        location: str = "return 200 nginx;",
+        upstream: str = "",
+        connections: int = 20000,
+        shutdown_s: int = 10,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Its workers run as another user, who must be let through to the files that it makes.
+        directory.chmod(0o755)
+        self.port = free_port()
+        self.pid_file = directory / "nginx.pid"
+        self.config = directory / "nginx.conf"
+        self.config.write_text(
+            CONFIGURATION.format(
+                include=include,
+                directory=directory,
+                shutdown_s=shutdown_s,
+                connections=connections,
+                upstream=upstream,
+                port=self.port,
+                location=location,
+            )
+        )
+        self.command = ["nginx", "-c", str(self.config), "-p", str(directory)]
+        super().__init__(self.command, directory, {})
+
+    def ready(self, workers: int) -> Nginx:
+        self.wait_for_workers(workers)
+        until(self.pid_file.exists, "the pid file")
+        return self
