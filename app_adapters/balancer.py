@@ -172,9 +172,8 @@ class Balanced(Adapter):
 
 def weight_for(size: float, largest: float, full_weight: int) -> int:
     """The share of the full weight that a size deserves, at least 1: weight 0 means many things to many balancers."""
-    if largest <= 0:
-        return full_weight
-    return min(max(int(full_weight * size / largest + 0.5), 1), full_weight)
+    share = size / largest if 0 < size < largest else float(size > 0 or largest <= 0)
+    return max(int(full_weight * share + 0.5), 1)
 
 
 def _with_notes(release: Release, notes: list[str]) -> Release:

@@ -127,6 +127,11 @@ def test_a_weight_is_never_zero_and_never_more_than_the_full_one(size: float, la
     assert 1 <= weight_for(size, largest, full) <= full
 
 
+@pytest.mark.parametrize(("size", "weight"), [(4, 100), (5, 100), (2, 50), (0.01, 1), (0, 1), (-1, 1)])
+def test_the_weight_is_the_share_of_the_full_one(size: float, weight: int) -> None:
+    assert weight_for(size, 4, 100) == weight
+
+
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 65535))
 def test_what_is_smaller_never_weighs_more(one: float, other: float, full: int) -> None:
     assert weight_for(min(one, other), 100, full) <= weight_for(max(one, other), 100, full)

@@ -17,7 +17,7 @@ SIZES = st.fixed_dictionaries({}, optional={"cpu_cores": st.floats(0, 1e6), "mem
 def pools(draw: st.DrawFn) -> Pool:
     nominal = draw(st.integers(1, 500))
     workers = draw(st.integers(0, nominal * 2))
-    worker_mib = draw(st.floats(0, 5000))
+    worker_mib = draw(st.just(0.0) | st.floats(0.004, 5000))  # the kernel counts pages
     return Pool(
         workers=workers,
         serving=draw(st.integers(0, workers)),
