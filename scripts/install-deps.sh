@@ -9,8 +9,10 @@ packages=(
     debootstrap debian-archive-keyring busybox-static e2fsprogs
     # libvirt-python is built from source
     libvirt-dev pkg-config gcc libc6-dev python3-dev python3-venv
-    # tests of the adapter
+    # tests of the adapters
     memcached
+    # tests of the adapter of nginx, with its own configuration (the package starts a server on port 80 where that is free)
+    nginx
     # tests of networks; PATH of some minimal systems
     iproute2 ca-certificates
 )
