@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import time
 from typing import Iterator
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import ApplicationError
-from app_adapters.memcached_client import MIB, Busy, Item, MemcachedClient, Slabs
+from app_adapters.memcached_client import MIB, MemcachedClient, Slabs
+from app_adapters.memcached_items import delete_coldest
+from app_adapters.memcached_pages import Pace, return_pages, usual_answer_s
 from app_adapters.process import arguments, environment, resident_mib
 from app_adapters.ready import Ready, address, amount
 
 MINIMUM_MIB = 64.0
 SMALLEST_LIMIT_MIB = 8  # memcached takes no less
-KEPT_SHARE = 0.93  # of the limit, in whole chunks; the rest is for half-filled pages (0.86 in bytes of 4 kB items)
 STEPS = 4
 STEP_MIB = 16
-PAGE_PAUSE_S = 0.002  # per page: keeps the latency of gets where it was
-BUSY_PAUSE_S = 0.001
-PAGES_PER_LOOK = 16
-PAGE_BYTES = MIB
-STALL_S = 5.0
-FETCHED_BONUS_S = 3600
 TOLERANCE_MIB = 10.0
 MARGIN_MIB = (
     8.0  # in the maximum: what lies beside the items moves, and must not cost the limit a part of its full size
@@ -167,15 +163,17 @@ class MemcachedAdapter(Adapter):
         began = time.monotonic()
         client, deleter = self._client(), self._client()
         try:
-            before_mib = self._rss_mib(client.stats())
+            before = client.stats()
+            before_mib = self._rss_mib(before)
             can_dump = _can_dump(client.stats("settings"))
+            pace = Pace(usual_answer_s(client))
             problem = ""
             try:
                 for i, step_mib in enumerate(_steps(_limit_mib(client.stats()), limit_mib, client.slabs())):
                     client.set_limit(step_mib)
                     if i == 0 and can_dump:
-                        _delete_coldest(client, deleter, limit_mib, deadline)
-                    _return_pages(client, step_mib, deadline)
+                        delete_coldest(client, deleter, limit_mib, _dumps_hash(before), deadline)
+                    return_pages(client, step_mib, pace, deadline)
             except ApplicationError as error:
                 problem = str(error)
                 client.close()  # it may stand in the middle of an answer
@@ -218,6 +216,12 @@ def _can_dump(settings: dict[str, str]) -> bool:
     return settings.get("dump_enabled") == "yes" and settings.get("lru_crawler") == "yes"
 
 
+def _dumps_hash(stats: dict[str, str]) -> bool:
+    """Whether items can be dumped in the order of the hash table (since 1.6.9): none twice, none missed."""
+    numbers = [int(number) for number in re.findall(r"\d+", stats.get("version", ""))[:3]]
+    return numbers >= [1, 6, 9]
+
+
 def _started_limit_mib(argv: list[str]) -> int:
     """The limit of a memcached command line, 64 MiB where it has none (memcached(1): -m)."""
     limit_mib = 64
@@ -242,110 +246,6 @@ def _steps(now_mib: int, limit_mib: int, slabs: Slabs) -> Iterator[int]:
     count = max(1, min(STEPS, (start_mib - limit_mib) // STEP_MIB))
     for i in range(1, count + 1):
         yield start_mib - (start_mib - limit_mib) * i // count
-
-
-def _delete_coldest(client: MemcachedClient, deleter: MemcachedClient, limit_mib: int, deadline: Deadline) -> None:
-    """Delete the items that were not read for longest until the rest fits into its share of the limit.
-
-    In two passes over the dump, so that the memory which this takes does not grow with the number of items.
-    """
-    kept_bytes = int(KEPT_SHARE * limit_mib * MIB)
-    # What an item takes of its page, the page's rest included.
-    taken = {id_: PAGE_BYTES // class_.chunks_per_page for id_, class_ in client.slabs().classes.items()}
-    by_rank: dict[int, int] = {}
-    for items in _dump(client, deadline):
-        for item in items:
-            rank = _rank(item)
-            by_rank[rank] = by_rank.get(rank, 0) + max(taken.get(item.slab, 0), item.size_bytes)
-    surplus = sum(by_rank.values()) - kept_bytes
-    if surplus <= 0:
-        return
-    border = 0
-    for border in sorted(by_rank):
-        if by_rank[border] >= surplus:
-            break
-        surplus -= by_rank[border]
-    for items in _dump(client, deadline):
-        keys = []
-        for item in items:
-            rank = _rank(item)
-            if rank < border:
-                keys.append(item.key)
-            elif rank == border and surplus > 0:
-                keys.append(item.key)
-                surplus -= max(taken.get(item.slab, 0), item.size_bytes)
-        if keys:
-            deleter.delete_quietly(keys)
-    deleter.settle()
-
-
-def _rank(item: Item) -> int:
-    """How warm an item is. Its time of access is that of the second read at the earliest (items.c: do_item_bump), and
-    is left alone while the item counts as active; so one that was read at all counts as younger than it says.
-    """
-    return item.accessed_s + (FETCHED_BONUS_S if item.fetched else 0)
-
-
-def _dump(client: MemcachedClient, deadline: Deadline) -> Iterator[list[Item]]:
-    while True:
-        try:
-            for items in client.metadump():
-                if deadline.passed:
-                    raise ApplicationError("the deadline passed while the items were listed")
-                yield items
-            return
-        except Busy:
-            if deadline.wait(0.05):
-                raise ApplicationError("the deadline passed while memcached's crawler was busy") from None
-
-
-def _return_pages(client: MemcachedClient, limit_mib: int, deadline: Deadline) -> None:
-    """Give pages back, emptiest class first, until no more is allocated than the limit.
-
-    Raises: ApplicationError where the deadline passes or memcached gets no further.
-    """
-    lowest, moved_at = math.inf, time.monotonic()
-    while True:
-        slabs = client.slabs()
-        surplus = math.ceil((slabs.malloced_bytes - limit_mib * MIB) / MIB)
-        if surplus <= 0:
-            return
-        if slabs.malloced_bytes < lowest:
-            lowest, moved_at = slabs.malloced_bytes, time.monotonic()
-        elif time.monotonic() - moved_at > STALL_S:
-            raise ApplicationError(f"no page came free for {STALL_S:g} s, {surplus} MiB over the limit")
-        pages = _pages_to_move(slabs, min(surplus, PAGES_PER_LOOK))
-        if not pages:
-            raise ApplicationError(f"no slab class has a page to spare, {surplus} MiB over the limit")
-        for source in pages:
-            while True:
-                if deadline.passed:
-                    raise ApplicationError(f"the deadline passed {surplus} MiB over the limit of {limit_mib} MiB")
-                try:
-                    client.reassign(source)
-                except Busy:
-                    deadline.wait(BUSY_PAUSE_S)
-                    if time.monotonic() - moved_at > STALL_S:
-                        break
-                    continue
-                deadline.wait(PAGE_PAUSE_S)
-                break
-
-
-def _pages_to_move(slabs: Slabs, count: int) -> list[int]:
-    """Class ids, one for each page: always the class with most free room, which keeps its last page."""
-    pages = {id_: class_.pages for id_, class_ in slabs.classes.items()}
-    free = {id_: class_.free_chunks for id_, class_ in slabs.classes.items()}
-    order: list[int] = []
-    for _ in range(count):
-        movable = [id_ for id_, number in pages.items() if number > 1]
-        if not movable:
-            break
-        best = max(movable, key=lambda id_: (free[id_] // slabs.classes[id_].chunks_per_page, pages[id_]))
-        pages[best] -= 1
-        free[best] = max(free[best] - slabs.classes[best].chunks_per_page, 0)
-        order.append(best)
-    return order
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

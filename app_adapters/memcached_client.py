@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from dataclasses import dataclass
 from typing import Iterator, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -14,6 +15,7 @@ MIB = 1024 * 1024
 CHUNK_BYTES = 262144
 # The key is percent-encoded; la = a time of access, fetch = whether it was ever read, size = bytes with header.
 _DUMPED = re.compile(rb"key=(\S+) exp=\S+ la=(\d+) cas=\S+ fetch=(\S+) cls=(\d+) size=(\d+)")
+_READ = re.compile(rb" type=item_get key=(\S+) status=found ")
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f]")
 
 
@@ -26,6 +28,7 @@ class SlabClass:
     chunks_per_page: int
     pages: int
     free_chunks: int
+    used_chunks: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class MemcachedClient:
                 values["chunks_per_page"],
                 values["total_pages"],
                 values["free_chunks"] + values.get("free_chunks_end", 0),
+                values["used_chunks"],
             )
             for id_, values in by_class.items()
         }
@@ -120,12 +124,38 @@ class MemcachedClient:
         if line != b"OK":
             raise ApplicationError(f"slabs reassign {source} 0 was answered with {line.decode('utf-8', 'replace')}")
 
-    def metadump(self) -> Iterator[list[Item]]:
-        """All items, many at a time.
+    def watch_reads(self, seconds: float, most: int) -> dict[bytes, int]:
+        """How often each item was read in so many seconds, by percent-encoded key; ends early with `most` keys.
+
+        On a connection of its own, since watching ends with it. A memcached with much to do leaves reads out
+        (logger.c), one that cannot be watched gives none.
+        """
+        found: dict[bytes, int] = {}
+        end, rest = time.monotonic() + seconds, b""
+        try:
+            with socket.create_connection(self._address, self._timeout_s) as watcher:
+                watcher.sendall(b"watch fetchers\r\n")
+                while len(found) < most and (left := end - time.monotonic()) > 0:
+                    watcher.settimeout(left)
+                    data = watcher.recv(CHUNK_BYTES)
+                    if not data:
+                        break
+                    lines, newline, tail = (rest + data).rpartition(b"\n")
+                    rest = tail
+                    for key in _READ.findall(lines + newline):
+                        found[key] = found.get(key, 0) + 1
+        except socket.timeout:
+            pass
+        except OSError as error:
+            raise self._lost(error) from None
+        return found
+
+    def metadump(self, what: str = "all") -> Iterator[list[Item]]:
+        """All items, many at a time; `hash` in the order of the hash table, which is none.
 
         Raises: Busy while memcached's own crawler runs.
         """
-        self._send(b"lru_crawler metadump all\r\n")
+        self._send(b"lru_crawler metadump %b\r\n" % what.encode("ascii"))
         first = True
         while True:
             data = self._buffer

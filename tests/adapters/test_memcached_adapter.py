@@ -14,8 +14,9 @@ import pytest
 
 from app_adapters.adapter import Refusal
 from app_adapters.errors import ApplicationError
-from app_adapters.memcached import MemcachedAdapter, _pages_to_move, _started_limit_mib, _steps
+from app_adapters.memcached import MemcachedAdapter, _started_limit_mib, _steps
 from app_adapters.memcached_client import MIB, Busy, Item, MemcachedClient, SlabClass, Slabs
+from app_adapters.memcached_pages import pages_to_move
 from app_adapters.process import resident_mib
 from app_adapters.server import HookServer
 from tests.adapters.cache import Cache, free_port
@@ -282,8 +283,8 @@ def slabs(malloced_mib: int, **classes: tuple[int, int]) -> Slabs:
 
 
 def test_pages_are_taken_where_most_is_free_and_each_class_keeps_one() -> None:
-    assert _pages_to_move(slabs(9, c1=(3, 250), c2=(5, 0), c3=(1, 90)), 9) == [1, 1, 2, 2, 2, 2]
-    assert _pages_to_move(slabs(1, c1=(1, 90)), 1) == []
+    assert pages_to_move(slabs(9, c1=(3, 250), c2=(5, 0), c3=(1, 90)), 9) == [1, 1, 2, 2, 2, 2]
+    assert pages_to_move(slabs(1, c1=(1, 90)), 1) == []
 
 
 def test_the_limit_goes_down_in_steps_to_its_end_and_never_up() -> None:
