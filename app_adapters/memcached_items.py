@@ -2,8 +2,8 @@
 
 Three sources tell how warm an item is, since none does alone (memcached: items.c do_item_bump, doc/protocol.txt):
 
-* its time of access, which moves at the second read at the earliest, in whole seconds, and not at all while the item counts
-  as active; so among the warm it says little, and less where bumps were dropped;
+* its time of access, which moves at the second read at the earliest, in whole seconds, and not at all while the item
+  counts as active; so among the warm it says little, and less where bumps were dropped;
 * whether it was ever read;
 * what is read right now (`watch fetchers`, for a moment): such items are hot, whatever the other two say.
 """
@@ -22,8 +22,8 @@ from app_adapters.memcached_client import MIB, Busy, Item, MemcachedClient, Slab
 FETCHED_BONUS_S = 3600
 #: Above every time of access: what was read while it was watched.
 SEEN_RANK = 1 << 40
-#: Seconds of watching; the reads of a busy memcached fill the keys sooner.
-WATCH_S = 0.6
+#: Seconds of watching, and how many more where so much is to go that the border lies among the warm.
+WATCHES_S = (0.6, 2.0)
 SEEN_KEYS = 100_000
 #: Items of a dump in random order from which the border between cold and warm is told: to 0.4 % (standard error).
 SAMPLE = 20_000
@@ -53,7 +53,7 @@ def rank(item: Item, seen: Seen) -> int:
 
 
 def border(by_rank: dict[int, float], share: float) -> Border:
-    """Where the coldest `share` of all bytes ends, which are given by rank; in the bytes of a whole that is as large."""
+    """Where the coldest `share` of all bytes ends, which are given by rank."""
     left = sum(by_rank.values()) * share
     for at in sorted(by_rank):
         if by_rank[at] >= left:
@@ -67,11 +67,15 @@ def chunk_bytes(slabs: Slabs) -> dict[int, int]:
     return {id_: MIB // class_.chunks_per_page for id_, class_ in slabs.classes.items()}
 
 
+def used_bytes(slabs: Slabs) -> float:
+    """What all items take of their pages."""
+    return float(sum(class_.used_chunks * chunk_bytes(slabs)[id_] for id_, class_ in slabs.classes.items()))
+
+
 def surplus_bytes(slabs: Slabs, limit_mib: int) -> float:
     """What has to go so that the rest fits into whole pages under the limit; negative where nothing has to."""
-    used = sum(class_.used_chunks * chunk_bytes(slabs)[id_] for id_, class_ in slabs.classes.items())
     half_filled = min(sum(class_.used_chunks > 0 for class_ in slabs.classes.values()), limit_mib * HALF_FILLED_SHARE)
-    return used - (limit_mib * (1 - FREE_SHARE) - half_filled) * MIB
+    return used_bytes(slabs) - (limit_mib * (1 - FREE_SHARE) - half_filled) * MIB
 
 
 def delete_coldest(
@@ -88,11 +92,36 @@ def delete_coldest(
     """
     if surplus_bytes(client.slabs(), limit_mib) <= 0:
         return
-    seen = client.watch_reads(min(WATCH_S, deadline.remaining_s / 10), SEEN_KEYS)
-    slabs = client.slabs()
-    taken = chunk_bytes(slabs)
-    surplus = surplus_bytes(slabs, limit_mib)
-    used = sum(class_.used_chunks * taken[id_] for id_, class_ in slabs.classes.items())
+    seen: Seen = {}
+    for watch_s in WATCHES_S:
+        for key, times in client.watch_reads(min(watch_s, deadline.remaining_s / 10), SEEN_KEYS).items():
+            seen[key] = seen.get(key, 0) + times
+        slabs = client.slabs()
+        surplus = surplus_bytes(slabs, limit_mib)
+        by_rank = _ranks(client, in_any_order, seen, chunk_bytes(slabs), deadline)
+        found = sum(by_rank.values())
+        if not found or surplus <= 0:
+            return
+        used = used_bytes(slabs)
+        share = min(surplus / (used if in_any_order else max(used, found)), 1.0)
+        cold = border(by_rank, share)
+        if share <= _cold_share(client):
+            break
+    taken, at_border = chunk_bytes(slabs), cold.at_rank_bytes * max(used / found, 1.0)
+    for items in _dump(client, in_any_order, deadline):
+        keys, surplus, at_border = _cold_keys(items, seen, taken, cold.rank, surplus, at_border)
+        if keys:
+            deleter.delete_quietly(keys)
+        if surplus <= 0:
+            client.close()  # ends the dump
+            break
+    deleter.settle()
+
+
+def _ranks(
+    client: MemcachedClient, in_any_order: bool, seen: Seen, taken: dict[int, int], deadline: Deadline
+) -> dict[int, float]:
+    """Bytes by rank, of a sample where the order is random."""
     by_rank: dict[int, float] = {}
     looked_at = 0
     for items in _dump(client, in_any_order, deadline):
@@ -101,22 +130,19 @@ def delete_coldest(
             by_rank[at] = by_rank.get(at, 0) + max(taken.get(item.slab, 0), item.size_bytes)
         looked_at += len(items)
         if in_any_order and looked_at >= SAMPLE:
-            client.close()  # ends the dump
-            break
-    found = sum(by_rank.values())
-    if not found:
-        return
-    # A dump in the order of the lists misses what moves meanwhile; what it misses counts as what it finds.
-    cold = border(by_rank, min(surplus / max(used, found if not in_any_order else 0, 1), 1.0))
-    at_border = cold.at_rank_bytes * max(used / found, 1.0)
-    for items in _dump(client, in_any_order, deadline):
-        keys, surplus, at_border = _cold_keys(items, seen, taken, cold.rank, surplus, at_border)
-        if keys:
-            deleter.delete_quietly(keys)
-        if surplus <= 0:
             client.close()
             break
-    deleter.settle()
+    return by_rank
+
+
+def _cold_share(client: MemcachedClient) -> float:
+    """The part of all items that memcached itself holds for cold; of the others their times of access tell little."""
+    numbers = {"number": 0, "number_cold": 0}
+    for name, value in client.stats("items").items():
+        what = name.rpartition(":")[2]
+        if what in numbers:
+            numbers[what] += int(value)
+    return numbers["number_cold"] / max(numbers["number"], 1)
 
 
 def _cold_keys(

@@ -24,8 +24,8 @@ USUAL_PROBES = 9
 class Pace:
     """How long to wait after a page, by how quickly memcached answers. Pure.
 
-    Not at all while answers come quickly: the mover holds its locks for one item at a time, so what clients feel of it is
-    the processor that it takes. On a machine where every answer is slow, as in an emulated guest, that is what is usual.
+    Not at all while answers come quickly: the mover holds its locks for one item at a time, so what clients feel of it
+    is the processor that it takes. Where every answer is slow, as in an emulated guest, that is what is usual.
     """
 
     def __init__(self, usual_s: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebb.benchmarks import cascade, cpu, idle, latency, policies, throughput
+from ebb.benchmarks import cascade, cpu, idle, latency, memcached, policies, throughput
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
 
@@ -21,6 +21,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "throughput": throughput.run,
     "latency": latency.run,
     "idle": idle.run,
+    "memcached": memcached.run,
 }
 
 

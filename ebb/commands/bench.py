@@ -26,7 +26,7 @@ def bench(
         raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(benchmarks.ALL)}")
     results = []
     with Steps() as steps:
-        how = benchmarks.Pass(runs=runs, quick=quick, report=steps)
+        how = benchmarks.Pass(runs=runs, quick=quick, report=steps, output=output)
         for chosen in [name] if name is not None else benchmarks.ALL:
             steps(f"running {chosen}")
             results.append(benchmarks.run(chosen, how))
