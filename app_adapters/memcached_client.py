@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from dataclasses import dataclass
-from typing import Iterator, NamedTuple
+from typing import Iterator, Tuple
 from urllib.parse import unquote_to_bytes
 
 from app_adapters.errors import ApplicationError
@@ -39,14 +39,9 @@ class Slabs:
     malloced_bytes: int
 
 
-class Item(NamedTuple):
-    """An item of the cache; the key is percent-encoded, the time of access is Unix time, `slab` the id of its class."""
-
-    key: bytes
-    accessed_s: int
-    fetched: bool
-    slab: int
-    size_bytes: int
+#: An item of the cache as it is dumped, unconverted, since there may be millions: its key (percent-encoded), its time
+#: of access (Unix time), whether it was ever read (yes, no), the id of its class, its size with header in bytes.
+Item = Tuple[bytes, bytes, bytes, bytes, bytes]
 
 
 class Busy(ApplicationError):
@@ -169,10 +164,7 @@ class MemcachedClient:
             if cut:
                 first = False
                 self._buffer = data[cut:]
-                yield [
-                    Item(key, int(accessed), fetched == b"yes", int(slab), int(size))
-                    for key, accessed, fetched, slab, size in _DUMPED.findall(data[:cut])
-                ]
+                yield _DUMPED.findall(data[:cut])
             if ended:
                 return
             self._receive()

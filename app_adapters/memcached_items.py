@@ -33,7 +33,10 @@ FREE_SHARE = 0.01
 HALF_FILLED_SHARE = 0.05
 BUSY_PAUSE_S = 0.01
 
+#: How often a key was seen to be read.
 Seen = Dict[bytes, int]
+#: What a chunk takes of its page, by the id of its class as it is dumped.
+Taken = Dict[bytes, int]
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,11 @@ class Border:
 
 def rank(item: Item, seen: Seen) -> int:
     """How warm an item is: the higher, the warmer."""
-    times = seen.get(item.key, 0)
+    key, accessed_s, fetched, _, _ = item
+    times = seen.get(key, 0)
     if times:
         return SEEN_RANK + times
-    return item.accessed_s + (FETCHED_BONUS_S if item.fetched else 0)
+    return int(accessed_s) + (FETCHED_BONUS_S if fetched == b"yes" else 0)
 
 
 def border(by_rank: dict[int, float], share: float) -> Border:
@@ -62,14 +66,14 @@ def border(by_rank: dict[int, float], share: float) -> Border:
     return Border(max(by_rank, default=0), math.inf)
 
 
-def chunk_bytes(slabs: Slabs) -> dict[int, int]:
-    """What an item of each class takes of its page, the page's rest included."""
-    return {id_: MIB // class_.chunks_per_page for id_, class_ in slabs.classes.items()}
-
-
 def used_bytes(slabs: Slabs) -> float:
-    """What all items take of their pages."""
-    return float(sum(class_.used_chunks * chunk_bytes(slabs)[id_] for id_, class_ in slabs.classes.items()))
+    """What all items take of their pages, the pages' rests included."""
+    return float(sum(class_.used_chunks * (MIB // class_.chunks_per_page) for class_ in slabs.classes.values()))
+
+
+def item_bytes(item: Item, taken: Taken) -> int:
+    """What an item takes of its pages; one that is larger than a chunk has several."""
+    return max(taken.get(item[3], 0), int(item[4]))
 
 
 def surplus_bytes(slabs: Slabs, limit_mib: int) -> float:
@@ -98,7 +102,7 @@ def delete_coldest(
             seen[key] = seen.get(key, 0) + times
         slabs = client.slabs()
         surplus = surplus_bytes(slabs, limit_mib)
-        by_rank = _ranks(client, in_any_order, seen, chunk_bytes(slabs), deadline)
+        by_rank = _ranks(client, in_any_order, seen, _taken(slabs), deadline)
         found = sum(by_rank.values())
         if not found or surplus <= 0:
             return
@@ -107,7 +111,7 @@ def delete_coldest(
         cold = border(by_rank, share)
         if share <= _cold_share(client):
             break
-    taken, at_border = chunk_bytes(slabs), cold.at_rank_bytes * max(used / found, 1.0)
+    taken, at_border = _taken(slabs), cold.at_rank_bytes * max(used / found, 1.0)
     for items in _dump(client, in_any_order, deadline):
         keys, surplus, at_border = _cold_keys(items, seen, taken, cold.rank, surplus, at_border)
         if keys:
@@ -118,8 +122,12 @@ def delete_coldest(
     deleter.settle()
 
 
+def _taken(slabs: Slabs) -> Taken:
+    return {b"%d" % id_: MIB // class_.chunks_per_page for id_, class_ in slabs.classes.items()}
+
+
 def _ranks(
-    client: MemcachedClient, in_any_order: bool, seen: Seen, taken: dict[int, int], deadline: Deadline
+    client: MemcachedClient, in_any_order: bool, seen: Seen, taken: Taken, deadline: Deadline
 ) -> dict[int, float]:
     """Bytes by rank, of a sample where the order is random."""
     by_rank: dict[int, float] = {}
@@ -127,7 +135,7 @@ def _ranks(
     for items in _dump(client, in_any_order, deadline):
         for item in items:
             at = rank(item, seen)
-            by_rank[at] = by_rank.get(at, 0) + max(taken.get(item.slab, 0), item.size_bytes)
+            by_rank[at] = by_rank.get(at, 0) + item_bytes(item, taken)
         looked_at += len(items)
         if in_any_order and looked_at >= SAMPLE:
             client.close()
@@ -146,7 +154,7 @@ def _cold_share(client: MemcachedClient) -> float:
 
 
 def _cold_keys(
-    items: Iterable[Item], seen: Seen, taken: dict[int, int], border_rank: int, surplus: float, at_border: float
+    items: Iterable[Item], seen: Seen, taken: Taken, border_rank: int, surplus: float, at_border: float
 ) -> tuple[list[bytes], float, float]:
     """Keys that go, and what is left of the surplus and of what may go at the border's rank."""
     keys = []
@@ -156,8 +164,8 @@ def _cold_keys(
         at = rank(item, seen)
         if at > border_rank or (at == border_rank and at_border <= 0):
             continue
-        size = max(taken.get(item.slab, 0), item.size_bytes)
-        keys.append(item.key)
+        size = item_bytes(item, taken)
+        keys.append(item[0])
         surplus -= size
         if at == border_rank:
             at_border -= size

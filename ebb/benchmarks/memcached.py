@@ -40,7 +40,7 @@ CAPS: tuple[int | None, ...] = (None, 10_000, 5_000, 500)
 MAIN_CAP = 5_000
 #: Load while the cache is trained and while it shrinks, gets a second: slow enough that memcached's clock of whole
 #: seconds tells what was used lately.
-TRAIN_S = 8.0
+TRAIN_S = 7.0
 TRAIN_GETS_S = 30_000
 WINDOW_S = 1.5
 WARM_UP_S = 0.3

@@ -246,7 +246,7 @@ def test_keys_with_odd_bytes_are_deleted_as_well(tmp_path: Path) -> None:
         cache._read_to(b"MN\r\n")
         items = dumped(client)
         assert len(items) == len(keys)
-        client.delete_quietly([item.key for item in items])
+        client.delete_quietly([item[0] for item in items])
         client.settle()
         assert cache.stats()["curr_items"] == "0"
         assert dumped(client) == []
