@@ -30,6 +30,9 @@ MARGIN_MIB = (
     8.0  # in the maximum: what lies beside the items moves, and must not cost the limit a part of its full size
 )
 SETTLE_S = 1.0
+# Resident beside the pages: hash table, connections, threads. What is above that was freed and kept.
+USUAL_OVERHEAD_MIB = 48.0
+USUAL_OVERHEAD_SHARE = 0.1
 MALLOC_SETTING = b"MALLOC_MMAP_THRESHOLD_"
 
 
@@ -64,7 +67,9 @@ class MemcachedAdapter(Adapter):
         try:
             stats, settings, slabs = client.stats(), client.stats("settings"), client.slabs()
             rss_mib = self._rss_mib(stats)
-            obstacle = self._obstacle(client, stats, settings)
+            obstacle = self._obstacle(client, stats, settings) or _kept_by_allocator(
+                rss_mib, slabs, environment(int(stats["pid"]))
+            )
         finally:
             client.close()
         floor = {"memory_mib": self._minimum_mib}
@@ -202,6 +207,23 @@ class MemcachedAdapter(Adapter):
         complete = not problem or released_mib > 0
         measured_by = "VmRSS of the process, limit_maxbytes and total_malloced of its stats"
         return Release({"memory_mib": round(released_mib, 3)}, measured_by, "; ".join(parts + notes), complete)
+
+
+def _kept_by_allocator(rss_mib: float, slabs: Slabs, environment: dict[bytes, bytes] | None) -> str:
+    """Why pages that memcached frees would not come back, empty where they would or where it is not known.
+
+    glibc raises its threshold for memory of its own mapping as soon as some is freed (mallopt(3)): the first pages come
+    back, later ones stay in the heap. Shrinking further would cost items and give nothing.
+    """
+    kept_mib = _overhead_mib(rss_mib, slabs)
+    if environment is None or MALLOC_SETTING in environment:
+        return ""
+    if kept_mib <= USUAL_OVERHEAD_MIB + USUAL_OVERHEAD_SHARE * slabs.malloced_bytes / MIB:
+        return ""
+    return (
+        f"{kept_mib:.0f} MiB are resident beyond what memcached has allocated: it was started without "
+        "MALLOC_MMAP_THRESHOLD_, so its allocator keeps the pages that it frees"
+    )
 
 
 def _limit_mib(stats: dict[str, str]) -> int:

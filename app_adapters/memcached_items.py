@@ -109,7 +109,7 @@ def delete_coldest(
         used = used_bytes(slabs)
         share = min(surplus / (used if in_any_order else max(used, found)), 1.0)
         cold = border(by_rank, share)
-        if share <= _cold_share(client):
+        if not seen or share <= _cold_share(client):
             break
     taken, at_border = _taken(slabs), cold.at_rank_bytes * max(used / found, 1.0)
     for items in _dump(client, in_any_order, deadline):
