@@ -26,6 +26,8 @@ MODULES = {
     "command": "app_adapters.command",
     "gunicorn": "app_adapters.gunicorn",
     "nginx": "app_adapters.nginx",
+    "redis": "app_adapters.redis",
+    "valkey": "app_adapters.redis",
     "inelastic": "app_adapters.inelastic",
 }
 

@@ -1,0 +1,173 @@
+"""A real redis-server on loopback, and a client that runs all the time."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from tests.adapters.cache import free_port
+
+MIB = 1024 * 1024
+
+
+def encoded(*words: object) -> bytes:
+    texts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(texts) + b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in texts)
+
+
+class Connection:
+    """As little of the protocol as the tests need, independent of the adapter's own client."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 60)
+        self._file = self._socket.makefile("rb")
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def call(self, *words: object) -> object:
+        self._socket.sendall(encoded(*words))
+        return self.reply()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def reply(self) -> object:
+        line = self._file.readline()
+        if not line:
+            raise ConnectionError("closed")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"-":
+            raise AssertionError(rest.decode())
+        if kind == b"$":
+            return None if rest == b"-1" else self._file.read(int(rest) + 2)[:-2]
+        if kind == b"*":
+            return [self.reply() for _ in range(int(rest))]
+        return rest.decode() if kind == b"+" else int(rest)
+
+
+class RedisServer:
+    """A server of its own; it neither saves nor has a limit unless `options` say so."""
+
+    def __init__(self, directory: Path, *options: str, program: str = "redis-server", password: str = "") -> None:
+        self.port = free_port()
+        command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
+        more = ["--requirepass", password] if password else []
+        self.process = subprocess.Popen([*command, *more, *options], stdout=subprocess.DEVNULL)
+        try:
+            self.connection = self._connect(password)
+        except BaseException:
+            self.process.kill()
+            self.process.wait(60)
+            raise
+
+    def _connect(self, password: str) -> Connection:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                connection = Connection(self.port)
+            except ConnectionRefusedError:
+                if time.monotonic() > end or self.process.poll() is not None:
+                    raise
+                continue
+            if password:
+                connection.call("AUTH", password)
+            return connection
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.terminate()
+        self.process.wait(60)
+
+    def call(self, *words: object) -> object:
+        return self.connection.call(*words)
+
+    def fill(self, mib: float, size: int | None = 4096, start: int = 0, expire_s: int = 0) -> int:
+        """Set keys from `start` on, so many MiB of values; sizes are mixed without `size`. Returns how many."""
+        dice, key, left = random.Random(start), start, int(mib * MIB)
+        while left > 0:
+            batch = []
+            for _ in range(200):
+                length = size or dice.choice((200, 1000, 4000, 9000, 20000))
+                batch.append(encoded("SET", f"k{key}", b"v" * length, *(["EX", expire_s] if expire_s else [])))
+                key, left = key + 1, left - length
+                if left <= 0:
+                    break
+            self.connection.send(b"".join(batch))
+            for _ in batch:
+                assert self.connection.reply() == "OK"
+        return key - start
+
+    def info(self) -> dict[str, str]:
+        text = self.call("INFO")
+        assert isinstance(text, bytes)
+        pairs = (line.partition(":") for line in text.decode().splitlines() if ":" in line)
+        return {name: value for name, _, value in pairs}
+
+    def config(self, name: str) -> str:
+        reply = self.call("CONFIG", "GET", name)
+        assert isinstance(reply, list)
+        return bytes(reply[1]).decode()
+
+    def limit_mib(self) -> float:
+        return int(self.config("maxmemory")) / MIB
+
+    def rss_mib(self) -> float:
+        """As the kernel says, independently of the adapter."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmRSS")
+
+
+class Load:
+    """A client in a thread of its own: SET, GET and PING, one after another, all the time."""
+
+    def __init__(self, port: int) -> None:
+        self.errors: list[str] = []
+        self.latencies_s: list[float] = []
+        self._port = port
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+    def p99_ms(self) -> float:
+        assert self.latencies_s
+        return 1000 * sorted(self.latencies_s)[int(0.99 * (len(self.latencies_s) - 1))]
+
+    def _run(self) -> None:
+        try:
+            connection = Connection(self._port)
+            count = 0
+            while not self._ended.wait(0.002):
+                count += 1
+                self._time(connection, "OK", "SET", f"load{count % 500}", b"x" * 1000)
+                self._time(connection, None, "GET", f"load{count % 500}")
+                self._time(connection, "PONG", "PING")
+            connection.close()
+        except (OSError, AssertionError) as error:
+            self.errors.append(str(error))
+
+    def _time(self, connection: Connection, right: object, *words: object) -> None:
+        began = time.perf_counter()
+        try:
+            answer = connection.call(*words)
+        except AssertionError as error:  # the server's error
+            self.errors.append(str(error))
+            return
+        finally:
+            self.latencies_s.append(time.perf_counter() - began)
+        if right is not None and answer != right:
+            self.errors.append(f"{words[0]!s}: {answer!r}")
