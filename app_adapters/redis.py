@@ -17,7 +17,7 @@ from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promis
 from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.ready import Ready, address, amount
 from app_adapters.redis_client import RedisClient, ServerError
-from app_adapters.redis_eviction import defragment, descend, rss_mib_of, tolerance_mib
+from app_adapters.redis_eviction import HELPFUL, rss_mib_of, shrink, tolerance_mib
 from app_adapters.redis_plan import (
     EVICTING_POLICIES,
     MIB,
@@ -88,7 +88,7 @@ class RedisAdapter(Adapter):
         return Capabilities(name, __version__, {"memory_mib": memory}, expected_s, True, ["ask", "force"])
 
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
-        """Promise what lies between the resident size and the target. With force, the purge does not wait for decay."""
+        """Promise what lies between the resident size and the target. Force waits for no decay and minds no waste."""
         with self._client() as client:
             info, found = self._look(client)
             blocked = obstacle(info, self._policy) or _config_obstacle(client, info)
@@ -113,7 +113,7 @@ class RedisAdapter(Adapter):
         return Promise(
             {"memory_mib": round(amount_mib, 3)},
             self._expected_s(amount_mib, patience_s),
-            lambda: self._shrink(saved, wanted_mib, patience_s, deadline, notes),
+            lambda: self._shrink(saved, wanted_mib, mode == "force", patience_s, deadline, notes),
             "; ".join([f"{found.rss:.0f} to {wanted_mib:.0f} MiB", *notes]),
         )
 
@@ -189,8 +189,10 @@ class RedisAdapter(Adapter):
         state = self._state.load()
         if state is None or state.get("run_id") != info.get("run_id"):
             return None
-        if not isinstance(state.get("maxmemory"), int) or not isinstance(state.get("maximum_mib"), (int, float)):
-            raise ApplicationError(f"the state file {self._state.path} is damaged: maxmemory or maximum_mib is missing")
+        kinds = {"maxmemory": int, "maximum_mib": float, "settings": dict}
+        for name, kind in kinds.items():
+            if not isinstance(state.get(name), kind):
+                raise ApplicationError(f"the state file {self._state.path} is damaged: {name} is no {kind.__name__}")
         return state
 
     def _notes(self, info: dict[str, str], found: Figures, reserve: float, wanted_mib: float) -> list[str]:
@@ -209,20 +211,25 @@ class RedisAdapter(Adapter):
         return notes
 
     def _shrink(
-        self, state: dict[str, Any], wanted_mib: float, patience_s: float, deadline: Deadline, notes: list[str]
+        self,
+        state: dict[str, Any],
+        wanted_mib: float,
+        force: bool,
+        patience_s: float,
+        deadline: Deadline,
+        notes: list[str],
     ) -> Release:
         began = time.monotonic()
         with self._client() as client:
             info, before = self._look(client)
             evicted = number(info, "evicted_keys")
             self._state.save(state)  # first: what is changed must have an owner whatever happens
-            problem = ""
+            problem = note = ""
             try:
                 policy = policy_to_use(info, self._policy)
                 if policy != info.get("maxmemory_policy"):
                     client.config_set("maxmemory-policy", policy)
-                defragmenting = defragment(client)
-                descend(client, before, wanted_mib, patience_s, defragmenting, deadline)
+                note = shrink(client, before, wanted_mib, patience_s, force, deadline)
             except ApplicationError as error:
                 problem = str(error)
             info, after = self._look(client)
@@ -236,7 +243,7 @@ class RedisAdapter(Adapter):
         if problem:
             parts.append(problem)
         elif after.rss > wanted_mib + tolerance_mib(wanted_mib):
-            parts.append(f"{after.rss - wanted_mib:.0f} MiB over the target stay resident")
+            parts.append(note or f"{after.rss - wanted_mib:.0f} MiB over the target stay resident")
         measured_by = "VmRSS of the process, used_memory and maxmemory of INFO"
         complete = not problem or released_mib > 0
         return Release({"memory_mib": round(released_mib, 3)}, measured_by, "; ".join(parts + notes), complete)
@@ -244,21 +251,21 @@ class RedisAdapter(Adapter):
     def _restore(self, client: RedisClient, state: dict[str, Any]) -> None:
         """Everything as before the first deflation. The limit first: with it, nothing has to be evicted."""
         client.config_set("maxmemory", state["maxmemory"])
-        client.config_set("maxmemory-policy", state["policy"])
-        if state.get("activedefrag") == "no":
-            with contextlib.suppress(ServerError):
-                client.config_set("activedefrag", "no")
+        for name, value in state["settings"].items():
+            if client.config_get(name) != value:
+                client.config_set(name, value)
         self._state.remove()
 
 
 def _first_state(client: RedisClient, info: dict[str, str], maximum_mib: float) -> dict[str, Any]:
     """What is put back at full size, and the resident size at that."""
+    earlier = {name: client.config_get(name) for name in HELPFUL}
+    helpful = {name: value for name, value in earlier.items() if value is not None}
     return {
         "run_id": info.get("run_id"),
         "maxmemory": int(number(info, "maxmemory")),
-        "policy": info.get("maxmemory_policy", NO_EVICTION),
-        "activedefrag": client.config_get("activedefrag"),
-        "maximum_mib": round(maximum_mib, 3),
+        "settings": {**helpful, "maxmemory-policy": info.get("maxmemory_policy", NO_EVICTION)},
+        "maximum_mib": float(round(maximum_mib, 3)),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Iterator
 
@@ -16,6 +17,7 @@ from app_adapters.redis_plan import (
     counts,
     figures,
     fork_running,
+    in_vain,
     limit_for,
     next_limit,
     number,
@@ -23,36 +25,23 @@ from app_adapters.redis_plan import (
 )
 
 SETTLE_S = 1.0
+SAMPLE_S = 2.0
 DEFRAG_S = 10.0
 STALL_S = 5.0
-ROUNDS = 4
+ROUNDS = 60
+CORRECTIONS = 3
 LOOK_S = 0.01
 WRITE_ROOM_MIB = 4.0
+SLACK_MIB = 0.5  # INFO counts the buffers of its own answer
 PROGRAMS = ("redis-server", "valkey-server")
-
-
-def descend(
-    client: RedisClient,
-    before: Figures,
-    wanted_mib: float,
-    patience_s: float,
-    defragmenting: bool,
-    deadline: Deadline,
-) -> None:
-    """Lower the limit, and again where fragments keep more resident than the target."""
-    goal_mib = wanted_mib + tolerance_mib(wanted_mib)
-    limit_mib, rss_mib = limit_for(before, wanted_mib), before.rss
-    lowest_mib = limit_for(before, 0.0)
-    for _ in range(ROUNDS):
-        used_mib = _look_again(client).used
-        _lower(client, limit_mib, deadline)
-        now_mib = _settle(client, goal_mib, patience_s, defragmenting, deadline)
-        evicted_mib = max(used_mib - limit_mib, 1.0)
-        efficiency, rss_mib = (rss_mib - now_mib) / evicted_mib, now_mib
-        lower_mib = next_limit(limit_mib, lowest_mib, rss_mib, goal_mib, efficiency)
-        if lower_mib > limit_mib - 1 or deadline.passed:
-            return
-        limit_mib, patience_s = lower_mib, 0.0
+#: What helps while it is deflated, where the server accepts it. The samples make it evict what is old indeed; active
+#: defragmentation needs a build with the server's own jemalloc, and starts at 100 MiB of fragments by default.
+HELPFUL = {
+    "maxmemory-samples": "10",
+    "activedefrag": "yes",
+    "active-defrag-ignore-bytes": "10485760",
+    "active-defrag-threshold-lower": "5",
+}
 
 
 def rss_mib_of(info: dict[str, str]) -> float:
@@ -64,13 +53,104 @@ def rss_mib_of(info: dict[str, str]) -> float:
         return resident_mib(pid, PROGRAMS[1])
 
 
-def _look_again(client: RedisClient) -> Figures:
-    info = client.info()
-    return figures(info, rss_mib_of(info), info.get("maxmemory_policy", NO_EVICTION))
-
-
 def tolerance_mib(size_mib: float) -> float:
+    """How far over a target is near enough."""
     return max(8.0, 0.03 * size_mib)
+
+
+def _help_along(client: RedisClient) -> bool:
+    """Set what helps; returns whether it moves its data together now."""
+    for name, value in HELPFUL.items():
+        with contextlib.suppress(ServerError):
+            if client.config_get(name) is not None:
+                client.config_set(name, value)
+    return client.config_get("activedefrag") == "yes"
+
+
+def shrink(
+    client: RedisClient, first: Figures, wanted_mib: float, patience_s: float, force: bool, deadline: Deadline
+) -> str:
+    """Evict, wait for the allocator and purge; again where more stays resident than it said.
+
+    Returns why it ended above `wanted_mib`, empty where there is nothing to say. The memory is purged also on an error.
+
+    Raises: ApplicationError.
+    """
+    defragmenting = _help_along(client)
+    near_mib, aim_mib = wanted_mib + tolerance_mib(wanted_mib), wanted_mib
+    for _ in range(CORRECTIONS):
+        try:
+            note = _descend(client, first, aim_mib, defragmenting, force, deadline)
+        finally:
+            rss_mib = _settle(client, (wanted_mib + near_mib) / 2, patience_s, deadline)
+        if note or rss_mib <= near_mib or deadline.passed:
+            return note
+        aim_mib, patience_s = max(aim_mib - (rss_mib - wanted_mib), 0.0), 0.0
+    return ""
+
+
+def _descend(
+    client: RedisClient, first: Figures, wanted_mib: float, defragmenting: bool, force: bool, deadline: Deadline
+) -> str:
+    """Lower the limit until what will be resident is near the target; returns why it ended earlier, empty if not.
+
+    Raises: ApplicationError where the deadline passes or nothing more can be evicted.
+    """
+    goal_mib = wanted_mib + tolerance_mib(wanted_mib) / 2
+    planned_mib, lowest_mib = limit_for(first, wanted_mib), limit_for(first, 0.0)
+    if first.predicted <= goal_mib:
+        _lower(client, planned_mib, deadline)
+        return ""
+    now = _now(client)[1]
+    for _ in range(ROUNDS):
+        if defragmenting and now.used <= planned_mib + 1:
+            now = _defragmented(client, goal_mib, deadline)
+        limit_mib = next_limit(now, goal_mib, lowest_mib)
+        if limit_mib >= now.used - 0.01:
+            break
+        if not force and in_vain(first, now):
+            return "fragments hold the rest: more eviction would cost data for little"
+        _lower(client, limit_mib, deadline)
+        now = _sampled(client, deadline)
+    return ""
+
+
+def _settle(client: RedisClient, goal_mib: float, patience_s: float, deadline: Deadline) -> float:
+    """Wait for the allocator, then purge; returns the resident size."""
+    rss_mib = _wait_for(client, goal_mib, patience_s, deadline)
+    if rss_mib > goal_mib:
+        client.call("MEMORY", "PURGE")
+        rss_mib = _wait_for(client, goal_mib, SETTLE_S, deadline)
+    return rss_mib
+
+
+def _now(client: RedisClient) -> tuple[dict[str, str], Figures]:
+    info = client.info()
+    return info, figures(info, rss_mib_of(info), info.get("maxmemory_policy", NO_EVICTION))
+
+
+def _sampled(client: RedisClient, deadline: Deadline) -> Figures:
+    """Figures of which the allocator's are no older than what was evicted: they are sampled every 100 ms."""
+    end = time.monotonic() + SAMPLE_S
+    while True:
+        info, found = _now(client)
+        used = number(info, "used_memory")
+        if abs(number(info, "allocator_allocated") - used) < max(0.01 * used, 1.5 * MIB):
+            return found
+        if time.monotonic() > end or deadline.wait(2 * LOOK_S):
+            return found
+
+
+def _defragmented(client: RedisClient, goal_mib: float, deadline: Deadline) -> Figures:
+    """Figures once it has moved its data together, or has had its time for it."""
+    end = time.monotonic() + DEFRAG_S
+    idle = 0
+    while True:
+        info, found = _now(client)
+        idle = idle + 1 if number(info, "active_defrag_running") == 0 else 0
+        # Whether to begin it decides about once a second.
+        if found.predicted <= goal_mib or idle > 6 or time.monotonic() > end or deadline.wait(0.25):
+            return found
 
 
 def _lower(client: RedisClient, limit_mib: float, deadline: Deadline) -> None:
@@ -79,7 +159,7 @@ def _lower(client: RedisClient, limit_mib: float, deadline: Deadline) -> None:
     Raises: ApplicationError where the deadline passes or nothing more can be evicted; the limit is then one that lets
     writes go on.
     """
-    for step_mib in steps(_look_again(client), limit_mib):
+    for step_mib in steps(_now(client)[1], limit_mib):
         while fork_running(client.info()):
             if deadline.wait(0.1):
                 raise ApplicationError("a save was under way until the deadline passed")
@@ -96,7 +176,7 @@ def _until_evicted(client: RedisClient, step_mib: float) -> Iterator[tuple[dict[
     while True:
         info = client.info()
         found = figures(info, 0.0, info.get("maxmemory_policy", NO_EVICTION))
-        if found.used <= step_mib:
+        if found.used <= step_mib + SLACK_MIB:
             return
         if found.used < lowest_mib:
             lowest_mib, moved_at = found.used, time.monotonic()
@@ -111,22 +191,6 @@ def _give_room(client: RedisClient, found: Figures, why: str) -> ApplicationErro
     return ApplicationError(f"{why} with {found.used:.0f} MiB in use")
 
 
-def _settle(client: RedisClient, goal_mib: float, patience_s: float, defragmenting: bool, deadline: Deadline) -> float:
-    """Wait for the allocator, then purge; returns the resident size."""
-    rss_mib = _wait_for(client, goal_mib, patience_s, deadline)
-    if rss_mib > goal_mib:
-        client.call("MEMORY", "PURGE")
-        rss_mib = _wait_for(client, goal_mib, SETTLE_S, deadline)
-    if rss_mib > goal_mib and defragmenting:
-        end = time.monotonic() + DEFRAG_S
-        while time.monotonic() < end and not deadline.wait(0.2):
-            if number(client.info(), "active_defrag_running") == 0:
-                break
-        client.call("MEMORY", "PURGE")
-        rss_mib = _wait_for(client, goal_mib, SETTLE_S, deadline)
-    return rss_mib
-
-
 def _wait_for(client: RedisClient, goal_mib: float, limit_s: float, deadline: Deadline) -> float:
     pid_info = client.info()
     end = time.monotonic() + limit_s
@@ -134,13 +198,3 @@ def _wait_for(client: RedisClient, goal_mib: float, limit_s: float, deadline: De
     while rss_mib > goal_mib and time.monotonic() < end and not deadline.wait(0.05):
         rss_mib = rss_mib_of(pid_info)
     return rss_mib
-
-
-def defragment(client: RedisClient) -> bool:
-    """Let it move its data together, where it was built for that."""
-    try:
-        if client.config_get("activedefrag") == "no":
-            client.config_set("activedefrag", "yes")
-        return client.config_get("activedefrag") == "yes"
-    except ServerError:
-        return False

@@ -25,7 +25,9 @@ SMALLEST_LIMIT_MIB = 2.0  # 0 would be no limit at all
 KEPT_SHARE = 0.1  # of what can be evicted: with nothing left to evict, writes fail
 MARGIN_MIB = 8.0  # in the maximum, so that what moves beside the data costs the limit nothing of its full size
 STEP_MIB = 16.0
-STEPS = 64
+LEAST_STEP_MIB = 2.0
+VAIN_SHARE = 0.4
+VAIN_YIELD = 0.2
 FORKS = ("rdb_bgsave_in_progress", "aof_rewrite_in_progress", "module_fork_in_progress")
 SAVE_RETRY_S = 5.0
 _KEYSPACE = re.compile(r"keys=(\d+),expires=(\d+)")
@@ -46,13 +48,18 @@ class Figures:
     evictable: float
 
     @property
+    def predicted(self) -> float:
+        """Resident size once the allocator has given back what it can."""
+        return max(self.rss - self.purgeable, 0.0)
+
+    @property
     def beside(self) -> float:
-        return max(self.rss - self.purgeable - self.used, 0.0)
+        return max(self.predicted - self.used, 0.0)
 
     @property
     def least(self) -> float:
         """The least resident size that eviction can reach."""
-        return max(self.rss - self.purgeable - (1 - KEPT_SHARE) * self.evictable, 0.0)
+        return max(self.predicted - (1 - KEPT_SHARE) * self.evictable, 0.0)
 
 
 @dataclass(frozen=True)
@@ -150,22 +157,29 @@ def maximum_for(found: Figures, limit_mib: float) -> float:
     return max(limit_mib + found.beside + MARGIN_MIB, found.rss)
 
 
-def steps(found: Figures, limit_mib: float) -> Iterator[float]:
-    """Limits on the way down. Where nothing is to be evicted it is one; a deflation never raises the limit."""
-    if 0 < found.limit <= limit_mib:
+def steps(now: Figures, limit_mib: float) -> Iterator[float]:
+    """Limits on the way down, small enough that no single one evicts for long. A deflation never raises the limit."""
+    if 0 < now.limit <= limit_mib:
         return
-    start = min(found.used, found.limit) if found.limit > 0 else found.used
-    count = min(max(math.ceil((start - limit_mib) / STEP_MIB), 1), STEPS)
+    start = min(now.used, now.limit) if now.limit > 0 else now.used
+    count = max(math.ceil((start - limit_mib) / STEP_MIB), 1)
     for i in range(1, count + 1):
         yield limit_mib if i == count else start - (start - limit_mib) * i / count
 
 
-def next_limit(limit_mib: float, lowest_mib: float, rss_mib: float, target_mib: float, efficiency: float) -> float:
-    """The limit of another round, where the last left more resident than the target; the same where none is worth it.
+def next_limit(now: Figures, goal_mib: float, lowest_mib: float) -> float:
+    """The limit of the next round, the same as what is used where none is needed or possible.
 
-    `efficiency` is how many MiB the round before freed for each that it evicted: below a fifth, fragments hold the
-    rest, and more eviction would cost data for nothing.
+    A third of what is still too much: a slab of the allocator comes free with the last of its keys, so that the same
+    eviction gives little at first and more than its size at the end.
     """
-    if rss_mib <= target_mib or efficiency < 0.2:
-        return limit_mib
-    return max(limit_mib - (rss_mib - target_mib), min(lowest_mib, limit_mib))
+    surplus_mib = now.predicted - goal_mib
+    if surplus_mib <= 0:
+        return now.used
+    return max(now.used - max(surplus_mib / 3, LEAST_STEP_MIB), min(lowest_mib, now.used))
+
+
+def in_vain(first: Figures, now: Figures) -> bool:
+    """Whether so much was evicted for so little that more would cost data for nothing: fragments hold the memory."""
+    evicted_mib = first.used - now.used
+    return evicted_mib > VAIN_SHARE * first.evictable and first.predicted - now.predicted < VAIN_YIELD * evicted_mib

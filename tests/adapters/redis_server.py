@@ -103,6 +103,22 @@ class RedisServer:
                 assert self.connection.reply() == "OK"
         return key - start
 
+    def fill_in_time(
+        self, mib: float, size: int | None = 4096, start: int = 0, expire_s: int = 0, parts: int = 3
+    ) -> int:
+        """As `fill`, in parts of different age: the server's clock for that has a resolution of one second.
+
+        Keys of one age are evicted at random, which leaves a few of them in every slab of the allocator.
+        """
+        count = 0
+        for part in range(parts):
+            clock = int(self.info()["lru_clock"])
+            count += self.fill(mib / parts, size, start + count, expire_s)
+            end = time.monotonic() + 60
+            while part + 1 < parts and int(self.info()["lru_clock"]) == clock:
+                assert time.monotonic() < end
+        return count
+
     def info(self) -> dict[str, str]:
         text = self.call("INFO")
         assert isinstance(text, bytes)
