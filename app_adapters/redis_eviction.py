@@ -24,7 +24,7 @@ from app_adapters.redis_plan import (
     steps,
 )
 
-SETTLE_S = 1.0
+SETTLE_S = 0.3
 SAMPLE_S = 2.0
 DEFRAG_S = 10.0
 STALL_S = 5.0
@@ -82,7 +82,7 @@ def shrink(
         try:
             note = _descend(client, first, aim_mib, defragmenting, force, deadline)
         finally:
-            rss_mib = _settle(client, (wanted_mib + near_mib) / 2, patience_s, deadline)
+            rss_mib = _settle(client, near_mib, patience_s, deadline)
         if note or rss_mib <= near_mib or deadline.passed:
             return note
         aim_mib, patience_s = max(aim_mib - (rss_mib - wanted_mib), 0.0), 0.0

@@ -81,7 +81,7 @@ class RedisServer:
 
     def stop(self) -> None:
         self.connection.close()
-        self.process.terminate()
+        self.process.kill()  # at a SIGTERM it might save first
         self.process.wait(60)
 
     def call(self, *words: object) -> object:
@@ -110,7 +110,7 @@ class RedisServer:
 
         Keys of one age are evicted at random, which leaves a few of them in every slab of the allocator.
         """
-        count = 0
+        count, parts = 0, 3
         for part in range(parts):
             clock = int(self.info()["lru_clock"])
             count += self.fill(mib / parts, size, start + count, expire_s)
