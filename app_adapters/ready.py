@@ -29,6 +29,7 @@ MODULES = {
     "redis": "app_adapters.redis",
     "valkey": "app_adapters.redis",
     "inelastic": "app_adapters.inelastic",
+    "jvm": "app_adapters.jvm.command",
 }
 
 

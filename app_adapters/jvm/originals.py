@@ -1,0 +1,70 @@
+"""The flags' values from before the first deflation, in a file: they outlive this adapter, but not their JVM."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Mapping
+
+from app_adapters.errors import ApplicationError
+from app_adapters.process import started
+
+
+class Originals:
+    """One file for each JVM, PID-STARTED.json in a directory; those of JVMs that are gone are removed."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def load(self, pid: int, start: int) -> dict[str, str]:
+        """By flag, empty where nothing was changed. Raises: ApplicationError where the file cannot be understood."""
+        try:
+            with open(self._path(pid, start), encoding="utf-8") as file:
+                body = json.load(file)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ApplicationError(f"{self._path(pid, start)} cannot be read: {error}") from None
+        if not isinstance(body, dict) or not all(isinstance(value, str) for value in body.values()):
+            raise ApplicationError(f"{self._path(pid, start)} does not hold flags")
+        return body
+
+    def remember(self, pid: int, start: int, values: Mapping[str, str]) -> dict[str, str]:
+        """Keep these values but for flags whose original is known already; returns all that is kept.
+
+        Raises: ApplicationError where it cannot be written: then nothing must be changed.
+        """
+        known = self.load(pid, start)
+        kept = {**values, **known}
+        if kept != known:
+            self._forget_the_dead()
+            self._write(self._path(pid, start), kept)
+        return kept
+
+    def forget(self, pid: int, start: int) -> None:
+        """All is as it was."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(pid, start))
+
+    def _path(self, pid: int, start: int) -> str:
+        return os.path.join(self._directory, f"{pid}-{start}.json")
+
+    def _write(self, path: str, values: Mapping[str, str]) -> None:
+        try:
+            os.makedirs(self._directory, 0o755, exist_ok=True)
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                json.dump(values, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path + ".new", path)
+        except OSError as error:
+            raise ApplicationError(f"the original flags cannot be kept in {path}: {error.strerror}") from None
+
+    def _forget_the_dead(self) -> None:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._directory):
+                pid, _, rest = name.partition("-")
+                start = rest.partition(".")[0]
+                if pid.isdigit() and start.isdigit() and started(int(pid)) != int(start):
+                    os.unlink(os.path.join(self._directory, name))

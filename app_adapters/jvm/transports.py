@@ -1,0 +1,134 @@
+"""Ways to talk to a HotSpot JVM: its attach socket, the program jattach, or JMX. All take the same commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from typing import Any
+
+from app_adapters.errors import ApplicationError
+from app_adapters.jvm.attach import AttachError, ask, catches_quit
+
+
+class Transport(ABC):
+    """`command` runs one of jcmd's commands, `set_flag` sets a manageable flag. Both raise ApplicationError."""
+
+    #: How old the JVM's figures may be when only sizes are asked for: some ways are slow.
+    age_s = 2.0
+
+    @abstractmethod
+    def command(self, pid: int, text: str, limit_s: float) -> str:
+        """What the command printed."""
+
+    @abstractmethod
+    def set_flag(self, pid: int, name: str, value: str, limit_s: float) -> None:
+        """Set a manageable flag."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Give back what talking has taken."""
+
+
+class Attach(Transport):
+    """The attach socket, without any program (attach.py)."""
+
+    def command(self, pid: int, text: str, limit_s: float) -> str:
+        return self._ask(pid, ["jcmd", text], limit_s)
+
+    def set_flag(self, pid: int, name: str, value: str, limit_s: float) -> None:
+        self._ask(pid, ["setflag", name, value], limit_s)
+
+    def _ask(self, pid: int, words: list[str], limit_s: float) -> str:
+        try:
+            return ask(pid, words, limit_s)
+        except AttachError as error:
+            raise ApplicationError(str(error)) from None
+
+
+class Jattach(Transport):
+    """The program jattach (Debian: jattach), for JVMs whose attach socket our own code does not get on with."""
+
+    def __init__(self, program: str = "jattach") -> None:
+        self._program = program
+
+    def command(self, pid: int, text: str, limit_s: float) -> str:
+        return self._run(pid, ["jcmd", text], limit_s)
+
+    def set_flag(self, pid: int, name: str, value: str, limit_s: float) -> None:
+        self._run(pid, ["setflag", name, value], limit_s)
+
+    def _run(self, pid: int, words: list[str], limit_s: float) -> str:
+        try:
+            if not catches_quit(pid):  # jattach sends it without a look, and it ends such a process
+                raise ApplicationError(f"process {pid} does not catch SIGQUIT (-Xrs, or it is only just starting)")
+            done = subprocess.run(
+                [self._program, str(pid), *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise ApplicationError(f"{self._program} did not answer within {limit_s:g} s") from None
+        except (OSError, AttachError) as error:
+            raise ApplicationError(f"{self._program}: {error}") from None
+        text = done.stdout.decode("utf-8", "replace")
+        if done.returncode:
+            said = (done.stderr.decode("utf-8", "replace") + text).strip()
+            raise ApplicationError(f"{self._program} {' '.join(words)} ended with {done.returncode}: {said[:300]}")
+        return text.partition("\nJVM response code = ")[2].partition("\n")[2]
+
+
+class JMX(Transport):
+    """The JVM's own remote management port. Java speaks it, so a second JVM runs in a child while it is used (jmx.py).
+
+    The child is kept through an operation and ended after it.
+    """
+
+    age_s = 60.0
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = f"{host}:{port}"
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def command(self, pid: int, text: str, limit_s: float) -> str:
+        return self._ask({"command": text.split()}, limit_s)
+
+    def set_flag(self, pid: int, name: str, value: str, limit_s: float) -> None:
+        self._ask({"set": [name, value]}, limit_s)
+
+    def _ask(self, request: dict[str, Any], limit_s: float) -> str:
+        with self._lock:
+            child = self._child
+            if child is None or child.poll() is not None:
+                program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jmx.py")
+                child = self._child = subprocess.Popen(
+                    [sys.executable, "-I", program, self._address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            # Reading has no time limit of its own: whoever is late is ended, and the read with it.
+            late = threading.Timer(limit_s + 5.0, child.kill)
+            late.start()
+            try:
+                assert child.stdin is not None
+                assert child.stdout is not None
+                child.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+                child.stdin.flush()
+                answer = json.loads(child.stdout.readline() or b'{"error": "its helper ended"}')
+            except (OSError, ValueError) as error:
+                answer = {"error": str(error)}
+            finally:
+                late.cancel()
+        if "error" in answer:
+            self.close()
+            raise ApplicationError(f"JMX at {self._address}: {answer['error']}")
+        return str(answer.get("text", ""))
+
+    def close(self) -> None:
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
