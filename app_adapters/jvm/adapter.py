@@ -133,6 +133,9 @@ class JVMAdapter(Adapter):
         try:
             self._collect(process, 1, deadline)
             facts = self._read(READ_LIMIT_S, collected=True)
+            settle_s = plans.settle_s(facts.flags)
+            if plans.settles_first(facts.flags):
+                self._settle(process, target_mib, settle_s, deadline)
             wanted_mib = target_mib
             for _ in range(ROUNDS):
                 decided = self._plan(facts, wanted_mib, deadline)
@@ -144,8 +147,10 @@ class JVMAdapter(Adapter):
                     break
                 facts = replace(facts, flags=self._apply(process, facts.flags, decided.settings))
                 told += [_told(facts.flags, decided.settings)] if decided.settings else []
-                self._collect(process, decided.collections, deadline)
-                after_mib = self._settle(process, target_mib, decided.settle_s, deadline)
+                after_mib = proportional_mib(process.pid)
+                if after_mib > target_mib + TOLERANCE_MIB:  # each collection costs its service a pause
+                    self._collect(process, decided.collections, deadline)
+                    after_mib = self._settle(process, target_mib, settle_s, deadline)
                 if after_mib <= target_mib + TOLERANCE_MIB or deadline.passed:
                     break
                 facts = self._read(READ_LIMIT_S, collected=True)

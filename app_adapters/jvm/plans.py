@@ -33,11 +33,10 @@ Setting = Tuple[str, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """Flags to set, in this order; how many collections then; how long the kernel's figure may stand still after it."""
+    """Flags to set, in this order, and how many collections are needed then."""
 
     settings: tuple[Setting, ...]
     collections: int
-    settle_s: float
     notes: tuple[str, ...] = field(default=())
 
 
@@ -80,6 +79,16 @@ def uncommit_delay_s(flags: Flags) -> float:
     return number(flags, "ZUncommitDelay") if collector(flags) == "ZGC" else 0.0
 
 
+def settles_first(flags: Flags) -> bool:
+    """Whether memory must be back before the limit is set: at a new one Shenandoah 25 breaks off giving back."""
+    return collector(flags) == "Shenandoah"
+
+
+def settle_s(flags: Flags) -> float:
+    """How long nothing comes back before it is clear that nothing more will."""
+    return SETTLE_S.get(collector(flags), 0.0) + uncommit_delay_s(flags)
+
+
 def expected_s(flags: Flags) -> float:
     """A guess at the seconds of a deflation, before one was measured."""
     delay_s = uncommit_delay_s(flags)
@@ -90,10 +99,12 @@ def expected_s(flags: Flags) -> float:
 def heap_floor_mib(flags: Flags, live_mib: float) -> float:
     """The smallest heap that the JVM can be brought to with such a live set."""
     name = collector(flags)
-    factor = CONCURRENT_ROOM if name in ("Shenandoah", "ZGC") else 1 / (1 - LOWEST_RATIO / 100)
-    floor_mib = live_mib * factor
+    floor_mib = live_mib * (CONCURRENT_ROOM if name in ("Shenandoah", "ZGC") else 1 / (1 - LOWEST_RATIO / 100))
     if name == "Serial":
-        floor_mib += _young_mib(flags, floor_mib)
+        # Its old generation never becomes smaller than it was at first (-Xms, or a part of the machine's memory).
+        first_mib = size_mib(flags, "InitialHeapSize") - size_mib(flags, "NewSize")
+        old_mib = max(floor_mib, first_mib)
+        floor_mib = old_mib + _young_mib(flags, old_mib)
     return max(floor_mib, size_mib(flags, "MinHeapSize"), SMALLEST_HEAP_MIB)
 
 
@@ -115,13 +126,12 @@ def plan(flags: Flags, live_mib: float, heap_mib: float, deadline_s: float = mat
     if heap_mib < floor_mib:
         notes.append(f"the heap needs {floor_mib:.0f} MiB for {live_mib:.0f} MiB that live")
     size = max(heap_mib, floor_mib)
-    settle_s = SETTLE_S[name] + uncommit_delay_s(flags)
     collections = 0 if is_on(flags, "DisableExplicitGC") else 1
     if name in ("Shenandoah", "ZGC"):
         if "ShenandoahGCMode" in flags and name == "Shenandoah" and flags["ShenandoahGCMode"].value == "generational":
             notes.append("generational Shenandoah may not heed SoftMaxHeapSize (JDK-8358529)")
         limit = min(int(size * MIB), int(number(flags, SOFT)) or int(size * MIB))
-        return Plan(_changes(flags, [(SOFT, str(limit))]), collections, settle_s, tuple(notes))
+        return Plan(_changes(flags, [(SOFT, str(limit))]), collections, tuple(notes))
     ratio = min(free_ratio(flags, live_mib, size), int(number(flags, MAXIMUM_FREE, 100)))
     settings = pair(flags, min(int(number(flags, MINIMUM_FREE)), ratio // 2), ratio)
     if name == "G1":
@@ -133,7 +143,7 @@ def plan(flags: Flags, live_mib: float, heap_mib: float, deadline_s: float = mat
     elif is_on(flags, "ShrinkHeapInSteps"):
         collections = SHRINK_STEPS
         notes.append("Serial shrinks in steps, each a full collection; -XX:-ShrinkHeapInSteps needs one")
-    return Plan(settings, collections, settle_s, tuple(notes))
+    return Plan(settings, collections, tuple(notes))
 
 
 def free_ratio(flags: Flags, live_mib: float, heap_mib: float) -> int:
