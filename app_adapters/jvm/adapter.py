@@ -23,7 +23,7 @@ from app_adapters.process import proportional_mib
 READ_LIMIT_S = 1.0
 DECIDE_LIMIT_S = 2.0
 COLLECT_LIMIT_S = 60.0
-LIVE_AGE_S = 600.0
+LIVE_AGE_S = 120.0
 #: In the maximum: what lies beside the heap moves, and must not cost it a part of its full size.
 MARGIN_MIB = 32.0
 RESERVE_MIB = 8.0
@@ -92,9 +92,11 @@ class JVMAdapter(Adapter):
         decided = self._plan(facts, target_mib, deadline)
         if isinstance(decided, Unsupported):
             return Refusal(decided.reason, floor={"memory_mib": round(now_mib, 3)})
-        if now_mib <= floor_mib:
-            reason = f"the JVM holds {now_mib:.0f} MiB, it needs {floor_mib:.0f} MiB"
-            return Refusal(reason, None, {"memory_mib": round(floor_mib, 3)})
+        # Not by what lived at the last collection: a service may have dropped it since, and only another one tells.
+        least_mib = max(facts.resident.other_mib + plans.heap_floor_mib(facts.flags, 0.0), self._minimum_mib)
+        if now_mib <= least_mib:
+            reason = f"the JVM holds {now_mib:.0f} MiB, it needs {least_mib:.0f} MiB"
+            return Refusal(reason, None, {"memory_mib": round(least_mib, 3)})
         return Promise(
             {"memory_mib": round(max(now_mib - target_mib, 0.0), 3)},
             self._expected_s(facts),

@@ -88,7 +88,10 @@ def identity(pid: int) -> tuple[int, int, int]:
 
 
 def catches_quit(pid: int) -> bool:
-    """Whether SIGQUIT can be sent: it ends a JVM with -Xrs, or one that is only just starting. Raises: AttachError."""
+    """Whether SIGQUIT can be sent: it ends a JVM that is only just starting, or has -Xrs, and what is no JVM.
+
+    A JVM with -Xrs opens its socket by itself. Raises: AttachError.
+    """
     return bool(int(_status(pid).get("SigCgt", "0"), 16) & _CAUGHT_QUIT)
 
 
@@ -143,7 +146,7 @@ def _connect(connection: socket.socket, path: str, pid: int, end: float) -> bool
 def _wake(pid: int, own_pid: int, directory: int, is_awake, end: float) -> None:  # type: ignore[no-untyped-def]
     """Have the JVM open its attach socket. Raises: AttachError."""
     if not catches_quit(pid):
-        raise AttachError(f"process {pid} does not catch SIGQUIT (-Xrs, or it is only just starting)")
+        raise AttachError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
     name = f".attach_pid{own_pid}"
     with contextlib.suppress(FileExistsError):
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory))

@@ -61,7 +61,9 @@ def obstacle(flags: Flags, deadline_s: float = math.inf) -> str:
         if flag not in flags or not flags[flag].manageable:
             return f"this JVM's {flag} cannot be set while it runs"
     if name == "Shenandoah" and not is_on(flags, "ShenandoahUncommit"):
-        return "Shenandoah runs with -XX:-ShenandoahUncommit (or -XX:+AlwaysPreTouch), so it gives nothing back"
+        # It is also switched off by the JVM itself.
+        cause = "-XX:-ShenandoahUncommit, -XX:+AlwaysPreTouch, or a heap that begins as large as -Xmx: set a small -Xms"
+        return f"Shenandoah gives nothing back ({cause})"
     if name == "ZGC" and not is_on(flags, "ZUncommit"):
         return "ZGC runs with -XX:-ZUncommit, so it gives nothing back"
     if name in ("G1", "Serial") and is_on(flags, "DisableExplicitGC"):
@@ -153,7 +155,7 @@ def free_ratio(flags: Flags, live_mib: float, heap_mib: float) -> int:
         # The ratio holds for the old generation; the young one follows it (NewRatio), within bounds of its own.
         old_mib = max(heap_mib * (1 - 1 / (1 + _new_ratio(flags))), 0.0)
         old_mib = min(old_mib, heap_mib - size_mib(flags, "NewSize"))
-    ratio = math.floor(100 * (1 - live_mib / old_mib)) if old_mib > live_mib else 0
+    ratio = math.floor(100 * (old_mib - live_mib) / old_mib) if old_mib > live_mib else 0
     return max(min(ratio, 100), LOWEST_RATIO)
 
 

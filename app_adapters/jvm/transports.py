@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from app_adapters.errors import ApplicationError
-from app_adapters.jvm.attach import AttachError, ask, catches_quit
+from app_adapters.jvm.attach import AttachError, ask, catches_quit, identity
 
 
 class Transport(ABC):
@@ -62,8 +62,9 @@ class Jattach(Transport):
 
     def _run(self, pid: int, words: list[str], limit_s: float) -> str:
         try:
-            if not catches_quit(pid):  # jattach sends it without a look, and it ends such a process
-                raise ApplicationError(f"process {pid} does not catch SIGQUIT (-Xrs, or it is only just starting)")
+            # Where there is no socket yet jattach sends the signal without a look.
+            if not os.path.exists(f"/proc/{pid}/root/tmp/.java_pid{identity(pid)[2]}") and not catches_quit(pid):
+                raise ApplicationError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
             done = subprocess.run(
                 [self._program, str(pid), *words],
                 stdin=subprocess.DEVNULL,

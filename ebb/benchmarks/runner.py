@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ebb.benchmarks import cascade, cpu, idle, latency, memcached, policies, throughput
+from ebb.benchmarks import cascade, cpu, idle, jvm, latency, policies, throughput
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
 
@@ -22,6 +23,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "latency": latency.run,
     "idle": idle.run,
     "memcached": memcached.run,
+    "jvm": jvm.run,
 }
 
 

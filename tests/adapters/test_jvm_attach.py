@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app_adapters.errors import ApplicationError
-from app_adapters.jvm.attach import AttachError, ask
+from app_adapters.jvm.attach import AttachError, ask, catches_quit
 from app_adapters.jvm.flags import collector, parse_flags
 from app_adapters.jvm.heap import parse_heap
 from app_adapters.jvm.processes import Choice, Finder
@@ -39,8 +39,9 @@ Start = Callable[..., Service]
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("classes"))
+def classes() -> Iterator[Path]:
+    with compiled() as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -128,9 +129,13 @@ def test_root_asks_the_jvm_of_another_user_as_that_user(start: Start) -> None:
 
 def test_a_user_cannot_ask_the_jvm_of_root(start: Start) -> None:
     service = start(SHENANDOAH)
-    code = f"from app_adapters.jvm.attach import ask; ask({service.pid}, ['jcmd', 'VM.version'], 5)"
-    done = subprocess.run([sys.executable, "-c", code], user=NOBODY, group=NOBODY, capture_output=True, text=True)
-    assert "AttachError" in done.stderr
+    # Become that user once all is imported: it may not read this interpreter's files.
+    code = f"""
+import os, app_adapters.jvm.attach as attach, subprocess
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+attach.ask({service.pid}, ['jcmd', 'VM.version'], 5)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "only that user or root" in done.stderr
 
 
@@ -146,8 +151,13 @@ def test_a_jvm_in_namespaces_of_its_own_is_reached(classes: Path) -> None:
         service.stop()
 
 
-def test_a_jvm_that_does_not_catch_the_signal_is_left_alone(start: Start) -> None:
+def test_a_jvm_that_the_signal_would_end_is_asked_without_it(start: Start) -> None:
     service = start(("-XX:+UseSerialGC", "-Xrs"))
+    assert not catches_quit(service.pid)
+    for transport in (Attach(), Jattach()):
+        assert "JDK" in transport.command(service.pid, "VM.version", LIMIT_S)
+    # Now it would have to be woken.
+    Path(f"/tmp/.java_pid{service.pid}").unlink()
     for transport in (Attach(), Jattach()):
         with pytest.raises(ApplicationError, match="does not catch SIGQUIT"):
             transport.command(service.pid, "VM.version", 5.0)
