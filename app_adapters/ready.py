@@ -28,6 +28,8 @@ MODULES = {
     "nginx": "app_adapters.nginx",
     "redis": "app_adapters.redis",
     "valkey": "app_adapters.redis",
+    "spark": "app_adapters.spark.master",
+    "spark-worker": "app_adapters.spark.worker",
     "inelastic": "app_adapters.inelastic",
     "jvm": "app_adapters.jvm.command",
 }

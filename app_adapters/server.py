@@ -38,6 +38,13 @@ class HookServer:
         require_loopback(host)
         self._hook = Hook(adapter, token_file, log)
         self._server = _Server((host, port), self._hook)
+    def __init__(self, adapter: Adapter, host: str = "127.0.0.1", port: int = 7070, token_file: str = "") -> None:
+        if not _LOOPBACK.fullmatch(host):
+            raise ValueError(f"host: {host} is not on loopback")
+        self._adapter = adapter
+        self._token = TokenFile(token_file)
+        self._operations = Operations(adapter)
+        self._server = JsonServer((host, port), self)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_LOOK_S,), name="hook-server", daemon=True
         )
@@ -59,13 +66,18 @@ class HookServer:
         self._hook.stop()
 
 
-class _Server(ThreadingHTTPServer):
+class JsonServer(ThreadingHTTPServer):
+    """Serves what `replier.reply(method, path, authorization, body)` says, to so many connections at once."""
+
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], hook: Hook) -> None:
         self.hook = hook
         self._places = threading.BoundedSemaphore(CONNECTIONS)
+    def __init__(self, address: tuple[str, int], replier: Any, connections: int = CONNECTIONS) -> None:
+        self.replier = replier
+        self._places = threading.BoundedSemaphore(connections)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
@@ -96,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = f"ebbtide-hook/{__version__}"
     sys_version = ""
     timeout = REQUEST_TIMEOUT_S
-    server: _Server
+    server: JsonServer
 
     def do_GET(self) -> None:
         self._serve()
@@ -115,6 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length_text))
         authorization = self.headers.get("Authorization", "")
         status, reply = self.server.hook.reply(self.command, self.path, authorization, body)
+        try:
+            status, reply = self.server.replier.reply(self.command, self.path, authorization, body)
+        except Exception as error:  # an adapter's fault must not look like a hook that hangs
+            status, reply = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
         self._send(status, reply)
 
     def _send(self, status: int, reply: dict[str, Any], close: bool = False) -> None:

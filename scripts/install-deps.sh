@@ -16,6 +16,8 @@ packages=(
     # tests of the JVM adapter, which compile and start a service (the adapter itself needs no JDK), and one of its ways
     # to talk to a JVM
     openjdk-17-jdk-headless jattach
+    # tests of the adapter of Spark, and its benchmark
+    openjdk-17-jre-headless
     # tests of networks; PATH of some minimal systems
     iproute2 ca-certificates
 )

@@ -1,0 +1,1 @@
+"""Spark on its standalone cluster manager: the policy, the service beside the master, the adapter of a worker's VM."""

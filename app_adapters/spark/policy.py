@@ -1,0 +1,123 @@
+"""Whether a Spark cluster gives workers up by itself or has its VMs throttled (seed 004 §4.1.1). Pure.
+
+Both running times are relative to that of the undeflated job, which therefore need not be known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+from app_adapters.spark.curves import LINEAR, Curves
+
+VM_LEVEL = "vm-level"
+SELF = "self"
+
+
+@dataclass(frozen=True)
+class Deflation:
+    """What is wanted of one VM. `vm`: the share that it loses of its own; `own`: the share of slots that goes instead.
+
+    They differ where slots are whole: a VM of two slots that loses a quarter gives up one slot, which is half.
+    """
+
+    vm: float
+    own: float
+    cores: float = 1.0  # at full size: weighs the VM in the mean
+
+
+@dataclass(frozen=True)
+class Job:
+    """One running application. `progress` is c, `recomputed` is r of Eq. 2, both in [0, 1].
+
+    `elapsed_s` seconds have passed since its first stage began; `cores` weigh it beside others.
+    """
+
+    name: str
+    progress: float
+    recomputed: float
+    elapsed_s: float = 0.0
+    cores: float = 1.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`choice`: VM_LEVEL or SELF; the times are relative to an undeflated run, weighted means of all jobs."""
+
+    choice: str
+    vm_time: float
+    self_time: float
+    reason: str
+
+
+def time_vm_level(progress: float, vector: Sequence[Deflation], curves: Curves = LINEAR) -> float:
+    """Eq. 1: stages wait for the slowest VM, so the VM that is deflated the most counts. Infinite where one is gone."""
+    left = curves.vm.at(max((one.vm for one in vector), default=0.0))
+    return progress + _over(1 - progress, left)
+
+
+def time_self(
+    progress: float, recomputed: float, vector: Sequence[Deflation], curves: Curves = LINEAR, restart: float = 0.0
+) -> float:
+    """Eq. 2 and 3: slots that are gone hold nobody up, so the mean counts; what was lost with them is computed again.
+
+    `restart` is the time without the restarted executors, relative to the undeflated run: Eq. 3 leaves it out, which
+    is right for jobs of hours.
+    """
+    left = curves.self_deflated.at(mean(vector))
+    return progress + _over(recomputed * progress + 1 - progress, left) + restart
+
+
+def mean(vector: Sequence[Deflation]) -> float:
+    """The mean share of slots that goes, each VM weighted by its cores."""
+    cores = sum(one.cores for one in vector)
+    return sum(one.own * one.cores for one in vector) / cores if cores > 0 else 0.0
+
+
+def restart_share(job: Job, vector: Sequence[Deflation], restart_s: float) -> float:
+    """What restarting takes of the job, relative to its undeflated run: only the slots of restarted VMs miss it.
+
+    The run's length is what has passed over the progress; where that says nothing, restarts cost nothing.
+    """
+    cores = sum(one.cores for one in vector)
+    if job.progress <= 0 or job.elapsed_s <= 0 or cores <= 0:
+        return 0.0
+    restarted = sum(one.cores for one in vector if one.own > 0) / cores
+    return restart_s * restarted / (job.elapsed_s / job.progress)
+
+
+def decide(
+    vector: Mapping[str, Deflation], jobs: Sequence[Job], curves: Curves = LINEAR, restart_s: float = 0.0
+) -> Decision:
+    """One decision for all VMs: whichever gives the shorter running time, VM-level where they are equal.
+
+    `vector` has all VMs of the cluster by host, also those that are not deflated. Of several jobs the sum of relative
+    times counts, each weighted by the cores that it holds. No job: giving workers up costs nothing.
+    """
+    every = tuple(vector.values())
+    most, average = max((one.vm for one in every), default=0.0), mean(every)
+    wanted = f"{sum(one.vm > 0 for one in every)} of {len(every)} VMs deflated, max d {most:.2f}, mean d {average:.2f}"
+    if not jobs:
+        return Decision(SELF, 1.0, 1.0, f"self-deflation: no application is running ({wanted})")
+    weight = sum(max(job.cores, 1.0) for job in jobs)
+    vm_time = own_time = 0.0
+    parts = []
+    for job in jobs:
+        restart = restart_share(job, every, restart_s)
+        vm = time_vm_level(job.progress, every, curves)
+        own = time_self(job.progress, job.recomputed, every, curves, restart)
+        vm_time += vm * max(job.cores, 1.0) / weight
+        own_time += own * max(job.cores, 1.0) / weight
+        parts.append(f"{job.name}: c {job.progress:.2f}, r {job.recomputed:.2f}, T_VM {vm:.2f}, T_self {own:.2f}")
+    choice = SELF if own_time < vm_time else VM_LEVEL
+    sign = "<" if choice == SELF else ">" if own_time > vm_time else "="
+    words = "self-deflation" if choice == SELF else "VM-level deflation"
+    times = f"T_self {own_time:.2f} {sign} T_VM {vm_time:.2f}"
+    return Decision(choice, vm_time, own_time, f"{words}: {times} ({wanted}; {'; '.join(parts)})")
+
+
+def _over(work: float, throughput: float) -> float:
+    if work <= 0:
+        return 0.0
+    return work / throughput if throughput > 0 else math.inf
