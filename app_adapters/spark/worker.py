@@ -255,8 +255,8 @@ def _build(options: argparse.Namespace) -> SparkWorkerAdapter:
 READY = Ready(
     "a Spark Worker on this machine, started by the adapter",
     """Starts a Spark Worker and serves the hook of its VM: it gives cores (and the memory of its executors) up when the
-service beside the master (`ebb-adapter spark`) decides that, and refuses when the VM is better throttled. The Worker goes
-on when the adapter ends, and is found again by its state file.
+service beside the master (`ebb-adapter spark`) decides that, and refuses when the VM is better throttled. The Worker
+goes on when the adapter ends, and is found again by its state file.
 
 example:
   ebb-adapter spark-worker --service http://10.0.0.5:7079 --host 10.0.0.11 --cores 4 --memory-mib 3000 \\

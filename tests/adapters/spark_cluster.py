@@ -1,0 +1,240 @@
+"""A real standalone Spark on loopback: master, the cluster's service, and two workers' VMs of two host names."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app_adapters.process import children, started
+from app_adapters.server import HookServer
+from app_adapters.spark.curves import LINEAR, Curves
+from app_adapters.spark.relay import Relay
+from app_adapters.spark.rest import SparkRest
+from app_adapters.spark.service import SparkService
+from app_adapters.spark.slots import Nominal
+from app_adapters.spark.worker import SparkWorkerAdapter
+from app_adapters.spark.worker_process import WorkerProcess
+from tests.adapters.cache import free_port
+from tests.adapters.rest import Rest
+
+HOSTS = ("127.0.0.1", "localhost")
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+LIMIT_S = 60.0
+SETTINGS = {
+    "spark.decommission.enabled": "true",
+    "spark.worker.decommission.enabled": "true",
+    "spark.storage.decommission.enabled": "true",
+    "spark.storage.decommission.rddBlocks.enabled": "true",
+    "spark.storage.decommission.shuffleBlocks.enabled": "true",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.task.maxFailures": "100",
+}
+
+
+def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    end = time.monotonic() + limit_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
+        time.sleep(0.1)
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all that it started, without the adapter's help."""
+    found = [pid]
+    for child in children(pid):
+        found += tree(child)
+    return found
+
+
+def pss_mib(pids: list[int]) -> float:
+    size_kib = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        size_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return size_kib / 1024
+
+
+def spark_home() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None, "pyspark is not installed: it is in the dependency group dev"
+    assert spec.submodule_search_locations
+    return list(spec.submodule_search_locations)[0]
+
+
+class Vm:
+    """What runs in one worker's VM: the adapter with its Worker, and its hook."""
+
+    def __init__(self, cluster: Cluster, host: str, cores: int, memory_mib: float, grace_s: float) -> None:
+        self.host = host
+        name = host.replace(".", "-")
+        self.state_file = str(cluster.directory / f"{name}.json")
+        command = [f"{spark_home()}/bin/spark-class", "org.apache.spark.deploy.worker.Worker", "--host", host]
+        command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
+        command += [str(cluster.directory / name), "--properties-file", str(cluster.settings), cluster.url]
+        self.process = WorkerProcess(command, self.state_file, str(cluster.directory / f"{name}.log"))
+        address = f"http://127.0.0.1:{cluster.service.address[1]}"
+        self.relay = Relay(address, str(cluster.token), host)
+        self.adapter = SparkWorkerAdapter(self.process, self.relay, Nominal(cores, memory_mib), grace_s)
+        self.server = HookServer(self.adapter, port=0, token_file=str(cluster.token)).start()
+        self.rest = Rest(self.server.address, "t")
+
+    def root_pid(self) -> int:
+        return int(json.loads(Path(self.state_file).read_text())["pid"])
+
+    def pss_mib(self) -> float:
+        pid = self.root_pid()
+        return pss_mib(tree(pid)) if pid else 0.0
+
+    def alive_cores(self) -> int:
+        return self.relay.state().cores
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.process.stop()
+
+
+class Cluster:
+    def __init__(self, directory: Path, curves: Curves = LINEAR, window_s: float = 2.0, restart_s: float = 0.0) -> None:
+        self.directory = directory
+        self.environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self.environment["PYSPARK_PYTHON"] = sys.executable
+        os.environ["JAVA_TOOL_OPTIONS"] = JVM  # the Workers are started by adapters of this process
+        self.settings = directory / "spark.conf"
+        self.settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
+        self.token = directory / "token"
+        self.token.write_text("t\n")
+        port, ui_port, self.driver_port = free_port(), free_port(), free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self.master_ui = f"http://127.0.0.1:{ui_port}"
+        self.driver_ui = f"http://127.0.0.1:{self.driver_port}"
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.vms: list[Vm] = []
+        command = [f"{spark_home()}/bin/spark-class", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--webui-port", str(ui_port), "--properties-file", str(self.settings)]
+        self.spawn(command, "master.log")
+        rest = SparkRest(self.master_ui, (self.driver_ui,), timeout_s=5.0)
+        self.service = SparkService(rest, str(self.token), "127.0.0.1", 0, window_s, curves, restart_s).start()
+
+    def spawn(self, command: list[str], log: str, **more: Any) -> subprocess.Popen[bytes]:
+        with open(self.directory / log, "ab") as file:
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=file,
+                env={**self.environment, **more},
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def add_vm(self, host: str, cores: int = 2, memory_mib: float = 700.0, grace_s: float = 5.0) -> Vm:
+        vm = Vm(self, host, cores, memory_mib, grace_s)
+        self.vms.append(vm)
+        until(lambda: self.cores().get(host) == cores, f"the Worker of {host} registers")
+        return vm
+
+    def get(self, address: str, limit_s: float = 5.0) -> Any:
+        try:
+            with urllib.request.urlopen(address, timeout=limit_s) as response:
+                return json.loads(response.read())
+        except (OSError, ValueError):
+            return None
+
+    def cores(self) -> dict[str, int]:
+        body = self.get(self.master_ui + "/json/") or {"workers": []}
+        return {row["host"]: row["cores"] for row in body["workers"] if row["state"] == "ALIVE"}
+
+    def executors(self) -> dict[str, int]:
+        """Cores of the running application's executors by host, as its driver says."""
+        applications = self.get(self.driver_ui + "/api/v1/applications") or []
+        if not applications:
+            return {}
+        rows = self.get(f"{self.driver_ui}/api/v1/applications/{applications[0]['id']}/executors") or []
+        return {
+            r["hostPort"].rpartition(":")[0]: r["totalCores"] for r in rows if r["isActive"] and r["id"] != "driver"
+        }
+
+    def run_job(self, script: str, *arguments: str, **settings: str) -> Job:
+        every = {**SETTINGS, "spark.ui.port": str(self.driver_port), "spark.driver.host": "127.0.0.1", **settings}
+        every["spark.executor.memory"] = "512m"
+        path = self.directory / "job.py"
+        path.write_text(script)
+        text = json.dumps(every)
+        return Job(self.spawn([sys.executable, str(path), self.url, text, *arguments], "job.log"), self.directory)
+
+    def stop(self) -> None:
+        for vm in self.vms:
+            vm.stop()
+        self.service.stop()
+        for process in reversed(self._started):
+            begun = {pid: started(pid) for pid in tree(process.pid)} if process.poll() is None else {}
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(20)
+            for pid, at in begun.items():
+                if pid != process.pid and at is not None and started(pid) == at:
+                    os.kill(pid, signal.SIGKILL)
+
+
+class Job:
+    """A driver that runs beside the test. It writes its answer to the file `answer` when it is done."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self.process = process
+        self._answer = directory / "answer"
+
+    def answer(self, limit_s: float = 120.0) -> str:
+        self.process.wait(limit_s)
+        assert self.process.returncode == 0, (self._answer.parent / "job.log").read_text()[-3000:]
+        return self._answer.read_text()
+
+
+class Watch:
+    """Asks the driver how the job does, all the time: a service that must not fail while workers come and go."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._ended = threading.Event()
+        self.errors: list[str] = []
+        self.seconds: list[float] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(30)
+
+    def p99_ms(self) -> float:
+        return sorted(self.seconds)[int(len(self.seconds) * 0.99)] * 1000 if self.seconds else 0.0
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.1):
+            began = time.monotonic()
+            try:
+                with urllib.request.urlopen(self._address + "/api/v1/applications", timeout=20) as response:
+                    json.loads(response.read())
+                self.seconds.append(time.monotonic() - began)
+            except (OSError, ValueError) as error:
+                self.errors.append(str(error))
