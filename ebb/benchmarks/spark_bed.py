@@ -1,0 +1,223 @@
+"""A standalone Spark on this machine for `spark`: a master, two workers' VMs that are control groups, one driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from app_adapters.errors import ApplicationError
+from app_adapters.process import arguments
+from app_adapters.spark.rest import Cluster, SparkRest
+from app_adapters.spark.worker_process import WorkerProcess
+from ebb.errors import BenchmarkFailed
+
+#: Two workers on one machine need two names for what is done by host.
+HOSTS = ("127.0.0.1", "localhost")
+SLOTS = 4
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+LIMIT_S = 120.0
+LOOK_S = 0.1
+CGROUPS = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 20000
+SETTINGS = {
+    "spark.decommission.enabled": "true",
+    "spark.worker.decommission.enabled": "true",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.task.maxFailures": "1000",
+    "spark.stage.maxConsecutiveAttempts": "100",
+    "spark.executor.memory": "700m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+class SparkBed:
+    """The cluster. `cores`: host cores that each VM has at full size."""
+
+    def __init__(self, directory: Path, cores: float) -> None:
+        found = importlib.util.find_spec("pyspark")
+        if found is None or not found.submodule_search_locations:
+            raise BenchmarkFailed("pyspark is not installed: pip install 'ebbtide[spark]'")
+        if not CGROUPS.is_dir():
+            raise BenchmarkFailed(f"{CGROUPS} is not there: this benchmark throttles by control groups of version 1")
+        self.cores = cores
+        self._directory = directory
+        self._class = f"{found.submodule_search_locations[0]}/bin/spark-class"
+        self._environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._environment["PYSPARK_PYTHON"] = sys.executable
+        os.environ["JAVA_TOOL_OPTIONS"] = JVM
+        self._settings = directory / "spark.conf"
+        self._settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
+        port, ui_port, self._driver_port = (_free_port() for _ in range(3))
+        self._master = f"spark://127.0.0.1:{port}"
+        self.rest = SparkRest(f"http://127.0.0.1:{ui_port}", (f"http://127.0.0.1:{self._driver_port}",), 10.0)
+        self._log = open(directory / "spark.log", "ab")  # noqa: SIM115 - as long as the processes
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._workers: dict[str, WorkerProcess] = {}
+        self._driver: subprocess.Popen[str] | None = None
+        command = [self._class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--webui-port", str(ui_port), "--properties-file", str(self._settings)]
+        self._processes.append(
+            subprocess.Popen(command, stdout=self._log, stderr=self._log, env=self._environment, start_new_session=True)
+        )
+        for host in HOSTS:
+            self._group(host).mkdir(exist_ok=True)
+            self.throttle(host, 0.0)
+            self._workers[host] = self._worker(host)
+
+    def cluster(self) -> Cluster:
+        """What the master knows; nothing where it does not answer yet."""
+        try:
+            return self.rest.cluster()
+        except ApplicationError:
+            return Cluster((), ())
+
+    def throttle(self, host: str, deflation: float) -> None:
+        """Leave a VM this much less of its CPU time."""
+        quota = int(PERIOD_US * self.cores * (1 - deflation))
+        (self._group(host) / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self._group(host) / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def resize(self, slots: dict[str, int]) -> None:
+        """Have Workers with so many slots, 0 for none; those that have them stay as they are."""
+        for host, count in slots.items():
+            if self._workers[host].cores != count:
+                self._workers[host].stop()
+        for host, count in slots.items():
+            if count and self._workers[host].cores != count:
+                self._workers[host].start(count)
+        wanted = {host: count for host, count in slots.items() if count}
+        _until(lambda: self.cluster().hosts() == wanted, f"the master has {wanted}")
+
+    def fresh(self, slots: dict[str, int] | None = None) -> None:
+        """All VMs unthrottled, with their Workers."""
+        for host in HOSTS:
+            self.throttle(host, 0.0)
+        self.resize(slots or dict.fromkeys(HOSTS, SLOTS))
+
+    def begin(self, workload: str, scale: float, stages: int) -> None:
+        """Give the driver an application; `stages`: how many it will have had."""
+        if self._driver is None:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "ebb.benchmarks.spark_driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
+            )
+        settings = {**SETTINGS, "spark.master": self._master, "spark.ui.port": str(self._driver_port)}
+        settings["spark.ebbtide.stages"] = str(stages)
+        self._send({"workload": workload, "scale": scale, "settings": settings})
+
+    def done(self) -> float:
+        """Wait for the application's work: its seconds."""
+        return float(self._receive()["seconds"])
+
+    def end(self) -> None:
+        """End the application."""
+        self._send({})
+        self._receive()
+        _until(lambda: not self.cluster().applications, "the application is gone")
+
+    def executors(self) -> int:
+        """Slots of the running application's executors."""
+        return sum(application.cores for application in self.cluster().applications)
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            with suppress(ApplicationError):
+                worker.stop()
+        if self._driver is not None and self._driver.stdin is not None:
+            self._driver.stdin.close()  # ends it, and its JVM with it
+            self._processes.append(self._driver)
+            with suppress(subprocess.TimeoutExpired):
+                self._driver.wait(20)
+        for process in self._processes:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._log.close()
+        for host in HOSTS:
+            with suppress(OSError):
+                self._group(host).rmdir()
+
+    def _worker(self, host: str) -> WorkerProcess:
+        inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
+        command = ["sh", "-c", inside, "sh", self._class, "org.apache.spark.deploy.worker.Worker", "--host", host]
+        command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
+        command += [str(self._directory / host), "--properties-file", str(self._settings), self._master]
+        return WorkerProcess(command, str(self._directory / f"{host}.json"), str(self._directory / f"{host}.log"))
+
+    def _group(self, host: str) -> Path:
+        return CGROUPS / f"ebb-bench-spark-{os.getpid()}-{HOSTS.index(host)}"
+
+    def _send(self, body: dict[str, Any]) -> None:
+        assert self._driver is not None
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(json.dumps(body) + "\n")
+        self._driver.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._driver is not None
+        assert self._driver.stdout is not None
+        line = self._driver.stdout.readline()
+        if not line:
+            log = (self._directory / "spark.log").read_text(errors="replace")[-1500:]
+            raise BenchmarkFailed(f"the driver {arguments(self._driver.pid)} has ended: {log}")
+        body: dict[str, Any] = json.loads(line)
+        return body
+
+
+@contextmanager
+def spark_bed(cores: float) -> Iterator[SparkBed]:
+    """A cluster that is gone afterwards."""
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("needs root: it makes control groups")
+    with tempfile.TemporaryDirectory(prefix="ebb-spark-") as directory:
+        bed = SparkBed(Path(directory), cores)
+        try:
+            _until(lambda: _answers(bed), "the master answers")
+            bed.fresh()
+            yield bed
+        finally:
+            bed.close()
+
+
+def _answers(bed: SparkBed) -> bool:
+    try:
+        bed.rest.cluster()
+    except ApplicationError:
+        return False
+    return True
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > end:
+            raise BenchmarkFailed(f"not within {LIMIT_S:g} s: {what}")
+        time.sleep(LOOK_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
