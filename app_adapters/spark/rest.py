@@ -92,7 +92,7 @@ class SparkRest:
                 continue
             path = f"/api/v1/applications/{urllib.parse.quote(application.id, safe='')}"
             driver = self._driver(application)
-            stages = progress.stages(self._get(driver, f"{path}/stages"))
+            stages = self.stages(application)
             expected = _expected(self._get(driver, f"{path}/environment"))
             found.append(
                 Job(
@@ -104,6 +104,11 @@ class SparkRest:
                 )
             )
         return found
+
+    def stages(self, application: Application) -> list[progress.Stage]:
+        """The stages that it has had so far. Raises: ApplicationError."""
+        path = f"/api/v1/applications/{urllib.parse.quote(application.id, safe='')}/stages"
+        return progress.stages(self._get(self._driver(application), path))
 
     def active_tasks(self, host: str) -> int:
         """Tasks that run on a host, of all applications whose drivers are known. Raises: ApplicationError."""

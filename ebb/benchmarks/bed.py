@@ -96,7 +96,7 @@ def bed(capacity: ResourceVector, report: Callable[[str], None], *, daemons: boo
     lab = Lab(directory, report)
     # The agent's own log on the terminal would cost it time; what it did is recorded otherwise.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with _alone(directory), _terminable():
+    with _alone(directory), terminable():
         lab.down()
         try:
             state = lab.up([host]) if daemons else lab.prepare([host])
@@ -121,7 +121,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends a benchmark as Ctrl-C does: with its guests removed."""
 
     def interrupt(_number: int, _frame: types.FrameType | None) -> None:

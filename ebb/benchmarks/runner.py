@@ -11,6 +11,7 @@ from typing import Any
 
 from ebb.benchmarks import cascade, cpu, idle, latency, memcached, policies, throughput
 from ebb.benchmarks import cascade, cpu, idle, jvm, latency, policies, throughput
+from ebb.benchmarks import cascade, cpu, idle, latency, policies, spark, throughput
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
 
@@ -24,6 +25,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "idle": idle.run,
     "memcached": memcached.run,
     "jvm": jvm.run,
+    "spark": spark.run,
 }
 
 

@@ -24,7 +24,8 @@ from ebb.errors import BenchmarkFailed
 #: Two workers on one machine need two names for what is done by host.
 HOSTS = ("127.0.0.1", "localhost")
 SLOTS = 4
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# The stack is for the lineage of ALS, which is deep.
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss16m"
 LIMIT_S = 120.0
 LOOK_S = 0.1
 CGROUPS = Path("/sys/fs/cgroup/cpu")

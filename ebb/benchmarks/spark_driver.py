@@ -33,7 +33,16 @@ def als(session: Any, scale: float) -> None:
 
     columns = ["cast(rand(1) * 3000 as int) as user", "cast(rand(2) * 1500 as int) as item", "rand(3) as rating"]
     ratings = session.range(0, int(120000 * scale), 1, PARTITIONS).selectExpr(*columns)
-    work = ALS(userCol="user", itemCol="item", ratingCol="rating", rank=20, maxIter=10, seed=1, numBlocks=8)
+    work = ALS(
+        userCol="user",
+        itemCol="item",
+        ratingCol="rating",
+        rank=20,
+        maxIter=10,
+        seed=1,
+        numUserBlocks=8,
+        numItemBlocks=8,
+    )
     work.fit(ratings)
 
 

@@ -74,7 +74,7 @@ def spark_home() -> str:
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None, "pyspark is not installed: it is in the dependency group dev"
     assert spec.submodule_search_locations
-    return list(spec.submodule_search_locations)[0]
+    return next(iter(spec.submodule_search_locations))
 
 
 class Vm:

@@ -234,7 +234,7 @@ def test_spark_that_lies_or_hangs_is_told_apart_within_its_limit() -> None:
         rest = SparkRest(f"http://127.0.0.1:{server.server_port}", timeout_s=0.5)
         for body in (b"", b"[]", b"{", b'{"workers": 3}', b'{"workers": [1], "activeapps": []}', b"[" * 100000):
             answers["/json/"] = 200, body, 0.0
-            with pytest.raises(Exception, match="master|JSON") as caught:
+            with pytest.raises(Exception, match=r"master|JSON") as caught:
                 rest.cluster()
             assert type(caught.value).__name__ == "ApplicationError"
         lie = b'{"workers": [{"id": "w", "host": "h", "state": "ALIVE", "cores": -4}], "activeapps": []}'

@@ -77,6 +77,7 @@ def test_the_number_of_runs_reaches_the_benchmark_and_its_file(tmp_path: Path) -
 
 def test_every_benchmark_that_the_issue_of_speed_names_can_be_run_by_name() -> None:
     assert {"policies", "cascade", "cpu", "throughput", "latency", "idle", "memcached"} <= set(benchmarks.ALL)
+    assert set(benchmarks.ALL) == {"policies", "cascade", "cpu", "throughput", "latency", "idle", "spark"}
 
 
 # --- recorder --------------------------------------------------------------------------------------------------------
