@@ -24,7 +24,7 @@ def kmeans(session: Any, scale: float) -> None:
     columns = ["id", *(f"rand({i}) as {name}" for i, name in enumerate(names))]
     rows = session.range(0, int(60000 * scale), 1, PARTITIONS).selectExpr(*columns)
     points = VectorAssembler(inputCols=names, outputCol="features").transform(rows).select("features").cache()
-    KMeans(k=30, maxIter=20, tol=0.0, seed=1, initMode="random").fit(points)
+    KMeans(k=30, maxIter=8, tol=0.0, seed=1, initMode="random").fit(points)
 
 
 def als(session: Any, scale: float) -> None:
@@ -38,7 +38,7 @@ def als(session: Any, scale: float) -> None:
         itemCol="item",
         ratingCol="rating",
         rank=20,
-        maxIter=10,
+        maxIter=5,
         seed=1,
         numUserBlocks=8,
         numItemBlocks=8,
