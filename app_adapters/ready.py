@@ -23,15 +23,15 @@ class Ready:
 #: By name, the module that has it as READY. Loaded only when used: a guest's adapter is to start quickly.
 MODULES = {
     "memcached": "app_adapters.memcached",
-    "command": "app_adapters.command",
-    "gunicorn": "app_adapters.gunicorn",
-    "nginx": "app_adapters.nginx",
     "redis": "app_adapters.redis",
     "valkey": "app_adapters.redis",
+    "jvm": "app_adapters.jvm.command",
     "spark": "app_adapters.spark.master",
     "spark-worker": "app_adapters.spark.worker",
+    "gunicorn": "app_adapters.gunicorn",
+    "nginx": "app_adapters.nginx",
+    "command": "app_adapters.command",
     "inelastic": "app_adapters.inelastic",
-    "jvm": "app_adapters.jvm.command",
 }
 
 

@@ -37,14 +37,7 @@ class HookServer:
     ) -> None:
         require_loopback(host)
         self._hook = Hook(adapter, token_file, log)
-        self._server = _Server((host, port), self._hook)
-    def __init__(self, adapter: Adapter, host: str = "127.0.0.1", port: int = 7070, token_file: str = "") -> None:
-        if not _LOOPBACK.fullmatch(host):
-            raise ValueError(f"host: {host} is not on loopback")
-        self._adapter = adapter
-        self._token = TokenFile(token_file)
-        self._operations = Operations(adapter)
-        self._server = JsonServer((host, port), self)
+        self._server = JsonServer((host, port), self._hook)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_LOOK_S,), name="hook-server", daemon=True
         )
@@ -72,9 +65,6 @@ class JsonServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], hook: Hook) -> None:
-        self.hook = hook
-        self._places = threading.BoundedSemaphore(CONNECTIONS)
     def __init__(self, address: tuple[str, int], replier: Any, connections: int = CONNECTIONS) -> None:
         self.replier = replier
         self._places = threading.BoundedSemaphore(connections)
@@ -126,7 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length_text))
         authorization = self.headers.get("Authorization", "")
-        status, reply = self.server.hook.reply(self.command, self.path, authorization, body)
         try:
             status, reply = self.server.replier.reply(self.command, self.path, authorization, body)
         except Exception as error:  # an adapter's fault must not look like a hook that hangs

@@ -13,11 +13,9 @@ packages=(
     memcached
     # tests of the adapter of nginx, with its own configuration (the package starts a server on port 80 where that is free)
     nginx
-    # tests of the JVM adapter, which compile and start a service (the adapter itself needs no JDK), and one of its ways
+    # tests and benchmarks of the adapters of the JVM and of Spark, which compile and start a service (the adapter itself needs no JDK), and one of its ways
     # to talk to a JVM
     openjdk-17-jdk-headless jattach
-    # tests of the adapter of Spark, and its benchmark
-    openjdk-17-jre-headless
     # tests of networks; PATH of some minimal systems
     iproute2 ca-certificates
 )

@@ -17,7 +17,8 @@ from urllib.parse import unquote
 
 from app_adapters import __version__
 from app_adapters.errors import ApplicationError, BadBody
-from app_adapters.server import STOP_LOOK_S, JsonServer, Reply, TokenFile
+from app_adapters.hook import Reply, TokenFile
+from app_adapters.server import STOP_LOOK_S, JsonServer
 from app_adapters.spark.curves import LINEAR, Curves
 from app_adapters.spark.policy import SELF, VM_LEVEL, Decision, Deflation, Job, decide
 from app_adapters.spark.rest import Cluster, SparkRest

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebb.benchmarks import cascade, cpu, idle, latency, memcached, policies, throughput
-from ebb.benchmarks import cascade, cpu, idle, jvm, latency, policies, throughput
-from ebb.benchmarks import cascade, cpu, idle, latency, policies, spark, throughput
+from ebb.benchmarks import cascade, cpu, idle, jvm, latency, memcached, policies, spark, throughput
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
 
