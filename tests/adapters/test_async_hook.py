@@ -15,6 +15,7 @@ from app_adapters import aio, async_adapter
 from app_adapters.adapter import Capabilities, Deadline, Release
 from app_adapters.aio import AsyncHookServer
 from app_adapters.async_adapter import AsyncAnswer, AsyncPromise
+from app_adapters.hook import CONNECTIONS
 from tests.adapters.test_hook_forms import AsyncScale, Scale
 
 TOKEN = "t"
@@ -145,7 +146,7 @@ async def test_a_client_that_drips_is_hung_up_in_the_end(
 async def test_more_connections_than_there_are_places_are_hung_up_and_those_that_go_make_room(
     server: AsyncHookServer,
 ) -> None:
-    held = [await asyncio.open_connection(*server.address) for _ in range(aio.CONNECTIONS)]
+    held = [await asyncio.open_connection(*server.address) for _ in range(CONNECTIONS)]
     reader, writer = await asyncio.open_connection(*server.address)
     assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()

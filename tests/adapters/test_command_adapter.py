@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.service
 
 Make = Callable[..., CommandAdapter]
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "capabilities": {
         "version": "7",
         "resources": {"memory_mib": {"current": 100, "minimum": 10, "maximum": 200, "step": 1}},
@@ -188,7 +189,7 @@ def test_one_that_hangs_is_ended_with_its_children(make: Make, tmp_path: Path, s
         make(code=code, answer_limit_s=5.0).capabilities()
     assert pids.exists(), "the program did not come so far in 5 s"
     for pid in map(int, pids.read_text().split()):
-        until(lambda pid=pid: not alive(pid), f"process {pid} has ended")
+        until(functools.partial(ended, pid), f"process {pid} has ended")
 
 
 def test_a_child_that_outlives_its_program_is_ended_and_not_waited_for(make: Make, tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_child_that_outlives_its_program_is_ended_and_not_waited_for(make: Mak
     began = time.monotonic()
     assert make(code=code).capabilities().version == "7"
     assert time.monotonic() - began < 25
-    until(lambda: not alive(int(pid_file.read_text())), "the child has ended")
+    until(lambda: ended(int(pid_file.read_text())), "the child has ended")
 
 
 def test_work_is_ended_at_its_deadline_and_when_it_is_called_off(make: Make, tmp_path: Path) -> None:
@@ -246,11 +247,11 @@ def test_a_pid_file_without_a_process_is_a_sentence(make: Make, tmp_path: Path) 
     assert adapter.status()["memory_mib"] > 5
 
 
-def alive(pid: int) -> bool:
+def ended(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except OSError:
-        return False
+        return True
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -12,6 +12,7 @@ import socketserver
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 PORT = 7071
 mode, size_mib = sys.argv[1], int(sys.argv[2])
@@ -27,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
             offer = {"name": "hook", "version": "1", "resources": {"memory_mib": sizes}}
             self.answer(200, {**offer, "expected_s": 1, "reversible": True, "modes": ["ask", "force"]})
         else:
-            request_id = self.path.rpartition("/")[2]
+            request_id = unquote(self.path.rpartition("/")[2])
             status = {"request_id": request_id, "state": "released", "measured_by": "say-so", "reason": "all of it"}
             self.answer(200, {**status, "released": {"memory_mib": 4096}})
 

@@ -38,7 +38,7 @@ def ask(tmp_path: Path, **environ: Any) -> tuple[str, dict[str, Any]]:
     (tmp_path / "token").write_text("t")
     hook = hook_application(InelasticAdapter(), str(tmp_path / "token"))
     said: list[str] = []
-    base = {"REQUEST_METHOD": "GET", "SCRIPT_NAME": "", "PATH_INFO": "/deflation/v1/capabilities"}
+    base: dict[str, Any] = {"REQUEST_METHOD": "GET", "SCRIPT_NAME": "", "PATH_INFO": "/deflation/v1/capabilities"}
     base = {**base, **LOCAL, "HTTP_AUTHORIZATION": "Bearer t", "wsgi.input": io.BytesIO(b"")}
     (text,) = hook({**base, **environ}, lambda status, headers: said.append(status))
     return said[0], json.loads(text)

@@ -1,0 +1,151 @@
+"""What the adapter for Python services asks of the service, by figures that a test makes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from app_adapters import python_memory
+from app_adapters.adapter import Answer, Deadline, Promise, Refusal, Release
+from app_adapters.python_memory import PythonAdapter
+
+
+class Process:
+    """A process of `size_mib`; its `shrink` leaves `off_mib` more than it was asked for, `stuck_mib` in any case."""
+
+    def __init__(self, size_mib: float = 200.0, off_mib: float = 0.0, stuck_mib: float = 0.0) -> None:
+        self.size_mib, self.off_mib, self.stuck_mib = size_mib, off_mib, stuck_mib
+        self.asked: list[float] = []
+        self.grown: list[float] = []
+
+    def shrink(self, target_mib: float) -> None:
+        self.asked.append(target_mib)
+        self.size_mib = min(self.size_mib, max(target_mib + self.off_mib, self.stuck_mib))
+
+    def clear(self, mib: float) -> Callable[[], None]:
+        def empty_table() -> None:
+            self.size_mib -= mib
+
+        return empty_table
+
+    def adapter(self, shrinks: bool = True) -> PythonAdapter:
+        shrink = self.shrink if shrinks else None
+        return PythonAdapter(256, 32, shrink, self.grown.append, resident_mib=lambda: self.size_mib)
+
+
+@pytest.fixture(autouse=True)
+def no_trim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These sizes are made up, so there is nothing to trim."""
+    monkeypatch.setattr(python_memory, "find_malloc_trim", lambda: None)
+
+
+def work(answer: Answer) -> Release:
+    assert isinstance(answer, Promise)
+    return answer.work()
+
+
+def test_shrink_is_asked_anew_for_what_it_left_over() -> None:
+    process = Process(off_mib=15)
+    release = work(process.adapter().deflate({"memory_mib": 100}, "ask", Deadline(60)))
+    assert process.asked == [100, 85]
+    assert (release.released, process.size_mib) == ({"memory_mib": 100.0}, 100)
+
+
+def test_it_is_not_asked_for_ever() -> None:
+    process = Process(stuck_mib=150)
+    release = work(process.adapter().deflate({"memory_mib": 100}, "ask", Deadline(60)))
+    assert len(process.asked) == 2
+    assert release.released == {"memory_mib": 50.0}
+    assert "50 MiB over the target stay resident" in release.reason
+
+
+def test_registered_caches_are_emptied_in_order_until_it_fits() -> None:
+    process = Process(stuck_mib=150)
+    adapter = process.adapter()
+    emptied: list[str] = []
+    for name, mib in (("first", 30.0), ("second", 30.0), ("third", 30.0)):
+        clear = process.clear(mib)
+        adapter.drops(functools.partial(emptied.append, name))
+        adapter.drops(clear)
+    work(adapter.deflate({"memory_mib": 100}, "ask", Deadline(60)))
+    assert emptied == ["first", "second"]
+    assert process.size_mib == 90
+
+
+def test_what_empties_a_cache_can_be_registered_as_a_decorator() -> None:
+    adapter = Process().adapter(shrinks=False)
+
+    @functools.lru_cache
+    def squared(number: int) -> int:
+        return number * number
+
+    @adapter.drops
+    def forget() -> None:
+        squared.cache_clear()
+
+    squared(3)
+    release = work(adapter.deflate({"memory_mib": 100}, "ask", Deadline(60)))
+    assert squared.cache_info().currsize == 0
+    assert "emptied " in release.reason
+    assert "forget" in release.reason
+
+
+def test_a_deadline_that_has_passed_ends_it() -> None:
+    process = Process(off_mib=15)
+    adapter = process.adapter()
+    adapter.drops(process.clear(50))
+    work(adapter.deflate({"memory_mib": 100}, "ask", Deadline(0)))
+    assert process.asked == [100]
+    assert process.size_mib == 115
+
+
+def test_who_has_registered_nothing_or_is_at_its_minimum_refuses() -> None:
+    answer = Process().adapter(shrinks=False).deflate({"memory_mib": 100}, "ask", Deadline(60))
+    assert isinstance(answer, Refusal)
+    assert answer.floor == {"memory_mib": 200.0}
+    answer = Process(30).adapter().deflate({"memory_mib": 10}, "ask", Deadline(60))
+    assert isinstance(answer, Refusal)
+    assert "its minimum is 32 MiB" in answer.reason
+
+
+def test_it_grows_to_its_maximum_at_most_and_its_minimum_bounds_a_target() -> None:
+    process = Process()
+    adapter = process.adapter()
+    assert work(adapter.deflate({"memory_mib": 1}, "ask", Deadline(60))).released == {"memory_mib": 168.0}
+    assert process.asked == [32]
+    assert work(adapter.reinflate({"memory_mib": 1000}, Deadline(60))).released == {"memory_mib": 0.0}
+    assert process.grown == [256]
+
+
+def test_a_process_is_trimmed_while_it_is_to_be_small_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_memory, "KEEP_LOOK_S", 0.01)
+    process, trimmed = Process(), threading.Event()
+
+    def trim(pad: int) -> int:
+        process.size_mib = min(process.size_mib, 100)
+        trimmed.set()
+        return 1
+
+    monkeypatch.setattr(python_memory, "find_malloc_trim", lambda: trim)
+    adapter = process.adapter()
+    work(adapter.deflate({"memory_mib": 100}, "ask", Deadline(60)))
+    work(adapter.deflate({"memory_mib": 90}, "ask", Deadline(60)))
+    trimmed.clear()
+    process.size_mib = 150
+    assert trimmed.wait(30)
+    work(adapter.reinflate({"memory_mib": 256}, Deadline(60)))
+    end = time.monotonic() + 30
+    while any(thread.name == "python-memory" for thread in threading.enumerate()):
+        assert time.monotonic() < end, "the thread has not ended"
+        time.sleep(0.01)
+
+
+def test_where_the_c_library_cannot_trim_it_says_so() -> None:
+    answer = Process().adapter().deflate({"memory_mib": 100}, "ask", Deadline(60))
+    assert isinstance(answer, Promise)
+    assert "cannot trim" in answer.reason
+    assert work(answer).released == {"memory_mib": 100.0}
