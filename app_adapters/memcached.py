@@ -1,7 +1,8 @@
 """memcached: shrinks its cache, coldest items first, until the kernel says that the memory is back (seed 004 §4).
 
 `cache_memlimit` alone frees nothing: pages go back only by `slabs reassign N 0` while more is allocated than the limit,
-and a page takes its items with it. So the coldest items are deleted first, and the survivors are moved together.
+and a page takes its items with it. So the coldest items are deleted first (memcached_items), and the survivors are
+moved together (memcached_pages).
 """
 
 from __future__ import annotations
@@ -283,6 +284,14 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+DESCRIPTION = """\
+Shrinks a memcached on this machine: its limit first, the coldest items next, then page by page.
+
+Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages stay resident:
+  MALLOC_MMAP_THRESHOLD_=131072 memcached -u nobody -l 127.0.0.1 -U 0 -m 1024
+  ebb-adapter memcached --memcached 127.0.0.1:11211 --minimum-mib 128 --listen 127.0.0.1:7070
+"""
+
 READY = Ready(
     "a memcached on this machine",
     """\
@@ -292,6 +301,7 @@ Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages 
 example:
   MALLOC_MMAP_THRESHOLD_=131072 memcached -u nobody -l 127.0.0.1 -p 11211 -m 1024 &
   ebb-adapter memcached --memcached 127.0.0.1:11211 --minimum-mib 64 --listen 127.0.0.1:7070""",
+    DESCRIPTION,
     _options,
     lambda options: MemcachedAdapter(options.memcached[0], options.memcached[1], options.minimum_mib),
 )

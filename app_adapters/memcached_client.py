@@ -6,13 +6,14 @@ import re
 import socket
 import time
 from dataclasses import dataclass
-from typing import Iterator, Tuple
+from typing import Callable, Iterator, Tuple
 from urllib.parse import unquote_to_bytes
 
 from app_adapters.errors import ApplicationError
 
 MIB = 1024 * 1024
 CHUNK_BYTES = 262144
+STOP_LOOK_S = 0.1
 # The key is percent-encoded; la = a time of access, fetch = whether it was ever read, size = bytes with header.
 _DUMPED = re.compile(rb"key=(\S+) exp=\S+ la=(\d+) cas=\S+ fetch=(\S+) cls=(\d+) size=(\d+)")
 _READ = re.compile(rb" type=item_get key=(\S+) status=found ")
@@ -119,28 +120,30 @@ class MemcachedClient:
         if line != b"OK":
             raise ApplicationError(f"slabs reassign {source} 0 was answered with {line.decode('utf-8', 'replace')}")
 
-    def watch_reads(self, seconds: float, most: int) -> dict[bytes, int]:
-        """How often each item was read in so many seconds, by percent-encoded key; ends early with `most` keys.
+    def watch_reads(self, seconds: float, most: int, stop: Callable[[], bool]) -> dict[bytes, int]:
+        """How often each item was read in so many seconds, by percent-encoded key.
+
+        It ends early with `most` keys, or when `stop` says so.
 
         On a connection of its own, since watching ends with it. A memcached with much to do leaves reads out
-        (logger.c), one that cannot be watched gives none.
+        (logger.c), one that must not be watched (-W) gives none.
         """
         found: dict[bytes, int] = {}
         end, rest = time.monotonic() + seconds, b""
         try:
             with socket.create_connection(self._address, self._timeout_s) as watcher:
                 watcher.sendall(b"watch fetchers\r\n")
-                while len(found) < most and (left := end - time.monotonic()) > 0:
-                    watcher.settimeout(left)
-                    data = watcher.recv(CHUNK_BYTES)
-                    if not data:
+                while len(found) < most and not stop() and (left := end - time.monotonic()) > 0:
+                    watcher.settimeout(min(left, STOP_LOOK_S))
+                    try:
+                        data = watcher.recv(CHUNK_BYTES)
+                    except socket.timeout:
+                        continue
+                    if not data or data.startswith((b"CLIENT_ERROR", b"ERROR", b"SERVER_ERROR")):
                         break
-                    lines, newline, tail = (rest + data).rpartition(b"\n")
-                    rest = tail
+                    lines, newline, rest = (rest + data).rpartition(b"\n")
                     for key in _READ.findall(lines + newline):
                         found[key] = found.get(key, 0) + 1
-        except socket.timeout:
-            pass
         except OSError as error:
             raise self._lost(error) from None
         return found

@@ -98,7 +98,8 @@ def delete_coldest(
         return
     seen: Seen = {}
     for watch_s in WATCHES_S:
-        for key, times in client.watch_reads(min(watch_s, deadline.remaining_s / 10), SEEN_KEYS).items():
+        watch_s = min(watch_s, deadline.remaining_s / 10)
+        for key, times in client.watch_reads(watch_s, SEEN_KEYS, lambda: deadline.passed).items():
             seen[key] = seen.get(key, 0) + times
         slabs = client.slabs()
         surplus = surplus_bytes(slabs, limit_mib)

@@ -76,6 +76,14 @@ def test_what_is_read_meanwhile_stays_though_its_time_of_access_is_old(tmp_path:
         assert cache.right(range(hot.stop, count)) < 0.6 * count
 
 
+def test_a_memcached_that_must_not_be_watched_shrinks_all_the_same(tmp_path: Path) -> None:
+    with hooked(tmp_path, 200, ("-W",)) as (cache, rest):
+        cache.fill(120)
+        done, came_back_mib = deflated(cache, rest, "down", 80)
+        assert released_mib(done) == pytest.approx(came_back_mib, rel=0.1, abs=4)
+        assert cache.rss_mib() <= 90
+
+
 def test_ten_cycles_leave_nothing_behind(tmp_path: Path) -> None:
     with hooked(tmp_path, 150) as (cache, rest):
         sizes_mib = []
