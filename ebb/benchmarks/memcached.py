@@ -26,7 +26,7 @@ from app_adapters.memcached import MemcachedAdapter
 from ebb.benchmarks.confined import Group, Server, group, server
 from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.memcached_client import BATCH, CONNECTIONS, Client
-from ebb.benchmarks.memcached_report import Row, write
+from ebb.benchmarks.memcached_report import Row, write, write_table
 from ebb.benchmarks.memcached_shrink import shrink_latency
 from ebb.benchmarks.passes import Pass
 from ebb.benchmarks.swapfile import swap
@@ -90,18 +90,22 @@ def run(how: Pass) -> Figures:
     with swap(place, int(largest_mib * 1.5), how.report) as swap_mib, group(place.parent) as inside:
         if swap_mib < largest_mib:
             raise BenchmarkFailed(f"memcached: {largest_mib:.0f} MiB of swap are needed, there are {swap_mib}")
+        # Known only now, and part of what the figures mean: reads are capped on the disk of our own file.
+        foreign = "" if place.exists() else f"; the host's own swap, so capped only if it lies on {place.parent}'s disk"
         for number in range(how.runs):
             for case in todo:
                 for share in case.shares:
                     # The order changes, so that what drifts falls on both.
                     for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
                         rows += (found := list(_measure(inside, case, share, arm, number, how)))
+                        if how.output is not None:
+                            write_table(rows, how.output)
                         how.report(f"run {number + 1} of {how.runs}: " + "; ".join(row.sentence for row in found[:1]))
     latencies = [shrink_latency(how.quick) for _ in range(how.runs)]
     if how.output is not None:
         for path in write(rows, how.output, how.report):
             how.report(f"{path} is written")
-    conditions = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after"
+    conditions = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after{foreign}"
     return {**figures(rows, conditions), **_shrink_figures(latencies, conditions)}
 
 

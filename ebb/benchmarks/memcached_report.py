@@ -53,17 +53,23 @@ class Row:
         )
 
 
-def write(rows: Sequence[Row], directory: Path, report: Callable[[str], None]) -> list[Path]:
-    """Write the table and, where matplotlib is installed, the picture; returns the paths."""
+def write_table(rows: Sequence[Row], directory: Path) -> Path:
+    """Write the table of what was measured so far, so that a stopped benchmark leaves it; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
-    table = directory / TABLE
+    path = directory / TABLE
     names = [field.name for field in fields(Row)]
-    with table.open("w", newline="") as file:
+    with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
         for row in rows:
             values = (getattr(row, name) for name in names)
             writer.writerow([round(value, 6) if isinstance(value, float) else value for value in values])
+    return path
+
+
+def write(rows: Sequence[Row], directory: Path, report: Callable[[str], None]) -> list[Path]:
+    """Write the table and, where matplotlib is installed, the picture; returns the paths."""
+    table = write_table(rows, directory)
     try:
         return [table, draw(rows, directory / PICTURE)]
     except ImportError:
