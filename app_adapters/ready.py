@@ -31,6 +31,7 @@ MODULES = {
     "gunicorn": "app_adapters.gunicorn",
     "nginx": "app_adapters.nginx",
     "command": "app_adapters.command",
+    "postgresql": "app_adapters.postgresql",
     "inelastic": "app_adapters.inelastic",
 }
 

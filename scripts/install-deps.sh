@@ -16,6 +16,7 @@ packages=(
     # tests and benchmarks of the adapters of the JVM and of Spark, which compile and start a service (the adapter itself needs no JDK), and one of its ways
     # to talk to a JVM
     openjdk-17-jdk-headless jattach
+    memcached redis-server postgresql
     # tests of networks; PATH of some minimal systems
     iproute2 ca-certificates
 )

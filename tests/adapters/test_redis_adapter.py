@@ -18,6 +18,7 @@ from app_adapters.redis_client import RedisClient, ServerError
 from app_adapters.server import HookServer
 from tests.adapters.redis_server import Connection, Load, RedisServer
 from tests.adapters.rest import Rest
+from tests.adapters.results import result
 
 pytestmark = pytest.mark.service
 
@@ -54,7 +55,7 @@ def hooked(tmp_path: Path, *options: str, **settings: Any) -> Iterator[tuple[Red
 def done(rest: Rest, request_id: str, direction: str, memory_mib: float, **more: Any) -> dict[str, Any]:
     status, answer = rest.target(request_id, direction, memory_mib, **more)
     assert status == 202, answer
-    return rest.finished(request_id)
+    return result(rest, request_id)
 
 
 def refused(rest: Rest, memory_mib: float = 80) -> dict[str, Any]:
@@ -89,18 +90,18 @@ def test_a_deflated_redis_is_small_answers_all_the_time_and_grows_back(
             status, answer = rest.target("down", "deflate", 140)
             assert status == 202
             assert answer["promised"]["memory_mib"] == pytest.approx(before_mib - 140, abs=5)
-            result = rest.finished("down")
+            ended = result(rest, "down")
             after_mib = server.rss_mib()
-            assert result["state"] == "released", result
-            assert after_mib <= 140 + 16, result
-            assert result["released"]["memory_mib"] == pytest.approx(before_mib - after_mib, rel=0.1, abs=5)
+            assert ended["state"] == "released", ended
+            assert after_mib <= 140 + 16, ended
+            assert ended["released"]["memory_mib"] == pytest.approx(before_mib - after_mib, rel=0.1, abs=5)
             assert server.limit_mib() < 140
 
             server.fill(150, size, start=10**6)
             assert server.rss_mib() <= 140 + 40  # new data takes the place of old
 
-            result = done(rest, "up", "reinflate", memory["maximum"])
-            assert result["released"] == {"memory_mib": 0.0}
+            ended = done(rest, "up", "reinflate", memory["maximum"])
+            assert ended["released"] == {"memory_mib": 0.0}
             assert server.limit_mib() == 300
             server.fill(150, size, start=2 * 10**6)
             assert server.rss_mib() > 220
@@ -117,9 +118,9 @@ def test_ten_cycles_do_not_creep(tmp_path: Path, record_property: Any) -> None:
         for i in range(10):
             server.fill(160, None, start=i * 10**6)
             before_mib = server.rss_mib()
-            result = done(rest, f"down{i}", "deflate", 90)
+            ended = done(rest, f"down{i}", "deflate", 90)
             sizes_mib.append(server.rss_mib())
-            assert result["released"]["memory_mib"] == pytest.approx(before_mib - sizes_mib[-1], rel=0.1, abs=5)
+            assert ended["released"]["memory_mib"] == pytest.approx(before_mib - sizes_mib[-1], rel=0.1, abs=5)
             done(rest, f"up{i}", "reinflate", 1000)
             assert server.limit_mib() == 300
     assert load.errors == []
@@ -139,8 +140,8 @@ def test_noeviction_is_left_alone_unless_a_policy_may_stand_in(tmp_path: Path) -
         assert server.limit_mib() == 300
 
         with hook(tmp_path, server.port, policy="allkeys-lru") as allowed:
-            result = done(allowed, "down", "deflate", 80)
-            assert "allkeys-lru stands in for noeviction" in result["reason"]
+            ended = done(allowed, "down", "deflate", 80)
+            assert "allkeys-lru stands in for noeviction" in ended["reason"]
             assert server.rss_mib() <= 80 + 12
             assert server.config("maxmemory-policy") == "allkeys-lru"
             done(allowed, "part", "reinflate", 100)
@@ -191,8 +192,8 @@ def test_while_it_saves_it_refuses_for_a_while_and_keeps_room_for_saves(tmp_path
         assert answer["retry_after_s"] > 0
         server.call("CONFIG", "SET", "save", "3600 1")
         end_save(server)
-        result = done(rest, "down", "deflate", 110)
-        assert "copies of a save" in result["reason"]
+        ended = done(rest, "down", "deflate", 110)
+        assert "copies of a save" in ended["reason"]
         assert server.rss_mib() <= 100 + 10
 
 
@@ -241,8 +242,8 @@ def test_a_deadline_ends_the_work_with_what_was_measured_and_writes_go_on(tmp_pa
     with hooked(tmp_path, *CACHE) as (server, rest), Load(server.port) as load:
         server.fill_in_time(260)
         before_mib = server.rss_mib()
-        result = done(rest, "down", "deflate", 80, deadline_s=0.05)
-        assert result["released"]["memory_mib"] == pytest.approx(before_mib - server.rss_mib(), abs=40)
+        ended = done(rest, "down", "deflate", 80, deadline_s=0.05)
+        assert ended["released"]["memory_mib"] == pytest.approx(before_mib - server.rss_mib(), abs=40)
         done(rest, "on", "deflate", 80)
         assert server.rss_mib() <= 92
     assert load.errors == []
@@ -253,9 +254,9 @@ def test_without_a_place_for_its_state_nothing_is_changed(tmp_path: Path) -> Non
     with hooked(tmp_path, *CACHE, state_file=str(tmp_path / "file" / "state")) as (server, rest):
         server.fill(100)
         status, answer = rest.target("down", "deflate", 70)
-        result = rest.finished("down") if status == 202 else answer
-        assert result["state"] in ("failed", "refused")
-        assert "state file" in result["reason"]
+        ended = result(rest, "down") if status == 202 else answer
+        assert ended["state"] in ("failed", "refused")
+        assert "state file" in ended["reason"]
         assert server.limit_mib() == 300
 
 
