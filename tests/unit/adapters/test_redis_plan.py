@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -128,7 +129,7 @@ def test_a_deflation_never_raises_a_limit_and_never_makes_it_none(found: Figures
     if down:
         assert down[-1] == limit_mib
     levels = [min(found.used, found.limit or found.used), *down]
-    assert all(before - after <= STEP_MIB * 1.001 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(before - after <= STEP_MIB * 1.001 for before, after in itertools.pairwise(levels))
     assert down == sorted(down, reverse=True)
 
 

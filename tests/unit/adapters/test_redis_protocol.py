@@ -43,7 +43,7 @@ def test_a_part_of_a_reply_is_incomplete(data: bytes) -> None:
             parse(data[:end])
 
 
-@pytest.mark.parametrize("data", [b"-NOAUTH who are you\r\n", b"!19\r\nNOAUTH who are you\r\n"])
+@pytest.mark.parametrize("data", [b"-NOAUTH who are you\r\n", b"!18\r\nNOAUTH who are you\r\n"])
 def test_an_error_is_a_value_with_its_code(data: bytes) -> None:
     error, _ = parse(data)
     assert isinstance(error, ServerError)
