@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from typing import Any
 
 from app_adapters.errors import ApplicationError
 
-CONNECT_LIMIT_S = 3
+CONNECT_LIMIT_S = 2  # the least that libpq knows
 PASSED_ON = ("PATH", "HOME", "LANG")
 
 
@@ -46,20 +47,31 @@ class Psql:
         for statement in statements:
             command += ["-c", statement]
         try:
-            # cwd: a directory that every user may be in.
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, env=self._environment, cwd="/"
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment,
+                cwd="/",  # a directory that every user may be in
+                start_new_session=True,
             )
         except FileNotFoundError:
             raise ApplicationError(f"{command[0]} is not installed") from None
-        except subprocess.TimeoutExpired:
-            raise ApplicationError(f"psql gave no answer within {limit_s:g} s") from None
         except OSError as error:
             raise ApplicationError(f"psql cannot be run: {error.strerror}") from None
-        if done.returncode != 0:
-            lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["without a word"]
+        try:
+            output, complaint = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise ApplicationError(f"psql gave no answer within {limit_s:g} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what runuser has started
+                process.communicate()
+        if process.returncode != 0:
+            lines = complaint.decode("utf-8", "replace").strip().splitlines() or ["without a word"]
             raise ApplicationError(f"psql failed: {lines[0][:300]}")
-        return done.stdout.decode("utf-8", "replace")
+        return output.decode("utf-8", "replace")
 
     def query(self, sql: str) -> Any:
         """The JSON that a statement selects. Raises: ApplicationError."""

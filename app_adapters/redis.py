@@ -286,7 +286,8 @@ def _config_obstacle(client: RedisClient, info: dict[str, str]) -> Obstacle | No
 
 
 def _raise_limit(client: RedisClient, limit_mib: float) -> None:
-    if limit_mib > number(client.info(), "maxmemory") / MIB:
+    now_mib = number(client.info(), "maxmemory") / MIB
+    if 0 < now_mib < limit_mib:  # 0 is no limit: somebody has lifted it
         client.config_set("maxmemory", int(limit_mib * MIB))
 
 

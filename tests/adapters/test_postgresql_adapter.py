@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app_adapters.errors import ApplicationError
 from app_adapters.postgresql import PostgresqlAdapter
 from app_adapters.postgresql_client import Psql
 from app_adapters.server import HookServer
@@ -138,6 +141,13 @@ def mib(text: str) -> float:
     return int(text[:-2]) / {"kB": 1024, "MB": 1, "GB": 1 / 1024}[text[-2:]]
 
 
+def command_line(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 def workers(cluster: Cluster) -> tuple[str, str]:
     return cluster.setting("max_parallel_workers"), cluster.setting("max_parallel_workers_per_gather")
 
@@ -194,6 +204,21 @@ def test_a_setting_that_something_else_holds_is_said_to_stay(cluster: Cluster, t
             assert "work_mem stays 20480, by user" in ended["reason"]
     finally:
         cluster.ask("ALTER ROLE postgres RESET work_mem")
+
+
+def test_a_server_that_hangs_is_a_refusal_and_no_psql_is_left(cluster: Cluster, tmp_path: Path) -> None:
+    os.kill(cluster.postmaster, signal.SIGSTOP)
+    try:
+        with hook(tmp_path, cluster) as rest:
+            status, answer = rest.target("down", "deflate", 10)
+    finally:
+        os.kill(cluster.postmaster, signal.SIGCONT)
+    assert (status, answer["state"]) == (409, "refused")
+    assert "psql" in answer["reason"]
+    with pytest.raises(ApplicationError, match="no answer within"):
+        Psql(str(cluster.directory), run_as=OWNER if as_owner() else "").run(["SELECT pg_sleep(50)"], 0.5)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"pg_sleep(50)" in command_line(path)]
+    assert cluster.ask("SELECT 1") == "1"
 
 
 def test_a_server_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
