@@ -85,6 +85,15 @@ class JVMAdapter(Adapter):
 
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
         """Promise what lies between the resident size and the target, which the live set bounds."""
+        answer: Answer | None = None
+        try:
+            answer = self._decide(target, deadline)
+        finally:
+            if not isinstance(answer, Promise):
+                self._transport.close()
+        return answer
+
+    def _decide(self, target: dict[str, float], deadline: Deadline) -> Answer:
         facts = self._read(DECIDE_LIMIT_S)
         floor_mib = self._floor_mib(facts)
         now_mib = facts.resident.all_mib
@@ -106,9 +115,13 @@ class JVMAdapter(Adapter):
 
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Let the heap grow again; at its full size all flags are what they were. Memory comes on demand."""
-        facts = self._read(DECIDE_LIMIT_S)
-        process = facts.process
-        originals = self._originals.load(process.pid, process.start)
+        try:
+            facts = self._read(DECIDE_LIMIT_S)
+            process = facts.process
+            originals = self._originals.load(process.pid, process.start)
+        except ApplicationError:
+            self._transport.close()
+            raise
         # The margin of the maximum, so that the maximum that was offered always restores everything.
         heap_mib = target["memory_mib"] - facts.resident.other_mib
         is_full = heap_mib >= plans.heap_ceiling_mib(facts.flags, originals)
@@ -134,7 +147,7 @@ class JVMAdapter(Adapter):
         notes: list[str] = []
         try:
             self._collect(process, 1, deadline)
-            facts = self._read(READ_LIMIT_S, collected=True)
+            facts = self._read_collected(process)
             settle_s = plans.settle_s(facts.flags)
             if plans.settles_first(facts.flags):
                 self._settle(process, target_mib, settle_s, deadline)
@@ -155,7 +168,7 @@ class JVMAdapter(Adapter):
                     after_mib = self._settle(process, target_mib, settle_s, deadline)
                 if after_mib <= target_mib + TOLERANCE_MIB or deadline.passed:
                     break
-                facts = self._read(READ_LIMIT_S, collected=True)
+                facts = self._read_collected(process)
                 wanted_mib -= after_mib - target_mib
         except ApplicationError as error:
             problem = str(error)
@@ -215,15 +228,16 @@ class JVMAdapter(Adapter):
         process = self._finder.find()
         with self._lock:
             known = self._facts
-        if known is not None and known.process == process:
-            if self._working or time.monotonic() - known.at_s < self._transport.age_s:
-                return known
-            try:
-                return self._read(READ_LIMIT_S)
-            except ApplicationError:
-                return known
+        if known is not None and known.process != process:
+            known = None
+        if known is not None and (self._working or time.monotonic() - known.at_s < self._transport.age_s):
+            return known
         try:
             return self._read(READ_LIMIT_S)
+        except ApplicationError:
+            if known is None:
+                raise
+            return known
         finally:
             if not self._working:
                 self._transport.close()
@@ -243,6 +257,12 @@ class JVMAdapter(Adapter):
         facts = Facts(process, flags, heap, read_resident(process.pid, heap), live_mib, now_s)
         with self._lock:
             self._facts = facts
+        return facts
+
+    def _read_collected(self, process: Process) -> Facts:
+        facts = self._read(READ_LIMIT_S, collected=True)
+        if facts.process != process:
+            raise ApplicationError("the JVM was started again meanwhile")
         return facts
 
     def _floor_mib(self, facts: Facts) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 
-from app_adapters.errors import AdapterError
 from app_adapters.jvm.adapter import JVMAdapter
 from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder
@@ -49,8 +48,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _build(options: argparse.Namespace) -> JVMAdapter:
     choice = Choice(options.pid, options.pid_file, options.main_class, options.match)
-    if not any((choice.pid, choice.pid_file, choice.main_class, choice.match)):
-        raise AdapterError("--pid, --pid-file, --main-class or --match must not be empty")
     transport: Transport = Attach()
     if options.jattach:
         transport = Jattach(options.jattach)

@@ -38,7 +38,7 @@ SHARES = (0.75, 0.5)
 UNDER_LIMIT = 0.9
 #: MiB of a JVM beside its heap, and how much heap what lives needs: the service's own rule for its cache.
 BESIDE_MIB = 70
-ROOM = 2.0
+ROOM = 1.6
 DEADLINE_S = 60.0
 
 
@@ -53,8 +53,8 @@ class Size:
     window_s: float
 
 
-FULL = Size(640, 30, 100, 3.0, 8.0)
-QUICK = Size(320, 15, 50, 0.5, 2.0)
+FULL = Size(640, 30, 130, 2.0, 6.0)
+QUICK = Size(320, 15, 50, 0.5, 1.5)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Service:
 
     def warm(self, size: Size) -> float:
         """Let the heap come to its full size; returns its resident MiB."""
-        self.say(f"run {2 * size.warm_s}")
+        self.say(f"run {3 * size.warm_s}")
         return proportional_mib(self._process.pid)
 
     def at(self, limit_mib: float, follows: bool, size: Size) -> Window:
@@ -163,7 +163,7 @@ class _Service:
 def _service(group: MemoryGroup, directory: Path, size: Size) -> Iterator[_Service]:
     group.limit(UNLIMITED)
     command = ["java", f"-Xmx{size.heap_mib}m", "-Xms32m", "-XX:+UnlockExperimentalVMOptions", "-XX:+UseShenandoahGC"]
-    command += ["-XX:ShenandoahUncommitDelay=1000", "-XX:-UsePerfData", "-cp", str(directory), "Mix"]
+    command += ["-XX:-UsePerfData", "-cp", str(directory), "Mix"]
     command += [str(size.live_mib), str(size.cache_mib)]
     process = subprocess.Popen(
         group.inside(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0

@@ -49,7 +49,7 @@ def start(classes: Path) -> Iterator[Start]:
     services: list[Service] = []
 
     def one(*arguments: object, **options: object) -> Service:
-        services.append(Service(classes, *arguments, cache_mib=10, **options))  # type: ignore[arg-type]
+        services.append(Service(classes, *arguments, **{"cache_mib": 10, **options}))  # type: ignore[arg-type]
         return services[-1]
 
     yield one
@@ -93,7 +93,7 @@ def test_jattach_is_another_way(start: Start) -> None:
 def test_jmx_is_another_way_and_its_helper_ends(start: Start, tmp_path: Path) -> None:
     port = free_port()
     remote = "-Dcom.sun.management.jmxremote"
-    options = (f"{remote}.port={port}", f"{remote}.rmi.port={port}", f"{remote}.host=127.0.0.1")
+    options: tuple[str, ...] = (f"{remote}.port={port}", f"{remote}.rmi.port={port}", f"{remote}.host=127.0.0.1")
     options += (f"{remote}.authenticate=false", f"{remote}.ssl=false", "-Djava.rmi.server.hostname=127.0.0.1")
     # This one cannot be reached by the attach socket.
     service = start((*SHENANDOAH, *options, "-XX:+DisableAttachMechanism"))

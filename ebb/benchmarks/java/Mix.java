@@ -6,18 +6,21 @@ import java.util.Arrays;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.Random;
+import java.util.concurrent.locks.LockSupport;
 
 /**
  * A fixed mix of requests for the benchmark `jvm`: each makes garbage and reads a value by a Zipf-distributed key from
  * a cache (least recently used goes first); a value that is not there is computed again.
  *
  * Arguments: live set in MiB, cache in MiB, which holds all values. Lines in: "cache MIB" bounds the cache, "run SECONDS"
- * works in two threads and prints requests, hits and the response times' median, p99 and mean in microseconds.
+ * works in two threads, each at 400 requests a second or as many as it can do, and prints requests, hits and the
+ * response times' median, p99 and mean in microseconds.
  */
 public class Mix {
     private static final int BLOCK = 16 * 1024;
     private static final int PER_MIB = 1024 * 1024 / BLOCK;
-    private static final int GARBAGE = 48 * 1024;
+    private static final int GARBAGE = 256 * 1024;
+    private static final long INTERVAL_NS = 2_500_000;
     private static final int ROUNDS = 12;
     private static final double SKEW = 0.9;
     private static final int THREADS = 2;
@@ -25,6 +28,7 @@ public class Mix {
     private static byte[][] live;
     private static double[] zipf;
     private static int bound;
+    private static int turn;
     static volatile int sink;
 
     public static void main(String[] arguments) throws IOException, InterruptedException {
@@ -61,6 +65,7 @@ public class Mix {
 
     private static String run(double seconds) throws InterruptedException {
         long end = System.nanoTime() + (long) (seconds * 1e9);
+        turn++;
         long[][] times = new long[THREADS][];
         long[] hits = new long[THREADS];
         Thread[] threads = new Thread[THREADS];
@@ -79,10 +84,13 @@ public class Mix {
     }
 
     private static long[] work(int number, long end, long[] hits) {
-        Random random = new Random(number);
+        // Other keys in every run, the same ones in every JVM.
+        Random random = new Random(THREADS * turn + number);
         long[] times = new long[1 << 12];
         int count = 0;
-        for (long now = System.nanoTime(); now < end; ) {
+        long next = System.nanoTime();
+        while (next < end) {
+            long began = System.nanoTime();
             if (request(random)) {
                 hits[number]++;
             }
@@ -90,8 +98,10 @@ public class Mix {
             if (count == times.length) {
                 times = Arrays.copyOf(times, 2 * count);
             }
-            times[count++] = after - now;
-            now = after;
+            times[count++] = after - began;
+            // At a fixed rate; who is late goes on at once, and does not make up for what was left out.
+            next = Math.max(next + INTERVAL_NS, after);
+            LockSupport.parkNanos(next - after);
         }
         return Arrays.copyOf(times, count);
     }
