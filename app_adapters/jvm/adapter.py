@@ -146,10 +146,12 @@ class JVMAdapter(Adapter):
         told: list[str] = []
         notes: list[str] = []
         try:
-            self._collect(process, 1, deadline)
-            facts = self._read_collected(process)
+            is_over = before_mib > target_mib + TOLERANCE_MIB
+            if is_over:
+                self._collect(process, 1, deadline)
+            facts = self._read_of(process, collected=is_over)
             settle_s = plans.settle_s(facts.flags)
-            if plans.settles_first(facts.flags):
+            if is_over and plans.settles_first(facts.flags):
                 self._settle(process, target_mib, settle_s, deadline)
             wanted_mib = target_mib
             for _ in range(ROUNDS):
@@ -168,7 +170,7 @@ class JVMAdapter(Adapter):
                     after_mib = self._settle(process, target_mib, settle_s, deadline)
                 if after_mib <= target_mib + TOLERANCE_MIB or deadline.passed:
                     break
-                facts = self._read_collected(process)
+                facts = self._read_of(process, collected=decided.collections > 0)
                 wanted_mib -= after_mib - target_mib
         except ApplicationError as error:
             problem = str(error)
@@ -200,8 +202,9 @@ class JVMAdapter(Adapter):
         for name, value in settings:
             self._transport.set_flag(process.pid, name, value, DECIDE_LIMIT_S)
             flags = with_value(flags, name, value)
-        with self._lock:
-            self._facts = None
+            with self._lock:
+                if self._facts is not None and self._facts.process == process:
+                    self._facts = replace(self._facts, flags=flags)
         return flags
 
     def _collect(self, process: Process, count: int, deadline: Deadline) -> None:
@@ -259,8 +262,8 @@ class JVMAdapter(Adapter):
             self._facts = facts
         return facts
 
-    def _read_collected(self, process: Process) -> Facts:
-        facts = self._read(READ_LIMIT_S, collected=True)
+    def _read_of(self, process: Process, collected: bool) -> Facts:
+        facts = self._read(DECIDE_LIMIT_S, collected)
         if facts.process != process:
             raise ApplicationError("the JVM was started again meanwhile")
         return facts

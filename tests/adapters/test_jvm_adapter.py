@@ -194,6 +194,22 @@ def test_what_lives_is_not_taken_and_the_rest_is_told(start: Start, tmp_path: Pa
         service.say("get")
 
 
+def test_a_target_above_what_it_holds_limits_it_without_a_collection(start: Start, tmp_path: Path) -> None:
+    service = start(SHENANDOAH, cache_mib=20)
+    with hooked(service, tmp_path) as rest:
+        before_mib = service.pss_mib()
+        status, answer = rest.target("wide", "deflate", 250)
+        assert (status, answer["promised"]) == (202, {"memory_mib": 0.0})
+        assert rest.finished("wide")["state"] == "released"
+        assert service.pss_mib() >= before_mib - 15
+        limit_mib = int(flags(service, "SoftMaxHeapSize")["SoftMaxHeapSize"]) / 2**20
+        assert 150 < limit_mib < 250
+        rest.target("wider", "deflate", 300)
+        rest.finished("wider")
+        now_mib = int(flags(service, "SoftMaxHeapSize")["SoftMaxHeapSize"]) / 2**20
+        assert now_mib == pytest.approx(limit_mib, abs=0.01)  # a deflation never raises
+
+
 def test_a_new_adapter_still_restores_the_very_original_values(start: Start, tmp_path: Path) -> None:
     service = start((*G1, "-XX:MinHeapFreeRatio=33", "-XX:MaxHeapFreeRatio=66", "-XX:G1PeriodicGCInterval=7777"))
     originals = flags(service, *MANAGED)
