@@ -6,7 +6,7 @@ import contextlib
 import http.server
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def ask_both(
 
 
 def test_a_cluster_with_a_running_job_gives_workers_up_and_takes_them_back(
-    tmp_path: Path, record_property: pytest.RecordProperty
+    tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     with cluster(tmp_path, curves=PREFER_SELF) as spark:
         vms = [spark.add_vm(host) for host in HOSTS]
