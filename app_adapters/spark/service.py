@@ -30,6 +30,7 @@ LONGEST_WAIT_S = 30.0
 #: So long an answer that came too late holds for a VM that asks the same again.
 ANSWER_AGE_S = 60.0
 RETRY_S = 1.0
+ALIKE = 0.05
 DEFLATIONS = "/spark/v1/deflations"
 SIZES = "/spark/v1/sizes"
 DECOMMISSIONS = "/spark/v1/decommissions"
@@ -111,7 +112,7 @@ class SparkService:
         end = time.monotonic() + min(_number(body, "wait_s"), LONGEST_WAIT_S)
         with self._changed:
             kept = self._answers.pop(host, None)
-            if kept is not None and kept[0] == wanted and time.monotonic() - kept[2] < ANSWER_AGE_S:
+            if kept is not None and _alike(kept[0], wanted) and time.monotonic() - kept[2] < ANSWER_AGE_S:
                 return _told(kept[1])
             number, instructions = self._windows.asked(host, wanted, time.monotonic())
             self._follow(instructions)
@@ -166,7 +167,7 @@ class SparkService:
         with self._changed:
             self._readings[window] = jobs, problem
             hosts = {host: float(cores) for host, cores in cluster.hosts().items()}
-            self._follow(self._windows.known(hosts, time.monotonic()) if cluster.workers else [])
+            self._follow(self._windows.known(window, hosts, time.monotonic()) if cluster.workers else [])
 
     def _close(self, window: int) -> None:
         with self._changed:
@@ -197,6 +198,11 @@ class SparkService:
         vector = {host: {"vm": one.vm, "self": one.own} for host, one in order.vector.items()}
         self._decisions.append({"asking": list(order.asking), "vector": vector, **_told(decision)[1]})
         self._changed.notify_all()
+
+
+def _alike(one: Deflation, other: Deflation) -> bool:
+    """The same request once more: what its memory is a share of may have moved since."""
+    return abs(one.vm - other.vm) < ALIKE and abs(one.own - other.own) < ALIKE
 
 
 def _told(decision: Decision) -> Reply:

@@ -61,14 +61,14 @@ class Windows:
         self.cores[host] = wanted.cores
         return self._open.number, instructions + self.passed(now_s)
 
-    def known(self, cores: dict[str, float], now_s: float) -> list[Instruction]:
-        """The hosts that the master has, with their cores now. One that it has lost stays while it is deflated."""
+    def known(self, window: int, cores: dict[str, float], now_s: float) -> list[Instruction]:
+        """The hosts that the master has, with their cores, as read for a window. One that it has lost stays while it is deflated."""
         asking = set() if self._open is None else set(self._open.asking)
         for host in set(self.cores) - set(cores) - set(self.deflated) - asking:
             del self.cores[host]
         for host, count in cores.items():
             self.cores[host] = max(self.cores.get(host, 0.0), count)
-        if self._open is not None:
+        if self._open is not None and self._open.number == window:
             self._open.read = True
         return self.passed(now_s)
 

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import time
-from typing import Callable
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
@@ -106,9 +105,7 @@ class SparkWorkerAdapter(Adapter):
     def _shrink(self, left: int, target: dict[str, float], mode: str, deadline: Deadline, reason: str) -> Release:
         before_cores, before_mib = self._process.cores, self._process.resident_mib()
         notes = [] if mode == "force" else self._drain(deadline)
-        self._process.stop()
-        if left > 0:
-            notes += self._readmit(left, deadline, settle="memory_mib" in target)
+        notes += self._replace(left, deadline, settle="memory_mib" in target)
         notes += self._told(Deflation(0.0, self._own(left), float(self._nominal.cores)))
         registered, by = self._registered()
         after_mib = self._process.resident_mib()
@@ -124,8 +121,7 @@ class SparkWorkerAdapter(Adapter):
     def _grow(self, more: int, deadline: Deadline) -> Release:
         before = self._process.cores
         notes = self._drain(deadline) if before else []
-        self._process.stop()
-        notes += self._readmit(more, deadline, settle=False)
+        notes += self._replace(more, deadline, settle=False)
         notes += self._told(Deflation(0.0, self._own(more), float(self._nominal.cores)))
         registered, by = self._registered()
         reason = "; ".join([f"{before} to {registered} slots", *notes])
@@ -153,16 +149,20 @@ class SparkWorkerAdapter(Adapter):
         except ApplicationError as error:
             return [f"tasks are killed: {error}"]
 
-    def _readmit(self, cores: int, deadline: Deadline, settle: bool) -> list[str]:
-        """A new Worker, until the master has it; returns notes."""
-        self._process.start(cores)
-        limit_s = min(REGISTER_S, max(deadline.remaining_s, 1.0))
+    def _replace(self, cores: int, deadline: Deadline, settle: bool) -> list[str]:
+        """End the Worker, start one with so many cores, and wait until the master knows; returns notes."""
+        self._process.stop()
+        if cores > 0:
+            self._process.start(cores)
+        end = time.monotonic() + min(REGISTER_S, max(deadline.remaining_s, 1.0))
         try:
-            if not _until(lambda: self._relay.state().cores == cores, limit_s):
-                return [f"the master does not have the new Worker after {limit_s:.0f} s"]
+            while self._relay.state().cores != cores:
+                if time.monotonic() > end:
+                    return [f"the master does not have {cores} cores of this host yet"]
+                time.sleep(LOOK_S)
         except ApplicationError as error:
             return [str(error)]
-        if settle:
+        if settle and cores > 0:
             self._settle(min(SETTLE_S, deadline.remaining_s))
         return []
 
@@ -192,15 +192,6 @@ class SparkWorkerAdapter(Adapter):
 
     def _own(self, cores: int) -> float:
         return 1 - cores / self._nominal.cores
-
-
-def _until(condition: Callable[[], bool], limit_s: float) -> bool:
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(LOOK_S)
-    return True
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

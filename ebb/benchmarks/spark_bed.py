@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -143,22 +144,23 @@ class SparkBed:
         for worker in self._workers.values():
             with suppress(ApplicationError):
                 worker.stop()
-        if self._driver is not None and self._driver.stdin is not None:
-            self._driver.stdin.close()  # ends it, and its JVM with it
+        if self._driver is not None:
             self._processes.append(self._driver)
-            with suppress(subprocess.TimeoutExpired):
-                self._driver.wait(20)
-        for process in self._processes:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)  # sessions of their own: the driver's JVM goes with it
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
         self._log.close()
         for host in HOSTS:
-            with suppress(OSError):
-                self._group(host).rmdir()
+            for _ in range(50):  # its last process may not be gone quite yet
+                try:
+                    self._group(host).rmdir()
+                    break
+                except OSError:
+                    time.sleep(LOOK_S)
 
     def _worker(self, host: str) -> WorkerProcess:
         inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'

@@ -45,29 +45,29 @@ def test_the_first_request_opens_a_window_and_the_time_closes_it() -> None:
 def test_it_closes_early_when_every_vm_that_the_master_knows_has_asked() -> None:
     windows = Windows(2.0)
     windows.asked("a", HALF, 0.0)
-    assert windows.known({"a": 2.0, "b": 2.0}, 0.1) == []
+    assert windows.known(1, {"a": 2.0, "b": 2.0}, 0.1) == []
     _, instructions = windows.asked("b", HALF, 0.2)
     assert [type(one) for one in instructions] == [Decide]
 
 
 def test_it_does_not_close_early_before_the_master_was_read() -> None:
     windows = Windows(2.0)
-    windows.known({"a": 2.0}, 0.0)
+    windows.known(0, {"a": 2.0}, 0.0)
     assert windows.asked("a", HALF, 1.0)[1] == [Read(1)]
-    assert len(windows.known({"a": 2.0}, 1.1)) == 1
+    assert len(windows.known(1, {"a": 2.0}, 1.1)) == 1
 
 
 def test_the_vector_has_all_vms_those_that_lost_something_earlier_with_that() -> None:
     windows = Windows(2.0)
     windows.set_deflation("b", Deflation(0.0, 0.5, 2.0))
     windows.asked("a", HALF, 0.0)
-    windows.known({"a": 2.0, "c": 4.0}, 0.1)
+    windows.known(1, {"a": 2.0, "c": 4.0}, 0.1)
     (order,) = windows.passed(2.0)
     assert isinstance(order, Decide)
     assert order.vector == {"a": HALF, "b": Deflation(0.0, 0.5, 2.0), "c": Deflation(0.0, 0.0, 4.0)}
     windows.set_deflation("b", NONE)
     windows.asked("a", HALF, 5.0)
-    windows.known({"a": 2.0, "c": 4.0}, 5.1)
+    windows.known(2, {"a": 2.0, "c": 4.0}, 5.1)
     (order,) = windows.passed(7.0)
     assert isinstance(order, Decide)
     assert set(order.vector) == {"a", "c"}
