@@ -62,7 +62,7 @@ class Windows:
         return self._open.number, instructions + self.passed(now_s)
 
     def known(self, window: int, cores: dict[str, float], now_s: float) -> list[Instruction]:
-        """The hosts that the master has, with their cores, as read for a window. One that it has lost stays while it is deflated."""
+        """The hosts that the master has, with their cores, as read for a window; a lost one stays while deflated."""
         asking = set() if self._open is None else set(self._open.asking)
         for host in set(self.cores) - set(cores) - set(self.deflated) - asking:
             del self.cores[host]

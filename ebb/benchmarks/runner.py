@@ -26,6 +26,9 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "spark": spark.run,
 }
 
+#: Benchmarks that are read more easily as a table: what NAME.csv holds.
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"spark": spark.table}
+
 
 def run(name: str, how: Pass | None = None) -> dict[str, Any]:
     """Run one benchmark; returns what its file holds. Raises KeyError for an unknown name."""
@@ -35,8 +38,10 @@ def run(name: str, how: Pass | None = None) -> dict[str, Any]:
 
 
 def write(result: dict[str, Any], directory: Path) -> Path:
-    """Write NAME.json into the directory, which is made if need be."""
+    """Write NAME.json, and NAME.csv where it is a table, into the directory, which is made if need be."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{result['name']}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
+    if result["name"] in TABLES:
+        path.with_suffix(".csv").write_text(TABLES[result["name"]](result))
     return path

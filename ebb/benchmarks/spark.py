@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app_adapters.errors import ApplicationError
 from app_adapters.spark.curves import Curve, Curves
@@ -239,6 +240,18 @@ def assemble(
         figures[f"{name}_right_or_alike"] = Figure.over([statistics.mean(near)], "ratio", words)
         figures[f"{name}_picked_self"] = Figure.over([statistics.mean(own for *_, own in every)], "ratio", "all picks")
     return figures
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Measured beside predicted times as CSV, from what the benchmark's file holds."""
+    figures = result["figures"]
+    lines = ["case,way,measured,predicted,policy"]
+    for key in figures:
+        case, _, way = key.rpartition("_")
+        if way in ("vm", "self", "preemption") and f"{case}_policy" in figures:
+            predicted = figures.get(f"{key}_predicted", {}).get("value", "")
+            lines.append(f"{case},{way},{figures[key]['value']},{predicted},{figures[f'{case}_policy']['value']}")
+    return "\n".join(lines) + "\n"
 
 
 def picks(trials: Sequence[Trial], tuned: bool) -> Iterable[tuple[float, float, float]]:

@@ -6,7 +6,8 @@ import pytest
 
 from app_adapters.spark.curves import Curve, Curves
 from app_adapters.spark.policy import SELF, VM_LEVEL, Decision
-from ebb.benchmarks.spark import Case, Trial, assemble, slots_left
+from ebb.benchmarks.figures import document
+from ebb.benchmarks.spark import Case, Trial, assemble, slots_left, table
 
 
 def told(choice: str) -> Decision:
@@ -42,3 +43,10 @@ def test_the_figures_have_both_times_their_predictions_and_the_picks() -> None:
     assert figures["equations_alone_right"].value == pytest.approx(0.5)
     assert figures["equations_alone_picked_self"].value == pytest.approx(0.5)
     assert figures["restart_s"].value == 3.0
+    lines = table(document("spark", figures, "2026-01-01", "1")).splitlines()
+    assert lines[:3] == [
+        "case,way,measured,predicted,policy",
+        "als_all_50,vm,1.5,1.5,1.5",
+        "als_all_50,self,2.0,1.8,1.5",
+    ]
+    assert len(lines) == 6
