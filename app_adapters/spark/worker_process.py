@@ -74,6 +74,7 @@ class WorkerProcess:
         """Start it with so many cores. Raises: ApplicationError."""
         if self.running:
             raise ApplicationError("the Worker runs already")
+        self._remember()  # what cannot be remembered must not be started
         argv = [word.replace("{cores}", str(cores)) for word in self._command]
         try:
             with open(self._log, "ab") as log:
