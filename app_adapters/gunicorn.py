@@ -222,8 +222,9 @@ def _workers(master: int, stats: Stats | None) -> list[int]:
     found = []
     for pid in children(master):
         words = arguments(pid)
+        # A process that is ending has lost its command line before all that it held is free.
         titled = bool(words) and words[0].startswith("gunicorn: ")
-        if not (words[0].startswith("gunicorn: worker") if titled else words == own):
+        if words and not (words[0].startswith("gunicorn: worker") if titled else words == own):
             continue
         if stats is not None and pid == stats.dirty_pid:
             continue

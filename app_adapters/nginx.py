@@ -150,6 +150,9 @@ def _workers(master: int) -> dict[int, str] | None:
         elif title.startswith(MASTER):
             # Not the master of an upgrade: that one is in the pid file, and this is its child.
             found[pid] = STARTING
+        elif not title:
+            # A process that is ending has lost its command line before all that it held is free.
+            found[pid] = ENDING
     return found
 
 

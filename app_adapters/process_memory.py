@@ -16,46 +16,31 @@ class Memory:
     private_mib: float
 
 
-def measured(pid: int, procfs: str = "/proc") -> Memory:
-    """Memory of a process.
-
-    Raises: ApplicationError where it cannot be seen (it needs the process's own user, or root).
-    """
-    fields: dict[str, float] = {}
-    try:
-        with open(f"{procfs}/{pid}/smaps_rollup", errors="replace") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name in ("Pss", "Private_Clean", "Private_Dirty"):
-                    fields[name] = int(value.split()[0]) / 1024
-    except OSError as error:
-        raise ApplicationError(f"the memory of process {pid} cannot be seen here: {error.strerror}") from None
-    private_mib = fields.get("Private_Clean", 0.0) + fields.get("Private_Dirty", 0.0)
-    return Memory(fields.get("Pss", 0.0), private_mib)
-
-
 def measured_together(pids: list[int], procfs: str = "/proc") -> dict[int, Memory]:
-    """Memory by process, without those that have ended.
+    """Memory by process, without those that have ended, or are ending and hold none any more.
 
-    Raises: ApplicationError where that of a living one cannot be seen.
+    Raises: ApplicationError where that of a living one cannot be seen (it needs the process's own user, or root).
     """
     found = {}
     for pid in pids:
         try:
-            found[pid] = measured(pid, procfs)
-        except ApplicationError:
-            if os.path.exists(f"{procfs}/{pid}") and _lives(pid, procfs):
-                raise
+            found[pid] = _measured(pid, procfs)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError as error:
+            raise ApplicationError(f"the memory of process {pid} cannot be seen here: {error.strerror}") from None
     return found
 
 
-def _lives(pid: int, procfs: str) -> bool:
-    """Whether the process runs; one that is ending has no memory any more."""
-    try:
-        with open(f"{procfs}/{pid}/stat", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
-        return False
+def _measured(pid: int, procfs: str) -> Memory:
+    fields: dict[str, float] = {}
+    with open(f"{procfs}/{pid}/smaps_rollup", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in ("Pss", "Private_Clean", "Private_Dirty"):
+                fields[name] = int(value.split()[0]) / 1024
+    private_mib = fields.get("Private_Clean", 0.0) + fields.get("Private_Dirty", 0.0)
+    return Memory(fields.get("Pss", 0.0), private_mib)
 
 
 def read_pid(path: str) -> int:

@@ -27,7 +27,7 @@ SENTENCE_LENGTH = 300
 def run(words: list[str], limit_s: float = CALL_LIMIT_S) -> str:
     """Run a command without a shell; returns what it printed, both ways together.
 
-    Raises: ApplicationError where it fails, with its last line, or takes too long.
+    Raises: ApplicationError where it fails, with its last lines, or takes too long.
     """
     try:
         done = subprocess.run(
@@ -44,8 +44,9 @@ def run(words: list[str], limit_s: float = CALL_LIMIT_S) -> str:
         raise ApplicationError(f"{words[0]} cannot be run: {error}") from None
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        lines = text.strip().splitlines() or [""]
-        raise ApplicationError(f"{words[0]} failed with status {done.returncode}: {lines[-1][-300:]}")
+        # The last line alone is often a summary, such as nginx's "test failed".
+        said = "; ".join(text.strip().splitlines()[-2:])[-400:]
+        raise ApplicationError(f"{words[0]} failed with status {done.returncode}: {said}")
     return text
 
 
