@@ -10,6 +10,7 @@ import argparse
 import os
 import shlex
 import signal
+import threading
 import time
 from typing import Callable
 
@@ -57,15 +58,14 @@ class GunicornAdapter(PoolAdapter):
         self._configured = 0
         self._most_seen = 0
         self._set: int | None = None  # what this adapter made of it
-        self._replaced = ""  # to be told once
+        self._note = ""  # for the next answer
+        self._lock = threading.Lock()  # sizes are asked for while work runs
         self._ending: dict[int, float] = {}  # told to end by a signal, and when
 
     def _processes(self) -> Processes:
         master = self._check_master()
         stats = self._stats(master)
         pids = _workers(master, stats)
-        now = time.monotonic()
-        self._ending = {pid: at for pid, at in self._ending.items() if pid in pids and now - at < ENDING_LIMIT_S}
         serving = _without(pids, self._ending)
         if stats is not None:
             serving = _youngest(pids, stats.target)
@@ -79,15 +79,16 @@ class GunicornAdapter(PoolAdapter):
             raise ApplicationError(f"gunicorn: there is no process {master}")
         if not handles(master, signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP):
             raise ApplicationError(f"process {master} is no master of gunicorn: it does not handle SIGTTIN and SIGTTOU")
-        if identity != self._identity:
-            if self._set is not None:
-                self._replaced = (
-                    f"gunicorn is process {master} now, {self._identity[0]} had been set to {self._set} workers"
-                )
-            self._identity, self._set, self._ending = identity, None, {}
-            self._configured, self._most_seen = _configured_workers(master), 0
-            self._control = None
-            self._find_control(master)
+        with self._lock:
+            if identity != self._identity:
+                if self._set is not None:
+                    self._note = (
+                        f"gunicorn is process {master} now, {self._identity[0]} had been set to {self._set} workers"
+                    )
+                self._identity, self._set, self._ending = identity, None, {}
+                self._configured, self._most_seen = _configured_workers(master), 0
+                self._control = None
+                self._find_control(master)
         return master
 
     def _find_control(self, master: int) -> None:
@@ -113,14 +114,19 @@ class GunicornAdapter(PoolAdapter):
         return self._workers or self._configured or max(self._most_seen, 1)
 
     def _reset_note(self, stats: Stats | None, serving: list[int]) -> str:
-        """Tell once that the number is not the one that was set, as after a reload."""
-        replaced, self._replaced = self._replaced, ""
+        """Whether the number is not the one that was set, as after a reload."""
         now = len(serving) if stats is None else stats.target
-        if self._set is None or (now <= self._set if stats is None else now == self._set):
-            return replaced
-        note = f"gunicorn has {now} workers, {self._set} were set: it was reloaded (SIGHUP), or told by others"
-        self._set = None
-        return note
+        with self._lock:
+            # Without the control socket a worker that was restarted just now is missing, which is no news.
+            if self._set is not None and (now > self._set if stats is None else now != self._set):
+                self._note = (
+                    f"gunicorn has {now} workers, {self._set} were set: it was reloaded (SIGHUP), or told by others"
+                )
+                self._set = None
+            return self._note
+
+    def _note_told(self) -> None:
+        self._note = ""
 
     def _obstacle(self) -> str:
         master = self._identity[0]
@@ -132,6 +138,8 @@ class GunicornAdapter(PoolAdapter):
         master = self._check_master()
         self._find_control(master)
         self._set = None
+        now = time.monotonic()
+        self._ending = {pid: at for pid, at in self._ending.items() if now - at < ENDING_LIMIT_S}
         if self._control is None:
             self._step(master, workers, deadline)
         elif not self._command(master, workers, deadline):

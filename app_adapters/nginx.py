@@ -83,8 +83,12 @@ class NginxAdapter(PoolAdapter):
         before = _workers(master)
         if before is None:
             raise ApplicationError(f"process {master} is no master of nginx")
-        old = read_text(self._file)
-        write_atomically(self._file, f"worker_processes {workers};\n")
+        old, new = read_text(self._file), f"worker_processes {workers};\n"
+        if old == new and sum(state != ENDING for state in before.values()) == workers:
+            # All is done but the end of old workers; a reload would make more of them.
+            ending = {pid for pid, state in before.items() if state == ENDING}
+            return self._follow(master, ending, workers, old, deadline)
+        write_atomically(self._file, new)
         try:
             run([*self._command, "-t"], 10.0)
             os.kill(master, signal.SIGHUP)

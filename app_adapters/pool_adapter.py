@@ -17,7 +17,7 @@ FIRST_GUESS_S = 2.0
 
 @dataclass(frozen=True)
 class Processes:
-    """A master, its workers that live, and of them those that take new requests; `note` is to be told."""
+    """A master, its workers that live, and of them those that take new requests; `note` is for the next answer."""
 
     master: int
     workers: list[int]
@@ -48,6 +48,10 @@ class PoolAdapter(Adapter):
         Raises: ApplicationError where nothing was changed.
         """
 
+    def _note_told(self) -> None:
+        """The note of the last look stands in an answer."""
+        return
+
     def _obstacle(self) -> str:
         """Why the number of workers cannot be changed, empty where it can."""
         return ""
@@ -75,6 +79,7 @@ class PoolAdapter(Adapter):
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
         """Promise the workers that the target leaves no room for."""
         pool, note = self._look()
+        self._note_told()
         obstacle = self._obstacle()
         if obstacle:
             return Refusal(obstacle, floor=_sizes(pool, pool.workers))
@@ -90,6 +95,7 @@ class PoolAdapter(Adapter):
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Start workers until the target is full; it never takes one away."""
         pool, note = self._look()
+        self._note_told()
         obstacle = self._obstacle()
         if obstacle:
             return Refusal(obstacle, floor=_sizes(pool, pool.workers))

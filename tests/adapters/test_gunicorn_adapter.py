@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app_adapters.adapter import Deadline, Promise
+from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
 from app_adapters.gunicorn import GunicornAdapter
 from app_adapters.process_memory import read_pid
@@ -176,28 +176,13 @@ def test_a_reload_goes_back_to_the_configured_workers_and_is_told(tmp_path: Path
         os.kill(gunicorn.pid, signal.SIGHUP)
         until(lambda: len(gunicorn.workers()) == 4 and not set(old) & set(gunicorn.workers()), "the reload")
         assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
-        # Told by whoever looked first, and here that was the look before the answer.
-        cores(rest, "again", "deflate", 2.0)
+        _, answer = rest.target("again", "deflate", 0, target={"cpu_cores": 2.0})
+        assert "has 4 workers, 2 were set: it was reloaded" in answer["reason"]
+        rest.finished("again")
         assert len(gunicorn.workers()) == 2
-
-
-@pytest.mark.parametrize("control", [True, False])
-def test_a_reload_is_in_the_reason_of_the_next_answer(tmp_path: Path, control: bool) -> None:
-    gunicorn = Gunicorn(tmp_path, mib=1).ready()
-    try:
-        adapter = adapter_of(gunicorn, control=control)
-        promise = adapter.deflate({"cpu_cores": 2.0}, "ask", Deadline(60))
-        assert isinstance(promise, Promise)
-        assert promise.work().released["cpu_cores"] == 2
-        old = gunicorn.workers()
-        os.kill(gunicorn.pid, signal.SIGHUP)
-        until(lambda: len(gunicorn.workers()) == 4 and not set(old) & set(gunicorn.workers()), "the reload")
-        answer = adapter.deflate({"cpu_cores": 2.0}, "ask", Deadline(60))
-        assert isinstance(answer, Promise)
-        assert "has 4 workers, 2 were set: it was reloaded" in answer.reason
-        assert "reloaded" not in adapter.reinflate({"cpu_cores": 4.0}, Deadline(60)).reason
-    finally:
-        gunicorn.stop()
+        _, answer = rest.target("up", "reinflate", 0, target={"cpu_cores": 4.0})
+        assert "reloaded" not in answer["reason"]
+        rest.finished("up")
 
 
 def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> None:
@@ -213,8 +198,9 @@ def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> Non
         until(lambda: gunicorn.pid_file.exists() and read_pid(str(gunicorn.pid_file)) == new, "its pid file")
         try:
             assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
-            done = cores(rest, "again", "deflate", 2.0)
-            assert done["state"] == "released", done
+            _, answer = rest.target("again", "deflate", 0, target={"cpu_cores": 2.0})
+            assert f"gunicorn is process {new} now" in answer["reason"]
+            assert rest.finished("again")["state"] == "released"
             assert len(children(new)) == 1
         finally:
             os.kill(new, signal.SIGTERM)
