@@ -294,13 +294,6 @@ Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages 
 
 READY = Ready(
     "a memcached on this machine",
-    """\
-Shrinks the cache, coldest items first, until the kernel says that the memory is back.
-Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages stay resident.
-
-example:
-  MALLOC_MMAP_THRESHOLD_=131072 memcached -u nobody -l 127.0.0.1 -p 11211 -m 1024 &
-  ebb-adapter memcached --memcached 127.0.0.1:11211 --minimum-mib 64 --listen 127.0.0.1:7070""",
     DESCRIPTION,
     _options,
     lambda options: MemcachedAdapter(options.memcached[0], options.memcached[1], options.minimum_mib),

@@ -24,8 +24,10 @@ from guestagent.messages import (
     ReinflateResult,
 )
 
-CAPABILITIES_LIMIT_S = 1.5
-TARGET_LIMIT_S = 2.5
+#: Seconds for what applications offer and for their answers: a tenth of the deadline, but at least and at most so much.
+#: A guest that has lost its CPUs is slow; the host waits 15 s for both together.
+CAPABILITIES_LIMITS_S = (1.5, 5.0)
+TARGET_LIMITS_S = (2.5, 6.0)
 PROGRESS_LIMIT_S = 2.0
 SIZE_LIMIT_S = 0.5
 SIZE_AGE_S = 30.0
@@ -87,7 +89,7 @@ class Applications:
 
     def capabilities(self) -> ApplicationCapabilitiesResult:
         """What the applications offer; those that do not answer are left out."""
-        answers, _ = self._capabilities(self._load())
+        answers, _ = self._capabilities(self._load(), CAPABILITIES_LIMITS_S[0])
         return ApplicationCapabilitiesResult(list(answers.values()))
 
     def deflate(self, params: DeflateParams) -> DeflateResult:
@@ -163,7 +165,7 @@ class Applications:
         if record.params != body:
             raise BadParams("request_id", "was used for another request")
         if not is_new:
-            record.done.wait(CAPABILITIES_LIMIT_S + TARGET_LIMIT_S + 1.0)
+            record.done.wait(CAPABILITIES_LIMITS_S[1] + TARGET_LIMITS_S[1] + 1.0)
             return record.result or _refused(request_id, "the applications are still being asked")
         try:
             record.result, record.asked = self._ask(direction, request_id, mode, params)
@@ -182,7 +184,7 @@ class Applications:
         hooks = self._load()
         if not hooks:
             return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}
-        offers, reasons = self._capabilities(hooks)
+        offers, reasons = self._capabilities(hooks, _limit_s(CAPABILITIES_LIMITS_S, params.deadline_s))
         targets = self._targets(offers, params)
         reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
         calls: dict[str, Callable[[], Told]] = {}
@@ -200,7 +202,7 @@ class Applications:
         asked: dict[str, dict[str, float]] = {}
         retries_s: list[float] = []
         expected_s = 0.0
-        for name, told in in_parallel(calls, TARGET_LIMIT_S).items():
+        for name, told in in_parallel(calls, _limit_s(TARGET_LIMITS_S, params.deadline_s)).items():
             if isinstance(told, HookError):
                 reasons.append(f"{name}: {told}")
                 continue
@@ -239,9 +241,9 @@ class Applications:
                     targets.setdefault(name, {})["cpu_cores"] = round(max(size, range_.minimum), 3)
         return targets
 
-    def _capabilities(self, hooks: dict[str, Hook]) -> tuple[dict[str, AdapterCapabilities], list[str]]:
+    def _capabilities(self, hooks: dict[str, Hook], limit_s: float) -> tuple[dict[str, AdapterCapabilities], list[str]]:
         total_mib = self._memory.status().total_mib
-        answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, CAPABILITIES_LIMIT_S)
+        answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, limit_s)
         offers: dict[str, AdapterCapabilities] = {}
         problems: list[str] = []
         for name, answer in answers.items():
@@ -271,6 +273,10 @@ class Applications:
 
 def _refused(request_id: str, reason: str, retry_after_s: float | None = None) -> DeflateResult:
     return DeflateResult(request_id, "refused", {}, 0.0, reason, retry_after_s)
+
+
+def _limit_s(limits_s: tuple[float, float], deadline_s: float) -> float:
+    return min(max(deadline_s / 10, limits_s[0]), limits_s[1])
 
 
 def _gives(offer: AdapterCapabilities, component: str) -> bool:

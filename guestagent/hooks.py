@@ -19,7 +19,7 @@ MODES = ("ask", "force")
 BODY_BYTES = 65536
 CALLS_PER_HOOK = 4
 #: Longest time of one call, in seconds; whoever waits for it waits less.
-CALL_LIMIT_S = 5.0
+CALL_LIMIT_S = 8.0
 REASON_LENGTH = 500
 VERSION_LENGTH = 100
 #: Larger amounts are no amounts: a petabyte, in MiB. Sums of them stay finite.

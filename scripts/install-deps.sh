@@ -10,13 +10,12 @@ packages=(
     # libvirt-python is built from source
     libvirt-dev pkg-config gcc libc6-dev python3-dev python3-venv
     # tests of the adapters
-    memcached
-    # tests of the adapter of nginx, with its own configuration (the package starts a server on port 80 where that is free)
-    nginx
-    # tests and benchmarks of the adapters of the JVM and of Spark, which compile and start a service (the adapter itself needs no JDK), and one of its ways
-    # to talk to a JVM
-    openjdk-17-jdk-headless jattach
     memcached redis-server postgresql
+    # the same, with a configuration of its own (the package starts a server on port 80 where that is free)
+    nginx
+    # tests and benchmarks of the adapters of the JVM and of Spark compile and start services (the adapters need no JDK);
+    # jattach is another way to talk to a JVM
+    openjdk-17-jdk-headless jattach
     # tests of networks; PATH of some minimal systems
     iproute2 ca-certificates
 )
