@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.adapters.rest import Rest
 
 pytestmark = pytest.mark.service
 
-TARGET_MIB = 70.0
+TARGET_MIB = 55.0
 CYCLES = 10
 Record = Callable[[str, object], None]
 
@@ -60,7 +61,7 @@ def test_it_shrinks_and_grows_ten_times_while_a_client_asks_on(
     with made(tmp_path) as (service, rest), client(service.addresses[0]) as load:
         small, full = [], []
         for cycle in range(CYCLES):
-            service.fill(90 if cycle == 0 else 55, start=cycle % 2 * 50_000)
+            service.fill(70 if cycle == 0 else 40, start=cycle % 2 * 50_000)
             before_mib = service.rss_mib()
             full.append(before_mib)
             status, answer = rest.target(f"down{cycle}", "deflate", TARGET_MIB)
@@ -93,14 +94,18 @@ def test_it_shrinks_and_grows_ten_times_while_a_client_asks_on(
 
 def test_a_python_service_stays_small_until_it_may_grow(tmp_path: Path) -> None:
     with embedded(tmp_path) as (service, rest):
-        service.fill(80)
+        service.fill(65)
         assert rest.target("down", "deflate", TARGET_MIB)[0] == 202
         rest.finished("down")
-        service.fill(40, start=50_000)
-        assert service.rss_mib() < TARGET_MIB + 15
+        service.fill(30, start=50_000)
+        # Its heap is given back a moment later: what replaces values takes other pages first.
+        end = time.monotonic() + 60
+        while service.rss_mib() > TARGET_MIB + 10:
+            assert time.monotonic() < end, service.rss_mib()
+            time.sleep(0.05)
         assert rest.target("up", "reinflate", 400)[0] == 202
         rest.finished("up")
-        service.fill(60, start=100_000)
+        service.fill(45, start=100_000)
         assert service.rss_mib() > TARGET_MIB + 25
 
 
