@@ -11,6 +11,7 @@ from app_adapters.errors import ApplicationError
 from app_adapters.process import resident_mib
 from app_adapters.redis_client import RedisClient, ServerError
 from app_adapters.redis_plan import (
+    LEAST_STEP_MIB,
     MIB,
     NO_EVICTION,
     Figures,
@@ -24,7 +25,8 @@ from app_adapters.redis_plan import (
     steps,
 )
 
-SETTLE_S = 0.3
+SETTLE_S = 3.0
+SAMPLED_EVERY_S = 0.15  # longer than the 100 ms after which it samples its allocator again
 SAMPLE_S = 2.0
 DEFRAG_S = 10.0
 STALL_S = 5.0
@@ -82,10 +84,12 @@ def shrink(
         try:
             note = _descend(client, first, aim_mib, defragmenting, force, deadline)
         finally:
-            rss_mib = _settle(client, near_mib, patience_s, deadline)
-        if note or rss_mib <= near_mib or deadline.passed:
+            found = _settle(client, near_mib, patience_s, deadline)
+        if note or found.rss <= near_mib or deadline.passed:
             return note
-        aim_mib, patience_s = max(aim_mib - (rss_mib - wanted_mib), 0.0), 0.0
+        if found.purgeable > near_mib - wanted_mib:  # not fragments, so that more eviction would be for nothing
+            return f"the allocator has still to give {found.purgeable:.0f} MiB back"
+        aim_mib, patience_s = max(aim_mib - (found.rss - wanted_mib), 0.0), 0.0
     return ""
 
 
@@ -115,13 +119,22 @@ def _descend(
     return ""
 
 
-def _settle(client: RedisClient, goal_mib: float, patience_s: float, deadline: Deadline) -> float:
-    """Wait for the allocator, then purge; returns the resident size."""
-    rss_mib = _wait_for(client, goal_mib, patience_s, deadline)
-    if rss_mib > goal_mib:
+def _settle(client: RedisClient, goal_mib: float, patience_s: float, deadline: Deadline) -> Figures:
+    """Wait for the allocator, then purge; returns what there is then.
+
+    A purge does nothing while the allocator's own thread is at it (jemalloc: arena_decay), so that it is repeated.
+    """
+    _wait_for(client, goal_mib, patience_s, deadline)
+    end = time.monotonic() + SETTLE_S
+    while True:
+        found = _now(client)[1]
+        if found.rss <= goal_mib:
+            return found
         client.call("MEMORY", "PURGE")
-        rss_mib = _wait_for(client, goal_mib, SETTLE_S, deadline)
-    return rss_mib
+        late = time.monotonic() > end or deadline.wait(SAMPLED_EVERY_S)
+        found = _now(client)[1]
+        if late or found.rss <= goal_mib or found.purgeable < LEAST_STEP_MIB:
+            return found
 
 
 def _now(client: RedisClient) -> tuple[dict[str, str], Figures]:
