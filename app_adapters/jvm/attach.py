@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import time
+from typing import Callable, Iterator
 
 ARGUMENTS = 3
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -118,7 +119,7 @@ def _encoded(words: list[str]) -> bytes:
 
 
 @contextlib.contextmanager
-def _connected(pid: int, own_pid: int, directory: int, end: float):  # type: ignore[no-untyped-def]
+def _connected(pid: int, own_pid: int, directory: int, end: float) -> Iterator[socket.socket]:
     """A connection to the JVM's attach socket, which it opens if need be."""
     # A path of its own for any length of /proc/PID/root/tmp; only this process can use it.
     path = f"/proc/self/fd/{directory}/.java_pid{own_pid}"
@@ -143,7 +144,7 @@ def _connect(connection: socket.socket, path: str, pid: int, end: float) -> bool
     return True
 
 
-def _wake(pid: int, own_pid: int, directory: int, is_awake, end: float) -> None:  # type: ignore[no-untyped-def]
+def _wake(pid: int, own_pid: int, directory: int, is_awake: Callable[[], bool], end: float) -> None:
     """Have the JVM open its attach socket. Raises: AttachError."""
     if not catches_quit(pid):
         raise AttachError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
