@@ -31,6 +31,7 @@ TOLERANCE_MIB = 10.0
 #: The first size is by what lay beside the heap before; what lies there afterwards corrects it.
 ROUNDS = 3
 LOOK_S = 0.1
+STILL_S = 0.5
 PROGRESS_MIB = 1.0
 MEASURED_BY = "proportional set size of the process (smaps)"
 
@@ -221,7 +222,9 @@ class JVMAdapter(Adapter):
             now_mib = proportional_mib(process.pid)
             if now_mib < lowest_mib - PROGRESS_MIB:
                 lowest_mib, moved_at = now_mib, time.monotonic()
-            if now_mib <= target_mib + TOLERANCE_MIB or time.monotonic() - moved_at >= settle_s:
+            # At the target as well: what is still on its way back is to be in the figure.
+            patience_s = min(STILL_S, settle_s) if now_mib <= target_mib + TOLERANCE_MIB else settle_s
+            if time.monotonic() - moved_at >= patience_s:
                 return now_mib
             if deadline.wait(LOOK_S):
                 return now_mib

@@ -13,6 +13,9 @@ from typing import Any
 from app_adapters.errors import ApplicationError
 from app_adapters.jvm.attach import AttachError, ask, catches_quit, identity
 
+#: What the JVM of the JMX helper may take to start on a busy machine.
+START_S = 30.0
+
 
 class Transport(ABC):
     """`command` runs one of jcmd's commands, `set_flag` sets a manageable flag. Both raise ApplicationError."""
@@ -105,19 +108,20 @@ class JMX(Transport):
         with self._lock:
             child = self._child
             if child is None or child.poll() is not None:
+                limit_s += START_S
                 program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jmx.py")
                 child = self._child = subprocess.Popen(
                     [sys.executable, "-I", program, self._address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
             # Reading has no time limit of its own: whoever is late is ended, and the read with it.
-            late = threading.Timer(limit_s + 5.0, child.kill)
+            late = threading.Timer(limit_s, child.kill)
             late.start()
             try:
                 assert child.stdin is not None
                 assert child.stdout is not None
                 child.stdin.write(json.dumps(request).encode("ascii") + b"\n")
                 child.stdin.flush()
-                answer = json.loads(child.stdout.readline() or b'{"error": "its helper ended"}')
+                answer = json.loads(child.stdout.readline() or b'{"error": "its helper ended, or was too late"}')
             except (OSError, ValueError) as error:
                 answer = {"error": str(error)}
             finally:

@@ -89,7 +89,9 @@ def test_a_deflated_jvm_gives_memory_back_answers_all_the_time_and_grows_again(
         after_mib = service.pss_mib()
         assert done["state"] == "released", done
         assert after_mib <= TARGET_MIB + 25, done
-        assert done["released"]["memory_mib"] == pytest.approx(before_mib - after_mib, rel=0.1, abs=15), done
+        # Never more than came back; what comes back later than the adapter looks is not in it.
+        fall_mib = before_mib - after_mib
+        assert 0.9 * fall_mib - 15 <= done["released"]["memory_mib"] <= 1.1 * fall_mib + 5, done
         assert flags(service, *MANAGED) != originals
 
         maximum_mib = rest.capabilities()["resources"]["memory_mib"]["maximum"]
