@@ -104,8 +104,9 @@ class SparkWorkerAdapter(Adapter):
 
     def _shrink(self, left: int, target: dict[str, float], mode: str, deadline: Deadline, reason: str) -> Release:
         before_cores, before_mib = self._process.cores, self._process.resident_mib()
+        tree = self._process.pids()
         notes = [] if mode == "force" else self._drain(deadline)
-        notes += self._replace(left, deadline, settle="memory_mib" in target)
+        notes += self._replace(left, tree, deadline, settle="memory_mib" in target)
         notes += self._told(Deflation(0.0, self._own(left), float(self._nominal.cores)))
         registered, by = self._registered()
         after_mib = self._process.resident_mib()
@@ -120,8 +121,9 @@ class SparkWorkerAdapter(Adapter):
 
     def _grow(self, more: int, deadline: Deadline) -> Release:
         before = self._process.cores
+        tree = self._process.pids()
         notes = self._drain(deadline) if before else []
-        notes += self._replace(more, deadline, settle=False)
+        notes += self._replace(more, tree, deadline, settle=False)
         notes += self._told(Deflation(0.0, self._own(more), float(self._nominal.cores)))
         registered, by = self._registered()
         reason = "; ".join([f"{before} to {registered} slots", *notes])
@@ -149,9 +151,9 @@ class SparkWorkerAdapter(Adapter):
         except ApplicationError as error:
             return [f"tasks are killed: {error}"]
 
-    def _replace(self, cores: int, deadline: Deadline, settle: bool) -> list[str]:
+    def _replace(self, cores: int, tree: dict[int, int], deadline: Deadline, settle: bool) -> list[str]:
         """End the Worker, start one with so many cores, and wait until the master knows; returns notes."""
-        self._process.stop()
+        self._process.stop(tree)
         if cores > 0:
             self._process.start(cores)
         end = time.monotonic() + min(REGISTER_S, max(deadline.remaining_s, 1.0))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Sequence
+from typing import Mapping, Sequence
 
 from app_adapters.errors import ApplicationError
 from app_adapters.process import children, proportional_mib, started
@@ -87,12 +87,14 @@ class WorkerProcess:
         self._pid, self._began, self._cores = self._child.pid, started(self._child.pid) or 0, cores
         self._remember()
 
-    def stop(self) -> None:
+    def stop(self, also: Mapping[int, int] | None = None) -> None:
         """End the whole tree: SIGTERM to the Worker, which ends its executors; what is left then is killed.
+
+        `also`: processes (as of `pids`) that were of the tree, and may have outlived the executor that began them.
 
         Raises: ApplicationError where a process stays.
         """
-        tree = self.pids()
+        tree = {**(also or {}), **self.pids()}
         if self.running:
             _signal(self._pid, self._began, signal.SIGTERM)
         end = time.monotonic() + STOP_S
