@@ -121,7 +121,7 @@ def test_a_memory_target_takes_as_many_workers_as_it_leaves_no_room_for(tmp_path
         before_mib = gunicorn.pss_mib()
         assert rest.target("down", "deflate", before_mib - 15)[0] == 202
         done = rest.finished("down")
-        assert len(gunicorn.workers()) == 3 if memory["step"] > 15 else 2
+        assert len(gunicorn.workers()) == (3 if memory["step"] > 15 else 2)
         assert gunicorn.pss_mib() <= before_mib - 15 + 3
         assert done["released"]["memory_mib"] == pytest.approx(before_mib - gunicorn.pss_mib(), rel=0.1, abs=4)
         # Its own maximum restores all; of cores and memory the lesser counts.

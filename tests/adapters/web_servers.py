@@ -28,6 +28,13 @@ def app(environ, start_response):
     return [body]
 """
 
+# gunicorn.conf.py, which gunicorn reads where it starts: a worker says that it is ready.
+SETTINGS = """\
+import os
+def post_worker_init(worker):
+    open(f"loaded-{os.getpid()}", "w").close()
+"""
+
 
 def until(true: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + LIMIT_S
@@ -119,11 +126,11 @@ class Gunicorn(Server):
         self.port = free_port()
         self.pid_file = directory / "pid"
         (directory / "served.py").write_text(APPLICATION)
+        (directory / "gunicorn.conf.py").write_text(SETTINGS)
         command = [sys.executable, "-m", "gunicorn", "--workers", str(workers), "--bind", f"127.0.0.1:{self.port}"]
         command += ["--pid", str(self.pid_file), "--control-socket", str(directory / "control.ctl"), *options]
         super().__init__([*command, "served:app"], directory, {"MIB": str(mib), "NAME": name, "WEB_CONCURRENCY": "1"})
         self._workers_at_start = workers
-        self._mib = mib
 
     def slow_workers(self) -> list[int]:
         """Those that were asked for something slow."""
@@ -132,19 +139,10 @@ class Gunicorn(Server):
     def ready(self) -> Gunicorn:
         """Wait until all workers have the application."""
         self.wait_for_workers(self._workers_at_start)
-        shared = "--preload" in Path(f"/proc/{self.pid}/cmdline").read_text().split("\0")
-        for pid in [self.pid] if shared else self.workers():
-            until(lambda pid=pid: resident_mib(pid) > self._mib + 10, f"the application in {pid}")  # type: ignore[misc]
+        for pid in self.workers():
+            until((self.directory / f"loaded-{pid}").exists, f"the application in {pid}")
         until(self.pid_file.exists, "the pid file")
         return self
-
-
-def resident_mib(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 CONFIGURATION = """\
