@@ -106,7 +106,7 @@ example:
 
 Relays' requests are not encrypted: listen on a network of the cluster alone. The master must run with
 spark.decommission.enabled=true; an application that sets spark.ebbtide.stages is known better
-(docs/adapter-notes-spark.md).""",
+(docs/adapters/spark.md).""",
     _options,
     _build,
 )
