@@ -122,7 +122,7 @@ def _descend(
 def _settle(client: RedisClient, goal_mib: float, patience_s: float, deadline: Deadline) -> Figures:
     """Wait for the allocator, then purge; returns what there is then.
 
-    A purge does nothing while the allocator's own thread is at it (jemalloc: arena_decay), so that it is repeated.
+    A purge right beside the allocator's own decay was seen to do nothing, so that it is repeated.
     """
     _wait_for(client, goal_mib, patience_s, deadline)
     end = time.monotonic() + SETTLE_S
