@@ -180,6 +180,7 @@ def _service(group: MemoryGroup, directory: Path, size: Size) -> Iterator[_Servi
             group.limit(UNLIMITED)
         process.kill()
         process.communicate()
+        Path(f"/tmp/.java_pid{process.pid}").unlink(missing_ok=True)
         time.sleep(0.1)
 
 

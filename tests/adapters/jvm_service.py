@@ -92,6 +92,7 @@ class Service:
         for child in [*self._children(self.process.pid), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, 9)
+            Path(f"/tmp/.java_pid{child}").unlink(missing_ok=True)  # a killed JVM leaves its attach socket
         self.process.wait(LIMIT_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
