@@ -287,7 +287,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
 DESCRIPTION = """\
 Shrinks a memcached on this machine: its limit first, the coldest items next, then page by page.
 
-Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages stay resident:
+Start memcached with MALLOC_MMAP_THRESHOLD_=131072 in its environment, or pages stay resident.
+
+example:
   MALLOC_MMAP_THRESHOLD_=131072 memcached -u nobody -l 127.0.0.1 -U 0 -m 1024
   ebb-adapter memcached --memcached 127.0.0.1:11211 --minimum-mib 128 --listen 127.0.0.1:7070
 """

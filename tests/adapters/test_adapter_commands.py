@@ -27,7 +27,7 @@ def test_the_help_of_every_adapter_has_an_example(name: str, capsys: pytest.Capt
         main([name, "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert f"ebb-adapter {name} " in text.partition("example")[2]
+    assert re.search(r"ebb-adapter [a-z-]+ --", text.partition("example")[2])
     assert "--check" in text
 
 

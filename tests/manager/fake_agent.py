@@ -91,6 +91,7 @@ class FakeAgent:
         self._port: int | None = None
         self._sequence = 0
         self._reporting: asyncio.Task[None] | None = None
+        self._sending = asyncio.Lock()
         self._ever = asyncio.Event()
 
     # --- life ------------------------------------------------------------------------------------------------------
@@ -194,7 +195,8 @@ class FakeAgent:
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         url = f"{self.manager}/v1/hosts/{self.id}/report"
-        async with session.post(url, json=self.report().model_dump(mode="json")) as response:
+        # One at a time, like an agent's: an older report must not overtake a newer one.
+        async with self._sending, session.post(url, json=self.report().model_dump(mode="json")) as response:
             if response.status != 200:
                 return
             reply = ReportReply.model_validate(await response.json())
