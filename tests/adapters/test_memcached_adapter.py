@@ -157,7 +157,7 @@ def test_a_deadline_ends_the_work_with_what_was_measured(tmp_path: Path) -> None
     with hooked(tmp_path) as (cache, rest):
         cache.fill(300)
         before_mib = cache.rss_mib()
-        rest.target("down", "deflate", 80, deadline_s=0.3)
+        rest.target("down", "deflate", 80, deadline_s=0.1)
         done = rest.finished("down")
         assert "deadline passed" in done["reason"]
         assert done["released"]["memory_mib"] == pytest.approx(before_mib - cache.rss_mib(), abs=3)
