@@ -99,6 +99,12 @@ class Adapter(ABC):
         Raises: ApplicationError, which counts as a refusal.
         """
 
+    def begin(self) -> None:  # noqa: B027
+        """Called once by `ebb-adapter` before it serves, and not for --check: what has to run beside it is started.
+
+        Raises: AdapterError, and nothing is served.
+        """
+
     def status(self) -> dict[str, float]:
         """What it has now, by component. Raises: ApplicationError where it cannot be asked."""
         return {name: range_.current for name, range_ in self.capabilities().resources.items()}

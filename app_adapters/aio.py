@@ -137,7 +137,12 @@ class AsyncHookServer:
                 self._calls.release()
 
         # Not cut off with the connection: the thread goes on in any case, and its place is taken until it ends.
-        return await asyncio.shield(_in_thread(call))
+        try:
+            answered = _in_thread(call)
+        except RuntimeError:  # no thread can be started, and so none gives the place back
+            self._calls.release()
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "no thread can be started; ask again"}
+        return await asyncio.shield(answered)
 
 
 class Head:
@@ -160,7 +165,7 @@ class Head:
         length = self.fields.get("content-length", "0")
         if "transfer-encoding" in self.fields or not (length.isascii() and length.isdigit()):
             raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "Content-Length: must be a number")
-        if int(length[:20]) > BODY_BYTES:
+        if len(length) > 20 or int(length) > BODY_BYTES:
             raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: longer than {BODY_BYTES} bytes")
         self.length = int(length)
         self.lasting = version == "HTTP/1.1" and self.fields.get("connection", "").lower() != "close"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Callable, Coroutine, TypeVar, Union
@@ -15,6 +16,8 @@ from app_adapters.errors import ApplicationError
 DECISION_LIMIT_S = 2.5
 #: How long work may go on after its deadline or after it was called off; then it is cancelled.
 GRACE_S = 1.0
+#: How long cancelled work may put things in order before the next operation may begin.
+CANCEL_LIMIT_S = 10.0
 LOOK_S = 0.05
 
 T = TypeVar("T")
@@ -100,13 +103,22 @@ class OnLoop(Adapter):
             raise ApplicationError("the service's event loop is ending") from None
 
     def _worked(self, call: Coroutine[object, object, Release], deadline: Deadline) -> Release:
-        future = self._begin(call)
+        ended = threading.Event()
+
+        async def whole() -> Release:
+            try:
+                return await call
+            finally:
+                ended.set()
+
+        future = self._begin(whole())
         over = None
         while not future.done():
             if deadline.passed and over is None:
                 over = Deadline(GRACE_S)
             if over is not None and over.passed:
-                future.cancel()
+                future.cancel()  # which counts as done at once: what the work still puts in order is waited for
+                ended.wait(CANCEL_LIMIT_S)
                 raise ApplicationError("the deadline passed, and the work was cancelled")
             concurrent.futures.wait([future], timeout=LOOK_S if over is not None else min(deadline.remaining_s, 0.5))
         try:

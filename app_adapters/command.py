@@ -95,7 +95,7 @@ class CommandAdapter(Adapter):
         question = {"method": method, "target": target, "mode": mode, "deadline_s": round(deadline.remaining_s, 3)}
         answer = self._ask(question)
         reason = str(answer.get("reason", ""))
-        if "refused" in answer:
+        if answer.get("refused") is not None:
             retry_s = self._amount(answer, "retry_after_s", 0.0) or None
             floor = self._amounts(answer.get("floor", {}), "floor", self.components)
             return Refusal(str(answer["refused"]) or "the program refused", retry_s, floor)

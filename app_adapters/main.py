@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.check:
             return check(options.adapter, adapter)
         server = HookServer(adapter, host, port, options.token_file, say)
+        adapter.begin()
     except AdapterError as error:
         say(f"{options.adapter}: {error}")
         return 2

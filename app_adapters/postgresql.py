@@ -111,14 +111,19 @@ class PostgresqlAdapter(Adapter):
         look = self._fresh()
         if look.obstacle:
             return Refusal(look.obstacle, floor={"memory_mib": round(_size_mib(look), 3)})
-        state = self._known(look) or self._first_state(look)
+        state = self._first_state(look)
+        known = self._known(look)
+        if known is not None:  # of what is as it was before, the values of now count: somebody may have changed them
+            for name in known["changed"]:
+                state["earlier"][name], state["originals"][name] = known["earlier"].get(name), known["originals"][name]
+            state.update(changed=known["changed"], maximum_mib=known["maximum_mib"])
         promised: dict[str, float] = {}
         changes: dict[str, int] = {}
         ends: list[int] = []
         if "memory_mib" in target:
             current_mib = _size_mib(look)
             full_mib = self._full_mib(look, current_mib, state)
-            state["maximum_mib"] = full_mib
+            state["maximum_mib"] = float(full_mib)
             share = share_of(target["memory_mib"], _minimum_mib(look, current_mib), full_mib)
             original = {name: state["originals"][name] for name in MEMORY_SETTINGS}
             changes.update(lowered(look.settings, memory_settings(original, share)))

@@ -52,7 +52,9 @@ def memory_settings(original_kib: Mapping[str, int], share: float) -> dict[str, 
     scaled = {}
     for name, original in original_kib.items():
         if original > 0:
-            scaled[name] = max(int(original * share), min(LEAST_KIB[name], original))
+            # Whole blocks: effective_cache_size is kept in units of 8 kB, and would read back as another value.
+            whole = int(original * share) // 8 * 8 if share < 1 else original
+            scaled[name] = max(whole, min(LEAST_KIB[name], original))
     return scaled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -22,6 +23,9 @@ LOOK_S = 0.05
 #: Between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 0.5
 SENTENCE_LENGTH = 300
+
+#: What runs. Threads that wait for it are daemons: where the adapter ends, nobody else would end it.
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def run(words: list[str], limit_s: float = CALL_LIMIT_S) -> str:
@@ -65,6 +69,7 @@ def ask_program(argv: Sequence[str], question: dict[str, Any], limit_s: float, o
         )
     except (OSError, ValueError) as error:
         raise ApplicationError(f"{argv[0]} cannot be started: {getattr(error, 'strerror', '') or error}") from None
+    _running.add(process)
     end = time.monotonic() + limit_s
     talk = _Talk(process, json.dumps(question, allow_nan=False).encode("ascii"))
     problem = ""
@@ -79,6 +84,7 @@ def ask_program(argv: Sequence[str], question: dict[str, Any], limit_s: float, o
                 problem = "was called off"
     finally:
         _end(process)
+        _running.discard(process)
         talk.close()
     if not problem and process.returncode != 0:
         status = process.returncode
@@ -177,6 +183,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
     _signal(process, signal.SIGKILL)
     process.wait()
+
+
+@atexit.register
+def _end_all() -> None:
+    for process in list(_running):
+        _signal(process, signal.SIGKILL)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

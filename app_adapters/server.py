@@ -54,7 +54,8 @@ class HookServer:
 
     def stop(self) -> None:
         """Stop serving, cancel what runs, and give the port back."""
-        self._server.shutdown()
+        if self._thread.is_alive():  # of a server that was never started, shutdown() waits for ever
+            self._server.shutdown()
         self._server.server_close()
         self._hook.stop()
 
@@ -79,7 +80,11 @@ class JsonServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread can be started; without one nobody gives the place back
+                self._places.release()
+                raise
         else:
             self.shutdown_request(request)
 
@@ -110,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "Transfer-Encoding" in self.headers or not (length_text.isascii() and length_text.isdigit()):
             self._send(HTTPStatus.LENGTH_REQUIRED, {"error": "Content-Length: must be a number"}, close=True)
             return
-        if int(length_text[:20]) > BODY_BYTES:
+        if len(length_text) > 20 or int(length_text) > BODY_BYTES:
             error = {"error": f"body: longer than {BODY_BYTES} bytes"}
             self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error, close=True)
             return

@@ -46,7 +46,7 @@ class HookApplication:
         length = environ.get("CONTENT_LENGTH") or "0"
         if "HTTP_TRANSFER_ENCODING" in environ or not (length.isascii() and length.isdigit()):
             return HTTPStatus.LENGTH_REQUIRED, {"error": "Content-Length: must be a number"}
-        if int(length[:20]) > BODY_BYTES:
+        if len(length) > 20 or int(length) > BODY_BYTES:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"body: longer than {BODY_BYTES} bytes"}
         body = environ["wsgi.input"].read(int(length)) if int(length) else b""
         # Where it is mounted stands in SCRIPT_NAME; both parts come decoded, as bytes in Latin-1.

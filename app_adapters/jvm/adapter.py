@@ -148,9 +148,11 @@ class JVMAdapter(Adapter):
         notes: list[str] = []
         try:
             is_over = before_mib > target_mib + TOLERANCE_MIB
-            if is_over:
+            # Without what lives, the limit of a concurrent collector could end below it: it would never rest.
+            collects = is_over or self._must_know_what_lives(process, began)
+            if collects:
                 self._collect(process, 1, deadline)
-            facts = self._read_of(process, collected=is_over)
+            facts = self._read_of(process, collected=collects)
             settle_s = plans.settle_s(facts.flags)
             if is_over and plans.settles_first(facts.flags):
                 self._settle(process, target_mib, settle_s, deadline)
@@ -190,6 +192,11 @@ class JVMAdapter(Adapter):
         # Something came free though a part failed: it is told, and counts.
         complete = not problem or released_mib > 0
         return Release({"memory_mib": round(released_mib, 3)}, MEASURED_BY, "; ".join(parts), complete)
+
+    def _must_know_what_lives(self, process: Process, now_s: float) -> bool:
+        if self._facts is None or not plans.is_concurrent(self._facts.flags):
+            return False
+        return self._live is None or self._live[0] != process or now_s - self._live[2] > LIVE_AGE_S
 
     def _plan(self, facts: Facts, target_mib: float, deadline: Deadline) -> Plan | Unsupported:
         heap_mib = max(target_mib, self._minimum_mib) - facts.resident.other_mib - RESERVE_MIB

@@ -148,6 +148,8 @@ def _wake(pid: int, own_pid: int, directory: int, is_awake: Callable[[], bool], 
     """Have the JVM open its attach socket. Raises: AttachError."""
     if not catches_quit(pid):
         raise AttachError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
+    if not _has_jvm(pid):
+        raise AttachError(f"process {pid} is no JVM")
     name = f".attach_pid{own_pid}"
     with contextlib.suppress(FileExistsError):
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory))
@@ -162,6 +164,15 @@ def _wake(pid: int, own_pid: int, directory: int, is_awake: Callable[[], bool], 
     finally:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
+
+
+def _has_jvm(pid: int) -> bool:
+    """A pid may be another's by now, and most others that catch SIGQUIT end by it. True where it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as file:
+            return any("/libjvm.so" in line for line in file)
+    except OSError:
+        return True
 
 
 def _answer(connection: socket.socket, pid: int, end: float) -> tuple[int, str]:

@@ -69,7 +69,7 @@ def obstacle(flags: Flags, deadline_s: float = math.inf) -> str:
     if name in ("G1", "Serial") and is_on(flags, "DisableExplicitGC"):
         return f"{name} gives memory back when it is told to collect, which -XX:+DisableExplicitGC forbids"
     delay_s = uncommit_delay_s(flags)
-    if delay_s >= deadline_s:
+    if delay_s > 0 and delay_s >= deadline_s:
         return (
             f"ZGC gives memory back only {delay_s:g} s after its use (-XX:ZUncommitDelay), too late for this deadline"
         )
@@ -79,6 +79,11 @@ def obstacle(flags: Flags, deadline_s: float = math.inf) -> str:
 def uncommit_delay_s(flags: Flags) -> float:
     """Seconds that free memory stays. Shenandoah's own delay does not hold for a collection that was asked for."""
     return number(flags, "ZUncommitDelay") if collector(flags) == "ZGC" else 0.0
+
+
+def is_concurrent(flags: Flags) -> bool:
+    """Whether it collects beside the application, and all the time where its limit is too low."""
+    return collector(flags) in ("Shenandoah", "ZGC")
 
 
 def settles_first(flags: Flags) -> bool:
@@ -174,6 +179,9 @@ def growth(flags: Flags, originals: Mapping[str, str], live_mib: float, heap_mib
         lowest, highest = (int(float(originals.get(name, flags[name].value))) for name in (MINIMUM_FREE, MAXIMUM_FREE))
         ratio = min(max(free_ratio(flags, live_mib, heap_mib), int(number(flags, MAXIMUM_FREE))), highest)
         settings += pair(flags, max(min(lowest, ratio // 2), int(number(flags, MINIMUM_FREE))), ratio)
+        if ratio >= highest and PERIOD in originals:
+            # By its ratio it is as free as at first: what kept it small is not needed any more.
+            settings += _changes(flags, [(PERIOD, originals[PERIOD])])
     return settings
 
 

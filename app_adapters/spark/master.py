@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import Callable
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release
@@ -24,8 +25,13 @@ class SparkMasterAdapter(Adapter):
 
     components = ("memory_mib", "cpu_cores")
 
-    def __init__(self, service: SparkService) -> None:
-        self.service = service
+    def __init__(self, start: Callable[[], SparkService]) -> None:
+        self._start = start
+        self.service: SparkService | None = None
+
+    def begin(self) -> None:
+        """Serve the cluster's relays from now on. Raises: AdapterError where that cannot be."""
+        self.service = self._start()
 
     def capabilities(self) -> Capabilities:
         """It offers no resource."""
@@ -86,13 +92,16 @@ def _build(options: argparse.Namespace) -> SparkMasterAdapter:
     curves = read_curves(options.curves) if options.curves else LINEAR
     rest = SparkRest(options.master_ui, tuple(options.driver or ["http://127.0.0.1:4040"]))
     host, port = options.serve
-    try:
-        service = SparkService(
-            rest, options.cluster_token_file, host, port, options.window_s, curves, options.restart_s
-        )
-    except OSError as error:
-        raise AdapterError(f"--serve: cannot listen on {host}:{port}: {error}") from None
-    return SparkMasterAdapter(service.start())
+
+    def start() -> SparkService:
+        try:
+            return SparkService(
+                rest, options.cluster_token_file, host, port, options.window_s, curves, options.restart_s
+            ).start()
+        except OSError as error:
+            raise AdapterError(f"--serve: cannot listen on {host}:{port}: {error}") from None
+
+    return SparkMasterAdapter(start)
 
 
 READY = Ready(

@@ -191,7 +191,10 @@ class SparkService:
         for host in order.asking:
             wanted = order.vector[host]
             if decision.choice == VM_LEVEL:  # what gives slots up instead tells its size when it has
-                self._windows.set_deflation(host, Deflation(wanted.vm, 0.0, wanted.cores))
+                before = self._windows.deflated.get(host)
+                # Slots that went earlier are still gone.
+                own = before.own if before is not None else 0.0
+                self._windows.set_deflation(host, Deflation(wanted.vm, own, wanted.cores))
             self._answers[host] = wanted, decision, now_s
         self._decided = {**{n: d for n, d in self._decided.items() if n > order.window - 8}, order.window: decision}
         self._readings = {n: r for n, r in self._readings.items() if n > order.window - 8}

@@ -37,9 +37,7 @@ LOOK_S = 0.2
 class SparkWorkerAdapter(Adapter):
     """A Worker of this VM. `grace_s`: how long tasks that run may go on before their executor is ended.
 
-    The Worker is started, if it does not run already, and goes on when the adapter ends.
-
-    Raises: ApplicationError where it cannot be started.
+    The Worker goes on when the adapter ends.
     """
 
     components = ("memory_mib", "cpu_cores")
@@ -49,8 +47,14 @@ class SparkWorkerAdapter(Adapter):
         self._relay = relay
         self._nominal = nominal
         self._grace_s = grace_s
-        if not process.running:
-            process.start(nominal.cores)
+
+    def begin(self) -> None:
+        """Start the Worker, unless it runs or was ended by a deflation: the VM may not hold it now.
+
+        Raises: ApplicationError where it cannot be started.
+        """
+        if not self._process.running and not self._process.given_up:
+            self._process.start(self._nominal.cores)
 
     def capabilities(self) -> Capabilities:
         """Cores of the Worker that runs, 0 for none; PSS of its processes."""
@@ -94,9 +98,10 @@ class SparkWorkerAdapter(Adapter):
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Register the Worker with more cores; what runs on it may end first."""
         cores = self._process.cores
-        full = target.get("cpu_cores", 0.0) >= self._nominal.cores
-        more = self._nominal.cores if full else slots({"cpu_cores": float(cores), **target}, self._nominal)
-        vm = 0.0 if full else lost(target, 0.0, self._nominal)
+        # A Worker that runs holds its memory already; one that memory has ended comes back with it.
+        wanted = {"cpu_cores": target.get("cpu_cores", float(cores))} if cores else target
+        more = slots(wanted, self._nominal)
+        vm = lost(target, 0.0, self._nominal)
         if more <= cores:
             return Promise({}, 0.1, lambda: self._unchanged(vm, f"{cores} slots stay"), f"{cores} slots stay")
         reason = f"{cores} to {more} slots"
@@ -110,6 +115,10 @@ class SparkWorkerAdapter(Adapter):
         notes += self._told(Deflation(0.0, self._own(left), float(self._nominal.cores)))
         registered, by = self._registered()
         after_mib = self._process.resident_mib()
+        if self._process.cores and notes:
+            # What was started takes them as soon as the master knows it, and its executors' memory with them.
+            registered = max(registered, self._process.cores)
+            after_mib = max(after_mib, min(before_mib, self._nominal.memory_mib))
         released = {
             "cpu_cores": float(max(before_cores - registered, 0)),
             "memory_mib": round(max(before_mib - after_mib, 0.0), 3),

@@ -31,6 +31,8 @@ class WorkerProcess:
         self._log = log
         self._child: subprocess.Popen[bytes] | None = None
         self._pid = self._began = self._cores = 0
+        #: Whether it was ended for good by `stop`, as far as is remembered.
+        self.given_up = False
         self._find()
 
     @property
@@ -74,6 +76,7 @@ class WorkerProcess:
         """Start it with so many cores. Raises: ApplicationError."""
         if self.running:
             raise ApplicationError("the Worker runs already")
+        self.given_up = False
         self._remember()  # what cannot be remembered must not be started
         argv = [word.replace("{cores}", str(cores)) for word in self._command]
         try:
@@ -109,6 +112,7 @@ class WorkerProcess:
                 raise ApplicationError(f"processes {sorted(self._living(tree))} of the Worker cannot be ended")
             time.sleep(LOOK_S)
         self._pid = self._began = self._cores = 0
+        self.given_up = True
         self._remember()
 
     def _living(self, tree: dict[int, int]) -> dict[int, int]:
@@ -122,13 +126,14 @@ class WorkerProcess:
             with open(self._state_file, "rb") as file:
                 state = json.loads(file.read(STATE_BYTES).decode("ascii"))
             pid, began, cores = int(state["pid"]), int(state["started"]), int(state["cores"])
+            self.given_up = state.get("given_up") is True
         except (OSError, ValueError, KeyError, TypeError):
             return
         if pid > 0 and started(pid) == began:
             self._pid, self._began, self._cores = pid, began, cores
 
     def _remember(self) -> None:
-        state = {"pid": self._pid, "started": self._began, "cores": self._cores}
+        state = {"pid": self._pid, "started": self._began, "cores": self._cores, "given_up": self.given_up}
         try:
             with open(self._state_file + ".new", "w", encoding="ascii") as file:
                 json.dump(state, file)

@@ -121,6 +121,21 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def only(name: str, directory: Path = Path("/run")) -> Iterator[None]:
+    """One benchmark of this name on the machine: those without guests have control groups of fixed names.
+
+    Raises BenchmarkFailed where another one is at work.
+    """
+    # The file stays: with one that is removed, two could hold locks of the same name.
+    with (directory / f"ebbtide-bench-{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BenchmarkFailed(f"another benchmark {name} is at work on this machine") from error
+        yield
+
+
+@contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM ends a benchmark as Ctrl-C does: with its guests removed."""
 

@@ -119,8 +119,8 @@ def group(path: Path) -> Iterator[Group]:
     number = _whole_disk(os.stat(path).st_dev)
     made = Group(number)
     _end(made)
-    made.make()
     try:
+        made.make()
         yield made
     finally:
         _end(made)

@@ -24,6 +24,7 @@ from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import Attach
 from app_adapters.process import proportional_mib
+from ebb.benchmarks.bed import only
 from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.memory_group import UNLIMITED, MemoryGroup, memory_group
 from ebb.benchmarks.passes import Pass
@@ -70,7 +71,10 @@ class Window:
 def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed or ApplicationError."""
     size = QUICK if how.quick else FULL
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("jvm: needs root, for swap and control groups")
     with (
+        only("jvm"),
         tempfile.TemporaryDirectory(prefix="ebbtide-jvm-") as directory,
         swap(SWAP, 2 * size.heap_mib, how.report) as swap_mib,
         memory_group(GROUP) as group,

@@ -23,6 +23,7 @@ import numpy as np
 
 from app_adapters.adapter import Deadline, Promise
 from app_adapters.memcached import MemcachedAdapter
+from ebb.benchmarks.bed import only
 from ebb.benchmarks.confined import Group, Server, group, server
 from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.memcached_client import BATCH, CONNECTIONS, Client
@@ -87,7 +88,11 @@ def run(how: Pass) -> Figures:
     place.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     rows: list[Row] = []
-    with swap(place, int(largest_mib * 1.5), how.report) as swap_mib, group(place.parent) as inside:
+    with (
+        only("memcached"),
+        swap(place, int(largest_mib * 1.5), how.report) as swap_mib,
+        group(place.parent) as inside,
+    ):
         if swap_mib < largest_mib:
             raise BenchmarkFailed(f"memcached: {largest_mib:.0f} MiB of swap are needed, there are {swap_mib}")
         # Known only now, and part of what the figures mean: reads are capped on the disk of our own file.

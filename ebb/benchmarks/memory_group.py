@@ -56,6 +56,7 @@ def memory_group(name: str) -> Iterator[MemoryGroup]:
         path.mkdir(exist_ok=True)
         group = MemoryGroup(path)
         if not (path / group._file).exists():
+            path.rmdir()
             raise BenchmarkFailed(f"{path} has no memory controller")
     except OSError as error:
         raise BenchmarkFailed(f"no memory control group can be made at {path}: {error.strerror}") from None

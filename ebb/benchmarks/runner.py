@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ebb.benchmarks import cascade, cpu, idle, jvm, latency, memcached, policies, spark, throughput
+from ebb.benchmarks.bed import terminable
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
 
@@ -32,7 +33,8 @@ TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"spark": spark.table
 
 def run(name: str, how: Pass | None = None) -> dict[str, Any]:
     """Run one benchmark; returns what its file holds. Raises KeyError for an unknown name."""
-    figures = ALL[name](how or Pass())
+    with terminable():
+        figures = ALL[name](how or Pass())
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return document(name, figures, date, importlib.metadata.version("ebbtide"))
 

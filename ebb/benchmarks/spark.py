@@ -26,7 +26,7 @@ from typing import Any
 from app_adapters.errors import ApplicationError
 from app_adapters.spark.curves import Curve, Curves
 from app_adapters.spark.policy import SELF, VM_LEVEL, Decision, Deflation, Job, decide
-from ebb.benchmarks.bed import terminable
+from ebb.benchmarks.bed import only
 from ebb.benchmarks.figures import Figure, Figures
 from ebb.benchmarks.passes import Pass
 from ebb.benchmarks.spark_bed import HOSTS, SLOTS, SparkBed, spark_bed
@@ -85,7 +85,7 @@ def slots_left(share: float) -> int:
 
 def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed where there is no Spark, or it does not do its work."""
-    with terminable(), spark_bed(CORES) as bed:
+    with only("spark"), spark_bed(CORES) as bed:
         return Runs(bed, how).figures()
 
 

@@ -72,8 +72,18 @@ class SparkBed:
         self._driver: subprocess.Popen[str] | None = None
         command = [self._class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--webui-port", str(ui_port), "--properties-file", str(self._settings)]
+        self._master_command = command
+
+    def start(self) -> None:
+        """Start the master and make the workers' groups. `close` undoes it, however far it got."""
         self._processes.append(
-            subprocess.Popen(command, stdout=self._log, stderr=self._log, env=self._environment, start_new_session=True)
+            subprocess.Popen(
+                self._master_command,
+                stdout=self._log,
+                stderr=self._log,
+                env=self._environment,
+                start_new_session=True,
+            )
         )
         for host in HOSTS:
             self._group(host).mkdir(exist_ok=True)
@@ -197,6 +207,7 @@ def spark_bed(cores: float) -> Iterator[SparkBed]:
     with tempfile.TemporaryDirectory(prefix="ebb-spark-") as directory:
         bed = SparkBed(Path(directory), cores)
         try:
+            bed.start()
             _until(lambda: _answers(bed), "the master answers")
             bed.fresh()
             yield bed

@@ -91,6 +91,7 @@ class Vm:
         address = f"http://127.0.0.1:{cluster.service.address[1]}"
         self.relay = Relay(address, str(cluster.token), host)
         self.adapter = SparkWorkerAdapter(self.process, self.relay, Nominal(cores, memory_mib), grace_s)
+        self.adapter.begin()
         self.server = HookServer(self.adapter, port=0, token_file=str(cluster.token)).start()
         self.rest = Rest(self.server.address, "t")
 

@@ -112,6 +112,7 @@ async def test_a_connection_serves_one_request_after_another(server: AsyncHookSe
         (b"GET /healthz HTTP/1.1\r\nContent-Length: x\r\n\r\n", 411),
         (b"POST /deflation/v1/targets HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
         (b"POST /deflation/v1/targets HTTP/1.1\r\nContent-Length: 65537\r\n\r\n", 413),
+        (b"POST /deflation/v1/targets HTTP/1.1\r\nContent-Length: " + b"0" * 20 + b"209715200\r\n\r\n", 413),
         (b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n", 431),
     ],

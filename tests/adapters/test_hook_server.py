@@ -338,7 +338,26 @@ def test_a_long_body_is_413_and_one_without_a_length_411(rest: Rest) -> None:
     assert rest.send("POST", "/deflation/v1/targets", b" " * 65537)[0] == 413
     assert rest.send("POST", "/deflation/v1/targets", b"", {"Transfer-Encoding": "chunked"})[0] == 411
     assert rest.send("POST", "/deflation/v1/targets", None, {"Content-Length": "-1"})[0] == 411
+    assert rest.send("POST", "/deflation/v1/targets", None, {"Content-Length": "0" * 20 + "209715200"})[0] == 413
     assert rest.send("POST", "/deflation/v1/targets", b" " * 65536)[0] == 400
+
+
+def test_a_thread_that_cannot_be_started_costs_one_connection_and_no_more(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(40):
+            with pytest.raises(OSError):  # noqa: PT011 - the connection is closed
+                rest.capabilities()
+    assert rest.capabilities()["name"] == "scripted"
+
+
+def test_a_server_that_never_served_can_be_stopped(adapter: Scripted, token_file: Path) -> None:
+    HookServer(adapter, port=0, token_file=str(token_file)).stop()
 
 
 def test_unknown_paths_requests_and_methods(rest: Rest) -> None:

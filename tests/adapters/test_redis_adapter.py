@@ -249,6 +249,15 @@ def test_a_deadline_ends_the_work_with_what_was_measured_and_writes_go_on(tmp_pa
     assert load.errors == []
 
 
+def test_work_that_is_called_off_evicts_nothing_more(tmp_path: Path) -> None:
+    """Large values go within one call: only a look at the deadline in between ends that."""
+    with hooked(tmp_path, *CACHE) as (server, rest):
+        server.fill(200, 100 * 1024)
+        rest.target("down", "deflate", 130, deadline_s=0.3)
+        result(rest, "down")
+        assert int(server.info()["used_memory"]) > 100 * 2**20
+
+
 def test_without_a_place_for_its_state_nothing_is_changed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with hooked(tmp_path, *CACHE, state_file=str(tmp_path / "file" / "state")) as (server, rest):

@@ -169,3 +169,20 @@ def test_a_ratio_ends_at_the_size_or_below_it(live_mib: float, heap_mib: float) 
     ratio = plans.free_ratio(flags("G1"), live_mib, heap_mib)
     if ratio > plans.LOWEST_RATIO:
         assert live_mib / (1 - ratio / 100) <= heap_mib + 0.001
+
+
+def test_a_passed_deadline_is_no_uncommit_delay() -> None:
+    assert plans.obstacle(flags("Shenandoah"), 0.0) == ""
+    assert plans.obstacle(flags("Serial"), 0.0) == ""
+    assert "ZUncommitDelay" in plans.obstacle(flags("ZGC"), 0.0)
+
+
+def test_g1_stops_collecting_by_itself_once_its_ratio_is_as_at_first() -> None:
+    """Full size may never be offered in full: the guest keeps a reserve."""
+    now = flags("G1")
+    small = applied(now, planned(now, 50, 150).settings)
+    assert small["G1PeriodicGCInterval"].value != "0"
+    originals = {name: now[name].value for name in ("MinHeapFreeRatio", "MaxHeapFreeRatio", "G1PeriodicGCInterval")}
+    large = applied(small, plans.growth(small, originals, 50, 1000))
+    assert large["MaxHeapFreeRatio"].value == originals["MaxHeapFreeRatio"]
+    assert large["G1PeriodicGCInterval"].value == originals["G1PeriodicGCInterval"]

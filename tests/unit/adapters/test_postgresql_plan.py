@@ -93,3 +93,8 @@ def test_statements_and_how_they_are_undone() -> None:
         "ALTER SYSTEM RESET work_mem",
         "ALTER SYSTEM SET maintenance_work_mem = '9''6MB'",
     ]
+
+
+@given(st.floats(0, 1))
+def test_settings_are_whole_blocks_and_so_read_back_as_they_were_set(share: float) -> None:
+    assert memory_settings(DEFAULTS, share)["effective_cache_size"] % 8 == 0
