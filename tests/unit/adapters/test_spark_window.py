@@ -259,7 +259,8 @@ def test_the_masters_own_vm_gives_nothing(tmp_path: Path) -> None:
         assert adapter.capabilities().resources == {}
         assert "not deflated" in adapter.deflate({"memory_mib": 1.0}, "force", None).reason
         json.dumps(adapter.capabilities().modes)
-        assert adapter.service is None, "nothing is served before it begins"
+        before = adapter.service
+        assert before is None, "nothing is served before it begins"
         adapter.begin()
     finally:
         adapter.service.stop()
