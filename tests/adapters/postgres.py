@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
-import time
 from pathlib import Path
+
+from tests.adapters import load
 
 OWNER = "postgres"
 
@@ -135,38 +135,18 @@ class Cluster:
         return total_kib / 1024
 
 
-class Load:
+class Load(load.Load):
     """A session that writes and reads all the time."""
 
+    pause_s = 0.005
+
     def __init__(self, cluster: Cluster) -> None:
-        self.errors: list[str] = []
-        self.latencies_s: list[float] = []
+        super().__init__()
         cluster.ask("CREATE TABLE IF NOT EXISTS load (n int)")
         self._session = cluster.session()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-    def p99_ms(self) -> float:
-        assert self.latencies_s
-        return 1000 * sorted(self.latencies_s)[int(0.99 * (len(self.latencies_s) - 1))]
-
-    def _run(self) -> None:
-        count = 0
-        try:
-            while not self._ended.wait(0.005):
-                count += 1
-                began = time.perf_counter()
-                answer = self._session.ask(f"INSERT INTO load VALUES ({count}) RETURNING n;")
-                self.latencies_s.append(time.perf_counter() - began)
-                if answer != str(count):
-                    self.errors.append(answer)
-        except (OSError, ValueError) as error:
-            self.errors.append(str(error))
+    def ask(self, number: int) -> None:
+        with self.timed():
+            answer = self._session.ask(f"INSERT INTO load VALUES ({number}) RETURNING n;")
+        if answer != str(number):
+            self.errors.append(answer)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import subprocess
-import threading
 import time
 from pathlib import Path
 
+from tests.adapters import load
 from tests.adapters.cache import free_port
 
 MIB = 1024 * 1024
@@ -141,49 +141,28 @@ class RedisServer:
         raise AssertionError("no VmRSS")
 
 
-class Load:
-    """A client in a thread of its own: SET, GET and PING, one after another, all the time."""
+class Load(load.Load):
+    """SET, GET and PING, one after another, all the time."""
 
     def __init__(self, port: int) -> None:
-        self.errors: list[str] = []
-        self.latencies_s: list[float] = []
-        self._port = port
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__()
+        self._connection = Connection(port)
 
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._connection.close()
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
+    def ask(self, number: int) -> None:
+        self._call("OK", "SET", f"load{number % 500}", b"x" * 1000)
+        self._call(None, "GET", f"load{number % 500}")
+        self._call("PONG", "PING")
 
-    def p99_ms(self) -> float:
-        assert self.latencies_s
-        return 1000 * sorted(self.latencies_s)[int(0.99 * (len(self.latencies_s) - 1))]
-
-    def _run(self) -> None:
+    def _call(self, right: object, *words: object) -> None:
         try:
-            connection = Connection(self._port)
-            count = 0
-            while not self._ended.wait(0.002):
-                count += 1
-                self._time(connection, "OK", "SET", f"load{count % 500}", b"x" * 1000)
-                self._time(connection, None, "GET", f"load{count % 500}")
-                self._time(connection, "PONG", "PING")
-            connection.close()
-        except (OSError, AssertionError) as error:
-            self.errors.append(str(error))
-
-    def _time(self, connection: Connection, right: object, *words: object) -> None:
-        began = time.perf_counter()
-        try:
-            answer = connection.call(*words)
+            with self.timed():
+                answer = self._connection.call(*words)
         except AssertionError as error:  # the server's error
             self.errors.append(str(error))
             return
-        finally:
-            self.latencies_s.append(time.perf_counter() - began)
         if right is not None and answer != right:
             self.errors.append(f"{words[0]!s}: {answer!r}")

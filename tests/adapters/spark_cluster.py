@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.worker_process import WorkerProcess
 from tests.adapters.cache import free_port
+from tests.adapters.load import Load
 from tests.adapters.rest import Rest
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -209,33 +209,18 @@ class Job:
         return self._answer.read_text()
 
 
-class Watch:
+class Watch(Load):
     """Asks the driver how the job does, all the time: a service that must not fail while workers come and go."""
 
+    pause_s = 0.1
+
     def __init__(self, address: str) -> None:
+        super().__init__()
         self._address = address
-        self._ended = threading.Event()
-        self.errors: list[str] = []
-        self.seconds: list[float] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(30)
-
-    def p99_ms(self) -> float:
-        return sorted(self.seconds)[int(len(self.seconds) * 0.99)] * 1000 if self.seconds else 0.0
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.1):
-            began = time.monotonic()
-            try:
-                with urllib.request.urlopen(self._address + "/api/v1/applications", timeout=20) as response:
-                    json.loads(response.read())
-                self.seconds.append(time.monotonic() - began)
-            except (OSError, ValueError) as error:
-                self.errors.append(str(error))
+    def ask(self, number: int) -> None:
+        try:
+            with self.timed(), urllib.request.urlopen(self._address + "/api/v1/applications", timeout=20) as response:
+                json.loads(response.read())
+        except (OSError, ValueError) as error:
+            self.errors.append(str(error))
