@@ -60,7 +60,6 @@ class SparkBed:
         self._class = f"{found.submodule_search_locations[0]}/bin/spark-class"
         self._environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
         self._environment["PYSPARK_PYTHON"] = sys.executable
-        os.environ["JAVA_TOOL_OPTIONS"] = JVM
         self._settings = directory / "spark.conf"
         self._settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
         port, ui_port, self._driver_port = (_free_port() for _ in range(3))
@@ -174,7 +173,8 @@ class SparkBed:
 
     def _worker(self, host: str) -> WorkerProcess:
         inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
-        command = ["sh", "-c", inside, "sh", self._class, "org.apache.spark.deploy.worker.Worker", "--host", host]
+        command = ["sh", "-c", inside, "sh", "env", f"JAVA_TOOL_OPTIONS={JVM}", self._class]
+        command += ["org.apache.spark.deploy.worker.Worker", "--host", host]
         command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
         command += [str(self._directory / host), "--properties-file", str(self._settings), self._master]
         return WorkerProcess(command, str(self._directory / f"{host}.json"), str(self._directory / f"{host}.log"))

@@ -30,7 +30,7 @@ def swap(path: Path, size_mib: int, report: Callable[[str], None]) -> Iterator[i
         return
     try:
         try:
-            _make(path, size_mib)
+            _make(path, size_mib + 1)  # a page of it is the header
         except (OSError, subprocess.CalledProcessError, BenchmarkFailed) as error:
             report(f"no swap could be made, so the limit that swap backs is left out: {error}")
             yield present_mib

@@ -84,7 +84,8 @@ class Vm:
         self.host = host
         name = host.replace(".", "-")
         self.state_file = str(cluster.directory / f"{name}.json")
-        command = [f"{spark_home()}/bin/spark-class", "org.apache.spark.deploy.worker.Worker", "--host", host]
+        command = ["env", f"JAVA_TOOL_OPTIONS={JVM}", f"{spark_home()}/bin/spark-class"]
+        command += ["org.apache.spark.deploy.worker.Worker", "--host", host]
         command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
         command += [str(cluster.directory / name), "--properties-file", str(cluster.settings), cluster.url]
         self.process = WorkerProcess(command, self.state_file, str(cluster.directory / f"{name}.log"))
@@ -115,7 +116,6 @@ class Cluster:
         self.directory = directory
         self.environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
         self.environment["PYSPARK_PYTHON"] = sys.executable
-        os.environ["JAVA_TOOL_OPTIONS"] = JVM  # the Workers are started by adapters of this process
         self.settings = directory / "spark.conf"
         self.settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
         self.token = directory / "token"
