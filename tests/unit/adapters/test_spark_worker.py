@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,13 +96,12 @@ def test_a_worker_that_was_given_up_is_not_started_by_a_new_adapter() -> None:
 
 
 def test_a_check_starts_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = tmp_path / "ran"
-    options = ["--service", "http://127.0.0.1:1", "--host", "h", "--state-file", str(tmp_path / "state")]
-    options += ["--worker-command", f"touch {ran} {{cores}}", "--check"]
+    state = tmp_path / "state"
+    options = ["--service", "http://127.0.0.1:1", "--host", "h", "--state-file", str(state)]
+    options += ["--worker-command", "sleep {cores}00", "--check"]
     assert main(["spark-worker", *options]) == 0
     assert '"current": 0.0' in capsys.readouterr().out
-    time.sleep(0.2)
-    assert not ran.exists()
+    assert not state.exists(), "it is written before a Worker is started"
 
 
 def test_that_a_worker_was_given_up_outlives_its_adapter(tmp_path: Path) -> None:
