@@ -177,12 +177,14 @@ def test_a_passed_deadline_is_no_uncommit_delay() -> None:
     assert "ZUncommitDelay" in plans.obstacle(flags("ZGC"), 0.0)
 
 
-def test_g1_stops_collecting_by_itself_once_its_ratio_is_as_at_first() -> None:
+def test_g1_stops_collecting_by_itself_once_it_is_nearly_full_and_not_before() -> None:
     """Full size may never be offered in full: the guest keeps a reserve."""
     now = flags("G1")
     small = applied(now, planned(now, 50, 150).settings)
     assert small["G1PeriodicGCInterval"].value != "0"
     originals = {name: now[name].value for name in ("MinHeapFreeRatio", "MaxHeapFreeRatio", "G1PeriodicGCInterval")}
+    half = applied(small, plans.growth(small, originals, 0, 512))
+    assert half["G1PeriodicGCInterval"].value == small["G1PeriodicGCInterval"].value
     large = applied(small, plans.growth(small, originals, 50, 1000))
     assert large["MaxHeapFreeRatio"].value == originals["MaxHeapFreeRatio"]
     assert large["G1PeriodicGCInterval"].value == originals["G1PeriodicGCInterval"]
