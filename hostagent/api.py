@@ -12,30 +12,18 @@ from pydantic import ValidationError
 
 from deflation.errors import InvalidField
 from deflation.explanations import DecisionKind
-from deflation.messages import (
-    Command,
-    CreateCommand,
-    Problem,
-    ReclaimCommand,
-    ReinflateCommand,
-    TargetCommand,
-    problem_of,
-)
-from hostagent import api_explain
+from deflation.messages import Problem, problem_of
+from hostagent import api_explain, api_routes
 from hostagent.agent import Agent
-from hostagent.api_forms import AGENT, accepted, answer, body_of, number, parameters
+from hostagent.api_forms import AGENT, answer
+from hostagent.api_routes import WOULD_BE
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 
 MAX_BODY: Final = 256 * 1024
-MAX_WAIT_S: Final = 30.0
-DELETE_REASONS: Final = ("delete", "minimum", "shortfall")
 TOKEN: Final = web.AppKey("token", str)
-#: Stands in a request that is a dry run.
-WOULD_BE: Final = web.RequestKey("dry_run", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger()
-routes = web.RouteTableDef()
 
 
 def make_app(agent: Agent, token: str) -> web.Application:
@@ -43,7 +31,7 @@ def make_app(agent: Agent, token: str) -> web.Application:
     app = web.Application(middlewares=[_problems, _authorise], client_max_size=MAX_BODY)
     app[AGENT] = agent
     app[TOKEN] = token
-    app.add_routes(routes)
+    app.add_routes(api_routes.routes)
     app.add_routes(api_explain.routes)
     return app
 
@@ -84,80 +72,6 @@ def _note_refusal(request: web.Request, sentence: str) -> None:
     vm = request.match_info.get("name")
     known = vm if vm in host.vms else None
     host.history.note(known, DecisionKind.REFUSED, sentence, {"method": request.method, "path": request.path})
-
-
-@routes.get("/healthz")
-async def _health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
-
-
-@routes.get("/v1/host")
-async def _get_host(request: web.Request) -> web.Response:
-    return answer(request.app[AGENT].host.report())
-
-
-@routes.get("/v1/vms")
-async def _get_vms(request: web.Request) -> web.Response:
-    vms = request.app[AGENT].host.vms.values()
-    return web.json_response({"vms": [vm.status().model_dump(mode="json") for vm in vms]})
-
-
-@routes.get("/v1/vms/{name}")
-async def _get_vm(request: web.Request) -> web.Response:
-    return answer(request.app[AGENT].host.vm(request.match_info["name"]).status())
-
-
-@routes.post("/v1/vms")
-async def _create(request: web.Request) -> web.Response:
-    return accepted(await request.app[AGENT].commands.create(await body_of(request, CreateCommand)))
-
-
-@routes.delete("/v1/vms/{name}")
-async def _delete(request: web.Request) -> web.Response:
-    query = dict(request.query)
-    reason = query.pop("reason", "delete")
-    if reason not in DELETE_REASONS:
-        raise RequestRefused(400, f"reason must be one of {', '.join(DELETE_REASONS)}", "reason")
-    command = Command.model_validate_strings(query, strict=False)
-    return accepted(await request.app[AGENT].commands.delete(request.match_info["name"], command, reason))
-
-
-@routes.put("/v1/vms/{name}/target")
-async def _target(request: web.Request) -> web.Response:
-    agent, name = request.app[AGENT], request.match_info["name"]
-    command = await body_of(request, TargetCommand)
-    if command.dry_run:
-        request[WOULD_BE] = True
-        return answer(await agent.dry_run.target(name, command))
-    return accepted(await agent.commands.target(name, command))
-
-
-@routes.post("/v1/reclaims")
-async def _reclaim(request: web.Request) -> web.Response:
-    agent, command = request.app[AGENT], await body_of(request, ReclaimCommand)
-    if command.dry_run:
-        request[WOULD_BE] = True
-        return answer(await agent.dry_run.reclaim(command))
-    return accepted(await agent.commands.reclaim(command))
-
-
-@routes.post("/v1/reinflations")
-async def _reinflate(request: web.Request) -> web.Response:
-    agent, command = request.app[AGENT], await body_of(request, ReinflateCommand)
-    if command.dry_run:
-        request[WOULD_BE] = True
-        return answer(await agent.dry_run.reinflate(command))
-    return accepted(await agent.commands.reinflate(command))
-
-
-@routes.get("/v1/operations/{request_id}")
-async def _get_operation(request: web.Request) -> web.Response:
-    wait_s = number(parameters(request, ("wait_s",)), "wait_s", 0.0, MAX_WAIT_S)
-    request_id = request.match_info["request_id"]
-    operation = await request.app[AGENT].commands.operations.get(request_id, wait_s)
-    if operation is None:
-        raise RequestRefused(404, f"there is no operation {request_id}", "request_id")
-    return answer(operation)
 
 
 def _problem(status: int, problem: Problem) -> web.Response:
