@@ -159,8 +159,10 @@ class Agents:
         except TimeoutError as error:
             raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
         except aiohttp.ClientError as error:
-            raise AgentUnreachable(f"{host} cannot be reached ({type(error).__name__})") from error
-        if status >= 500:
+            why = f": {error}" if isinstance(error, aiohttp.ClientSSLError) else f" ({type(error).__name__})"
+            raise AgentUnreachable(f"{host} cannot be reached{why}") from error
+        if status >= 500 or status in (408, 429):
+            # The last two are about this moment, not about the command.
             raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
         if status >= 300:
             raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))

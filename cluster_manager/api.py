@@ -1,33 +1,31 @@
-"""The manager's REST interface as one application: tokens, limits, and one form for every error.
+"""The manager's REST interface as one application.
 
-Bodies are those of :mod:`deflation.messages`; all but ``GET /healthz`` needs a bearer token, the agents' token on
-their reports and the clients' on everything else. The routes are in ``api_hosts``, ``api_vms`` and ``api_records``.
+Bodies are those of :mod:`deflation.messages`; who may do what is :mod:`rest.access`' and :mod:`deflation.roles`'. The
+routes are in ``api_hosts``, ``api_vms`` and ``api_records``.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
-
-import structlog
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from cluster_manager import api_hosts, api_records, api_vms
-from cluster_manager.api_forms import MANAGER, answer, query_of
+from cluster_manager.api_forms import MANAGER, query_of
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
-from deflation.errors import InvalidField
-from deflation.messages import Problem, problem_of
-
-log = structlog.get_logger()
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from deflation.messages import Problem
+from rest.access import Access, tokens_only
+from rest.problems import problem_middleware
 
 
-def make_app(manager: Manager) -> web.Application:
-    """The application of a manager; it starts and stops the manager with itself."""
+def make_app(manager: Manager, access: Access | None = None) -> web.Application:
+    """The application of a manager; it starts and stops the manager with itself.
+
+    :param access: default: the two tokens of the manager's settings, without limits of rate.
+    """
+    settings = manager.settings
+    access = access or tokens_only(settings.token, settings.agent_token)
     app = web.Application(
-        middlewares=[problem_middleware, token_middleware], client_max_size=manager.settings.body_limit
+        middlewares=[problem_middleware("manager", _known), access.middleware()], client_max_size=settings.body_limit
     )
     app[MANAGER] = manager
     app.router.add_get("/healthz", healthz, allow_head=False)
@@ -51,44 +49,5 @@ async def healthz(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
 
 
-# --- middlewares -----------------------------------------------------------------------------------------------------
-
-
-@web.middleware
-async def problem_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error becomes a Problem."""
-    try:
-        return await handler(request)
-    except RequestError as error:
-        return answer(error.problem, error.status)
-    except InvalidField as error:
-        return answer(problem_of(error), 400)
-    except web.HTTPException as error:
-        sentences = {
-            404: f"there is nothing at {request.path}",
-            405: f"{request.path} does not take {request.method}",
-            413: f"the body is larger than {request.app[MANAGER].settings.body_limit} bytes",
-        }
-        response = answer(Problem(error=sentences.get(error.status, error.reason), field=None), error.status)
-        if allow := error.headers.get(hdrs.ALLOW):
-            response.headers[hdrs.ALLOW] = allow
-        return response
-    except Exception:
-        log.exception("request failed by a defect of the manager", method=request.method, path=request.path)
-        return answer(Problem(error="the manager failed; its log says more", field=None), 500)
-
-
-@web.middleware
-async def token_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Nobody without the right token learns even which paths exist."""
-    resource = request.match_info.route.resource
-    if resource is not None and resource.canonical == "/healthz":
-        return await handler(request)
-    settings = request.app[MANAGER].settings
-    is_report = resource is not None and resource.canonical == "/v1/hosts/{id}/report"
-    expected = settings.agent_token if is_report else settings.token
-    scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    right = hmac.compare_digest(given.strip().encode(errors="replace"), expected.encode())
-    if scheme.lower() != "bearer" or not right:
-        raise RequestError(401, "the Authorization header must be 'Bearer' with the right token", "Authorization")
-    return await handler(request)
+def _known(request: web.Request, error: Exception) -> tuple[int, Problem] | None:
+    return (error.status, error.problem) if isinstance(error, RequestError) else None

@@ -25,6 +25,8 @@ async def take_report(request: web.Request) -> web.Response:
         raise RequestError(400, f"id: the report is of {report.id}, the path of {request.match_info['id']}", "id")
     if not report.url.startswith(("http://", "https://")):
         raise RequestError(400, "url: must begin with http:// or https://", "url")
+    if request.app[MANAGER].settings.agent_tls is not None and not report.url.startswith("https://"):
+        raise RequestError(400, "url: must begin with https://; this manager sends its token to no other", "url")
     return answer(await request.app[MANAGER].take_report(report))
 
 

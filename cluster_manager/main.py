@@ -11,13 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
-from aiohttp import web
 
 from cluster_manager.api import make_app
 from cluster_manager.errors import ManagerError, SettingsError
 from cluster_manager.manager import Manager
-from cluster_manager.settings import Settings, read_token
+from cluster_manager.settings import Settings
 from deflation.placement_policies import PlacementPolicy
+from deflation.roles import Role
+from rest.access import Certificates, Rates
+from rest.errors import AccessError
+from rest.gate import Gate, reloading
+from rest.settings import add_options, settings_of
+from rest.tokens import principal, read_token
 
 log = structlog.get_logger()
 
@@ -25,6 +30,8 @@ EXAMPLES = """\
 examples:
   ebb-manager --token-file /etc/ebbtide/token --agent-token-file /etc/ebbtide/agent-token --database manager.sqlite
   ebb-manager --listen 127.0.0.1:7200 --token-file t --agent-token-file a --database m.sqlite --policy first-fit
+  ebb-manager --listen 192.0.2.1:7100 --tokens-file tokens.toml --agent-token-file a --database m.sqlite \\
+      --tls-certificate manager.pem --tls-key manager.key --client-ca ca.pem
 """
 
 
@@ -46,14 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
-        asyncio.run(serve(_settings(options)))
-    except (ManagerError, OSError) as error:
+        settings, gate = _settings(options)
+        asyncio.run(serve(settings, gate))
+    except (ManagerError, AccessError, OSError) as error:
         print(f"ebb-manager: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, gate: Gate) -> None:
     """Serve until a signal asks to stop; then close the server, then the plans, then the store.
 
     :raises ManagerError: the store cannot be used.
@@ -63,16 +71,11 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(make_app(Manager(settings)), access_log=None, shutdown_timeout=2.0)
-    try:
-        await runner.setup()
-        site = web.TCPSite(runner, settings.host, settings.port)
-        await site.start()
-        log.info("listening", url=f"http://{settings.host}:{runner.addresses[0][1]}")
+    app = make_app(Manager(settings), gate.access)
+    async with gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0) as listener, reloading(gate):
+        log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         await stop.wait()
         log.info("stopping", why="a signal asked for it")
-    finally:
-        await runner.cleanup()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--listen", default="127.0.0.1:7100", metavar="HOST:PORT", help="default: %(default)s")
-    parser.add_argument("--token-file", type=Path, required=True, help="token of the clients of the REST interface")
+    parser.add_argument("--token-file", type=Path, help="token of an admin; needed where there is no --tokens-file")
     parser.add_argument("--agent-token-file", type=Path, required=True, help="token between manager and host agents")
     parser.add_argument("--database", type=Path, required=True, help="SQLite file, made if it does not exist")
     parser.add_argument(
@@ -92,24 +95,36 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the chance in two-choices; default: %(default)s")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    add_options(parser, Rates())
     return parser
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
     host, colon, port = options.listen.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise SettingsError(f"--listen must be HOST:PORT, but is {options.listen!r}")
     if options.seed < 0:
         raise SettingsError("--seed must not be negative")
-    return Settings(
+    if options.token_file is None and options.tokens_file is None:
+        raise SettingsError("--token-file or --tokens-file must be given")
+    host = host.strip("[]")
+    token = read_token(options.token_file) if options.token_file is not None else ""
+    agent_token = read_token(options.agent_token_file)
+    own = [principal("agent-token-file", Role.AGENT, agent_token)]
+    if token:
+        own.append(principal("token-file", Role.ADMIN, token))
+    gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False)
+    settings = Settings(
         database=options.database,
-        token=read_token(options.token_file),
-        agent_token=read_token(options.agent_token_file),
-        host=host.strip("[]"),
+        token=token,
+        agent_token=agent_token,
+        host=host,
         port=int(port),
         policy=options.policy,
         seed=options.seed,
+        agent_tls=gate.calls,
     )
+    return settings, gate
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Manager:
         """
         self.epoch = await self.store.open()
         await self.hosts.load()
-        self._session = aiohttp.ClientSession()
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True))
         agents = Agents(self._session, self._url_of, self.settings.agent_token, self.settings.agents)
         self.questions = Questions(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_manager.errors import SettingsError
 from deflation.placement_policies import PlacementPolicy
 
 
@@ -32,7 +32,7 @@ class Settings:
     """Of one manager. Tokens are secrets: never logged, never in a message."""
 
     database: Path
-    #: What clients of the REST API carry.
+    #: What an admin carries; empty where all tokens stand in the tokens file.
     token: str
     #: What host agents carry towards the manager, and the manager towards them.
     agent_token: str
@@ -47,17 +47,5 @@ class Settings:
     #: Largest request body, bytes.
     body_limit: int = 256 * 1024
     agents: AgentLimits = AgentLimits()
-
-
-def read_token(path: Path) -> str:
-    """The token in a file: its text without surrounding white space.
-
-    :raises SettingsError: the file cannot be read or holds no usable token.
-    """
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read the token file {path}: {error}") from error
-    if not token or any(character.isspace() or not character.isprintable() for character in token):
-        raise SettingsError(f"the token file {path} must hold one word")
-    return token
+    #: For calls of host agents, which then are reached by HTTPS only. None: also HTTP, or by whom this machine trusts.
+    agent_tls: ssl.SSLContext | None = None

@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from deflation.errors import InvalidField
+from deflation.rates import Rate
 from deflation.resources import ResourceVector
 from hostagent.accelerator import probe_accelerator
 from hostagent.agent import Agent
@@ -20,19 +22,25 @@ from hostagent.host import Host, Slice
 from hostagent.host_facts import ACPI_VERDICT
 from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
-from hostagent.service import configure_logs, serve
+from hostagent.service import MANAGER_NAME, configure_logs, serve
 from hostagent.templates import PACKAGED
+from rest.access import Rates
+from rest.errors import AccessError
+from rest.settings import AccessSettings, add_options, key_pair, settings_of
 
 EXAMPLE = """\
 example:
   ebb-hostagent --id host-a --capacity cpu_cores=6,memory_mib=4096 \\
       --token-file /etc/ebbtide/agent.token --manager http://127.0.0.1:7100
+  beyond loopback, with TLS: docs/security.md
 
 The agent manages only domains that it made itself; it knows them by the intent in their libvirt metadata. Ended or
 killed, it leaves them as they are, and goes on with what was unfinished when it is started again.
 """
 #: Measured under emulation with the capped translation cache; with KVM there is none (docs/contracts.md, accounting).
 OVERHEAD_MIB = {"qemu": 320.0, "kvm": 160.0}
+#: Who calls is above all the manager, which speaks for everybody.
+RATES = Rates(people=Rate(200.0, 1000.0))
 
 log = structlog.get_logger()
 
@@ -42,12 +50,12 @@ def main() -> None:
     arguments = _parser().parse_args()
     configure_logs(arguments.log_json, arguments.verbose)
     try:
-        asyncio.run(_serve(arguments))
-    except (HostAgentError, OSError, ValueError) as error:
+        asyncio.run(_serve(arguments, _access(arguments)))
+    except (HostAgentError, AccessError, OSError, ValueError) as error:
         sys.exit(f"ebb-hostagent: {error}")
 
 
-async def _serve(arguments: argparse.Namespace) -> None:
+async def _serve(arguments: argparse.Namespace, access: AccessSettings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +72,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
         acpi_verdict=arguments.acpi_verdict,
     )
     overhead = OVERHEAD_MIB[kind] if arguments.overhead_mib is None else arguments.overhead_mib
-    part = Slice(arguments.id, f"http://{address}:{port}", arguments.capacity, kind, overhead, arguments.reserve_mib)
+    url = arguments.url or f"{access.scheme}://{address}:{port}"
+    part = Slice(arguments.id, url, arguments.capacity, kind, overhead, arguments.reserve_mib)
     host = Host(part, LibvirtHypervisor(settings), await asyncio.to_thread(Journal, arguments.state_dir))
     log.info("starting", host=arguments.id, capacity=str(arguments.capacity), accelerator=kind, why=reason)
     await serve(
@@ -75,7 +84,22 @@ async def _serve(arguments: argparse.Namespace) -> None:
         arguments.manager,
         arguments.manager_token_file,
         stop,
+        access,
+        arguments.manager_name,
     )
+
+
+def _access(arguments: argparse.Namespace) -> AccessSettings:
+    """:raises AccessError: options that contradict each other."""
+    address, _ = arguments.listen
+    settings = settings_of(arguments, address)
+    caller = key_pair(arguments.certificate, arguments.key, "--certificate and --key")
+    if arguments.url is None and address.strip("[]") in ("0.0.0.0", "::"):
+        raise AccessError(f"--listen {address} is no address that the manager could call: give --url")
+    secret = caller is not None or arguments.manager_ca is not None
+    if secret and arguments.manager is not None and not arguments.manager.startswith("https://"):
+        raise AccessError("--manager must begin with https:// where --manager-ca or --certificate is given")
+    return replace(settings, server_ca=arguments.manager_ca, caller=caller)
 
 
 def _accelerator(arguments: argparse.Namespace) -> tuple[Any, str]:
@@ -119,6 +143,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", type=_listen, default=("127.0.0.1", 7101), metavar="ADDRESS:PORT", help="default 127.0.0.1:7101")
     add("--manager", help="base URL of the manager; without it the agent serves its API only")
     add("--manager-token-file", type=Path, help="token for the manager; default: the same as --token-file")
+    add("--manager-ca", type=Path, metavar="FILE", help="PEM: CA of an HTTPS manager; default: --client-ca")
+    add("--certificate", type=Path, metavar="FILE", help="PEM, shown to the manager; default: --tls-certificate")
+    add("--key", type=Path, metavar="FILE", help="PEM, the key of --certificate")
+    add("--manager-name", default=MANAGER_NAME, help="common name of the manager's certificate, default %(default)s")
+    add("--url", help="where the manager finds this API; default: as in --listen")
     add("--state-dir", type=Path, default=state / "agent", help=f"default {state}/agent")
     add("--image-dir", type=Path, default=state / "image", help="holds base.qcow2, vmlinuz, initrd")
     add("--disk-dir", type=Path, default=state / "disks", help=f"default {state}/disks")
@@ -133,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--overhead-mib", type=float, help="memory a VM costs besides its size; default by accelerator")
     add("--reserve-mib", type=float, default=512.0, help="host memory never handed out, default 512")
+    add_options(parser, RATES)
     add("--log-json", action="store_true", help="log lines as JSON")
     add("--verbose", action="store_true", help="log every step")
     return parser

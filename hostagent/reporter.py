@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import Final
 
 import aiohttp
@@ -24,10 +25,12 @@ class Reporter:
     """Sends reports until cancelled.
 
     :param manager: base URL of the manager.
+    :param tls: for an HTTPS URL; default: whom this machine trusts, and no certificate of our own.
     """
 
-    def __init__(self, host: Host, manager: str, token: str) -> None:
+    def __init__(self, host: Host, manager: str, token: str, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
+        self._tls = tls
         self._url = f"{manager.rstrip('/')}/v1/hosts/{host.slice.host_id}/report"
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._acknowledged = 0
@@ -36,7 +39,8 @@ class Reporter:
     async def run(self) -> None:
         """Report for ever. A manager that does not answer is said once, not every two seconds."""
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        connector = aiohttp.TCPConnector(ssl=self._tls or True)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as session:
             while True:
                 self._host.changed.clear()
                 try:

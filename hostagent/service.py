@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import structlog
-from aiohttp import web
 
+from deflation.roles import Role
 from hostagent.agent import Agent
 from hostagent.api import make_app
 from hostagent.eternal import guarded
 from hostagent.reporter import Reporter
+from rest.access import Certificates
+from rest.gate import Gate, reloading
+from rest.settings import AccessSettings
+from rest.tokens import principal, read_token
+
+#: The common name of the manager's certificate.
+MANAGER_NAME = "ebb-manager"
 
 log = structlog.get_logger()
 
@@ -28,36 +35,36 @@ async def serve(
     manager: str | None,
     manager_token_file: Path | None,
     stop: asyncio.Event,
+    access: AccessSettings = AccessSettings(),  # noqa: B008 - frozen
+    manager_name: str = MANAGER_NAME,
 ) -> None:
-    """Serve an agent's API and report to the manager until ``stop`` is set."""
+    """Serve an agent's API and report to the manager until ``stop`` is set.
+
+    :param manager_name: with mutual TLS, the common name of everybody who calls.
+    :raises AccessError: tokens or certificates that cannot be used.
+    """
     token = await asyncio.to_thread(read_token, token_file)
     manager_token = await asyncio.to_thread(read_token, manager_token_file or token_file)
+    own = [principal("token-file", Role.ADMIN, token)]
+    gate = await asyncio.to_thread(Gate, access, own, Certificates(name=manager_name), True)
     await agent.start()
-    runner = web.AppRunner(make_app(agent, token), handle_signals=False, access_log=None)
-    await runner.setup()
     reporting: asyncio.Task[None] | None = None
     try:
-        await web.TCPSite(runner, address, port).start()
-        if manager is not None:
-            reporter = Reporter(agent.host, manager, manager_token)
-            reporting = asyncio.create_task(guarded(reporter.run()), name="reporter")
-        log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
-        await stop.wait()
+        app = make_app(agent, gate.access)
+        async with gate.serve(app, address, port, shutdown_timeout_s=60.0), reloading(gate):
+            try:
+                if manager is not None:
+                    reporter = Reporter(agent.host, manager, manager_token, gate.calls)
+                    reporting = asyncio.create_task(guarded(reporter.run()), name="reporter")
+                log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
+                await stop.wait()
+            finally:
+                if reporting is not None:
+                    reporting.cancel()
+                    await asyncio.gather(reporting, return_exceptions=True)
     finally:
-        if reporting is not None:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
-        await runner.cleanup()
         await agent.close()
         log.info("stopped", host=agent.host.slice.host_id)
-
-
-def read_token(path: Path) -> str:
-    """:raises ValueError: the file is empty."""
-    token = path.read_text().strip()
-    if not token:
-        raise ValueError(f"the token file {path} is empty")
-    return token
 
 
 class _Log:

@@ -1,0 +1,119 @@
+"""What the settings of a REST server come to: its rules and TLS contexts, read from files, and again on SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import structlog
+from aiohttp import web
+
+from rest.access import Access, Certificates
+from rest.errors import AccessError
+from rest.listener import Listener, serving
+from rest.settings import AccessSettings
+from rest.tls import client_context, server_context
+from rest.tokens import Principal, Principals, read_tokens
+
+log = structlog.get_logger()
+
+
+class Gate:
+    """One server's. Reads files: not for the event loop's thread.
+
+    :param own: who may come in besides those in the tokens file.
+    :param certificates: what a client's certificate must say, where there is mutual TLS.
+    :param required: nobody gets a connection without a certificate, where there is mutual TLS.
+    :raises AccessError: a file cannot be used.
+    """
+
+    def __init__(
+        self, settings: AccessSettings, own: Iterable[Principal], certificates: Certificates, required: bool
+    ) -> None:
+        self._settings = settings
+        self._own = tuple(own)
+        self._required = required
+        self._ca = settings.server_ca or settings.client_ca
+        self._caller = settings.caller or (settings.own if settings.client_ca is not None else None)
+        mutual = settings.own is not None and settings.client_ca is not None
+        self.access = Access(
+            self._principals(),
+            settings.rates,
+            settings.body_timeout_s,
+            certificates if mutual else Certificates(),
+        )
+        self.server = self._server()
+        #: For calls of the other daemon; None where no CA and no certificate is configured for them.
+        self.calls = self._calls()
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's URL."""
+        return self._settings.scheme
+
+    def serve(
+        self, app: web.Application, host: str, port: int, shutdown_timeout_s: float
+    ) -> contextlib.AbstractAsyncContextManager[Listener]:
+        """Serve an application behind this gate; see :func:`rest.listener.serving`."""
+        return serving(app, host, port, self.server, self._settings.limits, shutdown_timeout_s)
+
+    def read_again(self) -> Callable[[], None]:
+        """Read the tokens file, certificates and keys.
+
+        :returns: puts them into force, on the event loop's thread; connections that are there go on.
+        :raises AccessError: a file cannot be used.
+        """
+        principals = Principals(self._principals())
+        self._server()
+        self._calls()
+        pairs = ((self.server, self._settings.own), (self.calls, self._caller))
+
+        def apply() -> None:
+            self.access.principals = principals
+            for context, pair in pairs:
+                if context is not None and pair is not None:
+                    # Checked a moment ago. A context belongs to the loop's thread; the two files are small.
+                    pair.load(context)
+
+        return apply
+
+    def _principals(self) -> tuple[Principal, ...]:
+        path = self._settings.tokens_file
+        return (*self._own, *(read_tokens(path) if path is not None else ()))
+
+    def _server(self) -> ssl.SSLContext | None:
+        settings = self._settings
+        return server_context(settings.own, settings.client_ca, self._required) if settings.own is not None else None
+
+    def _calls(self) -> ssl.SSLContext | None:
+        return client_context(self._ca, self._caller) if self._ca is not None or self._caller is not None else None
+
+
+@contextlib.asynccontextmanager
+async def reloading(*gates: Gate) -> AsyncIterator[None]:
+    """Read tokens and certificates again on every SIGHUP until the end of the block; what fails is logged."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def run() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            try:
+                for gate in gates:
+                    (await asyncio.to_thread(gate.read_again))()
+                log.info("tokens and certificates were read again")
+            except AccessError as error:
+                log.error("tokens and certificates stay as they are", why=str(error))
+
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    task = asyncio.create_task(run(), name="reload")
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
