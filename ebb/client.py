@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import uuid
 from collections.abc import Callable
 from types import TracebackType
@@ -29,6 +30,7 @@ from deflation.messages import (
 from deflation.modes import HostMode
 from deflation.placement_policies import PlacementPolicy
 from ebb.errors import ManagerRefused, ManagerUnreachable
+from ebb.tls import tls_problem
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.
 POLL_S = 1.0
@@ -56,19 +58,22 @@ class ManagerClient:
 
     :param url: where the manager listens, for example ``http://127.0.0.1:7100``.
     :param token: the bearer token of the manager's users.
+    :param tls: for an https URL; default: whom this machine trusts.
 
     Every method raises ManagerUnreachable when nobody (or no manager) answers, ManagerRefused for a 4xx or 5xx.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, tls: ssl.SSLContext | None = None) -> None:
         self.url = url.rstrip("/")
         self._token = token
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._token}"},
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(ssl=self._tls or True),
         )
         return self
 
@@ -234,6 +239,8 @@ class ManagerClient:
                     raise _refusal(answer.status, content)
                 return content
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            if (why := tls_problem(error)) is not None:
+                raise ManagerUnreachable(f"no connection with {self.url}: {why}") from error
             raise ManagerUnreachable(f"no manager answers at {self.url}: {error or type(error).__name__}") from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import bench, cluster, doctor, explain, lab, modes, vms
+from ebb.commands import access, bench, cluster, doctor, explain, lab, modes, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -21,7 +21,10 @@ app = typer.Typer(
 )
 lab_app = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
 image_app = typer.Typer(help="The disk image of the lab's guests.", no_args_is_help=True, rich_markup_mode=None)
+token_app = typer.Typer(help="Tokens with roles.", no_args_is_help=True, rich_markup_mode=None)
+app.callback()(access.connection)
 app.add_typer(lab_app, name="lab")
+app.add_typer(token_app, name="token")
 lab_app.add_typer(image_app, name="image")
 
 #: Where each command stands, what runs it, and an example for its help page.
@@ -47,6 +50,13 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (app, "events", cluster.events, "ebb events --limit 10"),
     (app, "demo", lab.demo, "ebb demo --lab"),
     (app, "bench", bench.bench, "ebb bench policies"),
+    (token_app, "new", access.token_new, "ebb token new --role operator --name ci"),
+    (
+        app,
+        "certificates",
+        access.certificates,
+        "ebb certificates tls --manager 127.0.0.1 --host host-a=127.0.0.1",
+    ),
     (lab_app, "up", lab.up, "ebb lab up --host host-a=cpu_cores=6,memory_mib=3600"),
     (lab_app, "status", lab.status, "ebb lab status --json"),
     (lab_app, "down", lab.down, "ebb lab down"),
