@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,10 +155,9 @@ def _alternative(address: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:
-        try:
-            return x509.DNSName(address)
-        except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", address):
             raise EbbError(f"{address!r} is neither an IP address nor a name") from None
+        return x509.DNSName(address)
 
 
 def _write(stem: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:

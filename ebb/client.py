@@ -239,7 +239,7 @@ class ManagerClient:
                     raise _refusal(answer.status, content)
                 return content
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            if (why := tls_problem(error)) is not None:
+            if (why := tls_problem(self.url, error)) is not None:
                 raise ManagerUnreachable(f"no connection with {self.url}: {why}") from error
             raise ManagerUnreachable(f"no manager answers at {self.url}: {error or type(error).__name__}") from error
 

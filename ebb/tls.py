@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,15 @@ class TLSFiles:
             raise EbbError(str(error)) from error
 
 
-def tls_problem(error: Exception) -> str | None:
+#: Of this call of `ebb`: options that stand before the command.
+TLS_FILES: ContextVar[TLSFiles] = ContextVar("tls_files", default=TLSFiles())  # noqa: B039 - frozen
+
+
+def tls_problem(url: str, error: Exception) -> str | None:
     """What is wrong with the connection's TLS, as the end of a sentence; None if it is something else."""
+    if url.startswith("https:") and isinstance(error, aiohttp.ServerDisconnectedError):
+        # With TLS 1.3 the refusal of a certificate comes after the handshake, and asyncio keeps it to itself.
+        return "it was closed at once; does it want a client's certificate (--certificate and --key)?"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
         reason = getattr(cause, "verify_message", None) or str(cause)
@@ -44,5 +52,5 @@ def tls_problem(error: Exception) -> str | None:
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return "it does not speak TLS; is its address one of http://?"
     if "ALERT" in text:
-        return "it wants a client's certificate, or does not accept ours (--certificate and --key)"
+        return "it wants a client's certificate, or does not accept this one (--certificate and --key)"
     return f"TLS failed: {text}"

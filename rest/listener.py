@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import resource
 import socket
 import ssl
@@ -19,6 +20,7 @@ from typing import Any, Final, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from deflation.rates import Buckets, Rate
 
@@ -73,6 +75,7 @@ async def serving(
         app,
         handle_signals=False,
         access_log=None,
+        logger=_http_log(),
         shutdown_timeout=shutdown_timeout_s,
         keepalive_timeout=limits.idle_s,
         lingering_time=limits.lingering_s,
@@ -179,7 +182,7 @@ class Listener:
             await loop.connect_accepted_socket(lambda: guarded, accepted, **options)
             await guarded.lost.wait()
         except OSError as error:
-            self._tell(address, f"no TLS connection: {error}")
+            self._tell(address, f"no TLS connection: {str(error) or type(error).__name__}")
         finally:
             guarded.abort()
             self._by_address[address] -= 1
@@ -234,6 +237,23 @@ class _Guarded(asyncio.Protocol):
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
+
+
+class _Wordless(logging.Handler):
+    """aiohttp's own log without its texts: they quote what a client sent, and that may be a token."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            log.debug("no HTTP", error=type(error).__name__)
+        else:
+            log.error("a connection failed", error=type(error).__name__)
+
+
+def _http_log() -> logging.Logger:
+    logger = logging.Logger("rest.http", logging.WARNING)
+    logger.addHandler(_Wordless())
+    return logger
 
 
 def _allow_files(number: int) -> None:

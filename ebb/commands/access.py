@@ -16,7 +16,7 @@ from ebb.commands.options import Json
 from ebb.errors import EbbError
 from ebb.lab.state import new_token
 from ebb.output import print_json
-from ebb.tls import TLSFiles
+from ebb.tls import TLS_FILES, TLSFiles
 
 Ca = Annotated[
     Path | None,
@@ -29,9 +29,9 @@ Certificate = Annotated[
 Key = Annotated[Path | None, typer.Option("--key", envvar="EBB_KEY", metavar="FILE", help="The key of --certificate.")]
 
 
-def connection(context: typer.Context, ca: Ca = None, certificate: Certificate = None, key: Key = None) -> None:
+def connection(ca: Ca = None, certificate: Certificate = None, key: Key = None) -> None:
     """Deflate virtual machines instead of killing them."""
-    context.obj = TLSFiles(ca, certificate, key)
+    TLS_FILES.set(TLSFiles(ca, certificate, key))
 
 
 def token_new(

@@ -7,14 +7,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import click
 import typer
 
 from ebb.client import ManagerClient
 from ebb.errors import EbbError
 from ebb.lab.cluster import Lab
 from ebb.lab.errors import LabError
-from ebb.tls import TLSFiles
+from ebb.tls import TLS_FILES
 
 Result = TypeVar("Result")
 
@@ -45,9 +44,7 @@ def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
         token = token_file.read_text().strip()
     except OSError as error:
         raise EbbError(f"the token file {token_file} cannot be read: {error.strerror}") from error
-    context = click.get_current_context(silent=True)
-    files = context.find_root().obj if context is not None else None
-    return ManagerClient(manager, token, tls=files.context() if isinstance(files, TLSFiles) else None)
+    return ManagerClient(manager, token, tls=TLS_FILES.get().context())
 
 
 def ask(manager: str | None, token_file: Path | None, question: Callable[[ManagerClient], Awaitable[Result]]) -> Result:

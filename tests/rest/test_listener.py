@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
@@ -148,7 +149,7 @@ async def test_an_oversized_head_is_refused(head: bytes) -> None:
 
 async def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
     async with listening(replace(PATIENT, unread_s=0.4)) as listener, connected(listener) as (_, writer):
-        writer.transport.pause_reading()
+        cast(asyncio.Transport, writer.transport).pause_reading()
         writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: listener.open_connections == 1)
         await until(lambda: listener.open_connections == 0)

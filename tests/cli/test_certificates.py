@@ -1,0 +1,51 @@
+"""`ebb certificates`, and the files of TLS that commands are given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ebb.errors import EbbError
+from ebb.main import app
+from ebb.tls import TLSFiles
+
+
+def test_certificates_are_made_for_one_ca_again_and_again(tmp_path: Path) -> None:
+    directory = tmp_path / "tls"
+    cas = set()
+    for host in ("host-a=127.0.0.1", "host-b", "host-b=192.0.2.7"):
+        done = CliRunner().invoke(app, ["certificates", str(directory), "--host", host, "--json"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.output)["ca"] == str(directory / "ca.pem")
+        cas.add((directory / "ca.pem").read_bytes())
+    assert len(cas) == 1
+    names = {path.name for path in directory.iterdir()}
+    assert names == {f"{stem}.{end}" for stem in ("ca", "ebb-manager", "host-a", "host-b") for end in ("pem", "key")}
+    assert {path.stat().st_mode & 0o777 for path in directory.glob("*.key")} == {0o600}
+
+
+@pytest.mark.parametrize("host", ["ebb-manager", "ca", "Host A", "=127.0.0.1", "host-a=no name"])
+def test_no_certificate_is_made_that_could_be_taken_for_another_ones(host: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["certificates", str(tmp_path / "tls"), "--host", host])
+    assert isinstance(done.exception, EbbError)
+    assert not list(tmp_path.glob("tls/host*"))
+
+
+def test_a_ca_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("junk")
+    done = CliRunner().invoke(app, ["certificates", str(tmp_path)])
+    assert isinstance(done.exception, EbbError)
+    assert str(tmp_path) in str(done.exception)
+
+
+def test_files_of_tls_that_cannot_be_used_are_said(tmp_path: Path) -> None:
+    for files, said in (
+        (TLSFiles(ca=tmp_path / "missing"), "cannot use the CA certificate"),
+        (TLSFiles(key=tmp_path / "key"), "--certificate and --key need each other"),
+    ):
+        with pytest.raises(EbbError, match=said):
+            files.context()
+    assert TLSFiles().context() is None

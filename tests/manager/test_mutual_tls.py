@@ -1,0 +1,306 @@
+"""Manager and host agent over mutual TLS: the right certificates work, expired, foreign and wrong-name ones do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cluster_manager.api import make_app as manager_app
+from cluster_manager.manager import Manager
+from cluster_manager.settings import Settings
+from deflation.messages import OperationState
+from deflation.roles import Role
+from ebb.client import ManagerClient
+from ebb.errors import ManagerUnreachable
+from hostagent.agent import Agent
+from hostagent.api import make_app as agent_app
+from hostagent.host import Host, Slice
+from hostagent.journal import Journal
+from hostagent.libvirt_hypervisor import usable_boot_mib
+from hostagent.reporter import Reporter
+from rest.access import Certificates
+from rest.errors import AccessError
+from rest.gate import Gate
+from rest.settings import AccessSettings
+from rest.tls import KeyPair, client_context
+from rest.tokens import principal
+from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
+from tests.hostagent.fake_hypervisor import FakeHypervisor
+from tests.hostagent.waiting import until
+from tests.hostagent.world import World
+from tests.manager.cluster import QUICK, TOKEN, vm
+from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
+from tests.rest.pki import Pki
+
+#: Different libraries and moments tell a broken handshake differently.
+BROKEN = (aiohttp.ClientError, OSError)
+
+
+@dataclass
+class Pair:
+    """A manager, and host-a, which reports to it."""
+
+    manager: Manager
+    manager_url: str
+    agent: Agent
+    agent_url: str
+    pki: Pki
+    #: The gates of both.
+    of_manager: Gate
+    of_agent: Gate
+
+    async def call(
+        self, method: str, url: str, tls: ssl.SSLContext, token: str | None = None, **options: Any
+    ) -> tuple[int, Any]:
+        """One request on a connection of its own."""
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        connector = aiohttp.TCPConnector(ssl=tls)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request(method, url, headers=headers, **options) as response,
+        ):
+            return response.status, await response.json()
+
+    async def report(self, own: KeyPair | None, host: str = "host-a") -> tuple[int, Any]:
+        """A report as an agent with this certificate would send it."""
+        body = (
+            FakeAgent(host, cpu_cores=4.0, memory_mib=1000.0).report().model_copy(update={"url": "https://127.0.0.1:9"})
+        )
+        url = f"{self.manager_url}/v1/hosts/{host}/report"
+        return await self.call("POST", url, self.pki.client(own), AGENT_TOKEN, json=body.model_dump(mode="json"))
+
+    async def ask_agent(self, own: KeyPair | None, path: str = "/v1/host") -> tuple[int, Any]:
+        return await self.call("GET", self.agent_url + path, self.pki.client(own), AGENT_TOKEN)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    async with pair_of(tmp_path) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def pair_of(path: Path) -> AsyncIterator[Pair]:
+    pki = Pki(path / "pki")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    of_manager = gate(pki, pki.pair("ebb-manager"), Certificates(of_host=True), required=False)
+    of_agent = gate(pki, pki.pair("host-a"), Certificates(name="ebb-manager"), required=True)
+    with TemporaryDirectory(prefix="ebb") as directory:
+        world = World(Path(directory))
+        await world.start()
+        part = Slice("host-a", f"https://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
+        host = Host(part, FakeHypervisor(world.socket), Journal(path / "agent"), lambda: 1e6)
+        agent = Agent(host, usable_boot_mib)
+        await agent.start()
+        settings = Settings(path / "db", TOKEN, AGENT_TOKEN, agents=QUICK, agent_tls=of_manager.calls)
+        manager = Manager(settings)
+        try:
+            async with (
+                of_agent.serve(agent_app(agent, of_agent.access), "127.0.0.1", port, 0.0),
+                of_manager.serve(manager_app(manager, of_manager.access), "127.0.0.1", 0, 0.0) as listener,
+            ):
+                url = f"https://127.0.0.1:{listener.port}"
+                reporter = Reporter(host, url, AGENT_TOKEN, of_agent.calls)
+                reporting = asyncio.create_task(reporter.run(), name="reporter")
+                try:
+                    yield Pair(manager, url, agent, part.url, pki, of_manager, of_agent)
+                finally:
+                    reporting.cancel()
+                    await asyncio.gather(reporting, return_exceptions=True)
+        finally:
+            await agent.close()
+            await world.stop()
+
+
+def gate(pki: Pki, own: KeyPair, certificates: Certificates, required: bool) -> Gate:
+    tokens = [principal("people", Role.ADMIN, TOKEN if not required else AGENT_TOKEN)]
+    if not required:
+        tokens.append(principal("agents", Role.AGENT, AGENT_TOKEN))
+    return Gate(AccessSettings(own=own, client_ca=pki.ca), tokens, certificates, required)
+
+
+async def test_a_vm_is_placed_over_mutual_tls(pair: Pair) -> None:
+    await until(lambda: pair.manager.hosts.get("host-a") is not None)
+    async with ManagerClient(pair.manager_url, TOKEN, tls=pair.pki.client()) as client:
+        body = {"request_id": "c", "vm": vm("low-1"), "deadline_s": 20.0}
+        status, answer = await pair.call("POST", f"{pair.manager_url}/v1/vms", pair.pki.client(), TOKEN, json=body)
+        assert status == 202, answer
+        ended = await client.wait(await client.operation("c"), limit_s=30.0)
+        assert ended.state is OperationState.DONE, ended
+        assert [found.name for found in await client.vms()] == ["low-1"]
+    assert "low-1" in pair.agent.host.vms
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_report_needs_the_certificate_of_its_host(pair: Pair) -> None:
+    assert (await pair.report(pair.pki.pair("host-b"), "host-b"))[0] == 200
+    assert (await pair.report(pair.pki.pair("someone", ("host-c", "127.0.0.1")), "host-c"))[0] == 200
+    for own in (None, pair.pki.pair("host-b"), pair.pki.pair("ebb-manager")):
+        status, problem = await pair.report(own, "host-d")
+        assert (status, problem["error"]) == (403, "the client's certificate must name the host host-d")
+    assert pair.manager.hosts.get("host-d") is None
+
+
+async def test_people_need_no_certificate(pair: Pair) -> None:
+    assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client(), TOKEN))[0] == 200
+    assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client()))[0] == 401
+    assert (await pair.call("GET", f"{pair.manager_url}/healthz", pair.pki.client()))[0] == 200
+
+
+async def test_expired_and_foreign_certificates_get_no_connection_with_the_manager(pair: Pair, tmp_path: Path) -> None:
+    foreign = Pki(tmp_path / "foreign")
+    for own in (pair.pki.pair("host-b", days=0), foreign.pair("host-b")):
+        with pytest.raises(BROKEN):
+            await pair.report(own, "host-b")
+    assert pair.manager.hosts.get("host-b") is None
+
+
+async def test_an_agent_that_cannot_be_reached_by_tls_is_not_registered(pair: Pair) -> None:
+    body = FakeAgent("host-b", cpu_cores=4.0, memory_mib=1000.0).report().model_dump(mode="json")
+    url, tls = f"{pair.manager_url}/v1/hosts/host-b/report", pair.pki.client(pair.pki.pair("host-b"))
+    status, problem = await pair.call("POST", url, tls, AGENT_TOKEN, json=body)
+    assert (status, problem["field"]) == (400, "url")
+    assert pair.manager.hosts.get("host-b") is None
+
+
+# --- calls of an agent -----------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_serves_its_manager_only(pair: Pair) -> None:
+    assert (await pair.ask_agent(pair.pki.pair("ebb-manager")))[0] == 200
+    for name in ("host-a", "host-b", "EBB-MANAGER"):
+        status, problem = await pair.ask_agent(pair.pki.pair(name))
+        assert (status, problem["error"]) == (403, "the client's certificate must have the common name ebb-manager")
+    # A name to listen under is no name to command by.
+    assert (await pair.ask_agent(pair.pki.pair("host-b", ("ebb-manager", "127.0.0.1"))))[0] == 403
+
+
+async def test_without_a_good_certificate_there_is_no_connection_with_an_agent(pair: Pair, tmp_path: Path) -> None:
+    foreign = Pki(tmp_path / "foreign")
+    for own in (None, pair.pki.pair("ebb-manager", days=0), foreign.pair("ebb-manager")):
+        for path in ("/v1/host", "/healthz"):
+            with pytest.raises(BROKEN):
+                await pair.ask_agent(own, path)
+
+
+async def test_plain_http_gets_no_answer(pair: Pair) -> None:
+    for url in (pair.manager_url, pair.agent_url):
+        with pytest.raises(BROKEN):
+            await pair.call("GET", f"http{url.removeprefix('https')}/healthz", pair.pki.client())
+
+
+async def test_tls_below_1_2_is_refused(pair: Pair) -> None:
+    old = pair.pki.client()
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises(BROKEN):
+        await pair.call("GET", f"{pair.manager_url}/healthz", old)
+
+
+# --- what clients make of a server -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["expired", "foreign", "wrong-name"])
+async def test_a_manager_gives_its_token_to_no_false_agent(pair: Pair, trouble: str, tmp_path: Path) -> None:
+    """The agent's server shows a bad certificate; the manager's call fails, and the false one hears nothing."""
+    own = {
+        "expired": lambda: pair.pki.pair("host-f", days=0),
+        "foreign": lambda: Pki(tmp_path / "foreign").pair("host-f"),
+        "wrong-name": lambda: pair.pki.pair("host-f", ("elsewhere.example", "127.0.0.9")),
+    }[trouble]()
+    heard: list[str] = []
+
+    async def hear(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+        heard.append(request.headers.get("Authorization", ""))
+        return aiohttp.web.Response()
+
+    from aiohttp.test_utils import RawTestServer
+
+    server = RawTestServer(hear)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load(context)
+    await server.start_server(ssl=context)
+    try:
+        agent = FakeAgent("host-f", cpu_cores=6.0, memory_mib=4000.0)
+        body = agent.report().model_copy(update={"url": f"https://127.0.0.1:{server.port}"}).model_dump(mode="json")
+        url, tls = f"{pair.manager_url}/v1/hosts/host-f/report", pair.pki.client(pair.pki.pair("host-f"))
+        assert (await pair.call("POST", url, tls, AGENT_TOKEN, json=body))[0] == 200
+        command = {"request_id": "m", "mode": "paused", "reason": "test"}
+        url = f"{pair.manager_url}/v1/hosts/host-f/mode"
+        status, problem = await pair.call("PUT", url, pair.pki.client(), TOKEN, json=command)
+        assert status == 503
+        assert "certificate" in problem["error"].lower(), problem
+        assert heard == []
+    finally:
+        await server.close()
+
+
+async def test_the_client_says_in_one_sentence_what_is_wrong_with_the_connection(pair: Pair, tmp_path: Path) -> None:
+    foreign = client_context(Pki(tmp_path / "foreign").ca)
+    good = pair.pki.client()
+    plain = pair.manager_url.replace("https", "http")
+    localhost = pair.agent_url.replace("127.0.0.1", "localhost")
+    for url, tls, said in (
+        (pair.manager_url, foreign, "its certificate is not accepted"),
+        (pair.manager_url, None, "name its CA by --ca"),
+        (localhost, good, "want a client's certificate"),
+        (plain, good, "no manager answers"),
+    ):
+        async with ManagerClient(url, TOKEN, tls=tls) as client:
+            with pytest.raises(ManagerUnreachable) as failed:
+                await client.hosts()
+        assert said in str(failed.value)
+        assert "\n" not in str(failed.value)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+async def test_new_certificates_and_tokens_come_into_force_without_a_restart(pair: Pair, tmp_path: Path) -> None:
+    async def serial() -> str:
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", int(pair.manager_url.rsplit(":", 1)[1]), ssl=pair.pki.client()
+        )
+        number = str(writer.get_extra_info("peercert")["serialNumber"])
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return number
+
+    before = await serial()
+    pair.pki.pair("ebb-manager")
+    assert await serial() == before
+    (await asyncio.to_thread(pair.of_manager.read_again))()
+    assert await serial() != before
+    (tmp_path / "pki" / "ebb-manager.key").write_text("nothing")
+    with pytest.raises(AccessError, match=r"cannot use the certificate .*ebb-manager\.pem"):
+        await asyncio.to_thread(pair.of_manager.read_again)
+    assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client(), TOKEN))[0] == 200
+
+
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    pki = Pki(tmp_path / "pki")
+    own = pki.pair("ebb-manager")
+    (tmp_path / "junk").write_text("junk")
+    for settings, said in (
+        (AccessSettings(own=replace(own, certificate=tmp_path / "missing")), "missing"),
+        (AccessSettings(own=replace(own, key=pki.pair("host-a").key)), "host-a.key"),
+        (AccessSettings(own=own, client_ca=tmp_path / "junk"), "junk"),
+    ):
+        with pytest.raises(AccessError) as refused:
+            Gate(settings, [], Certificates(), required=True)
+        assert said in str(refused.value)
