@@ -78,7 +78,7 @@ async def _serve(arguments: argparse.Namespace, access: AccessSettings) -> None:
     log.info("starting", host=arguments.id, capacity=str(arguments.capacity), accelerator=kind, why=reason)
     await serve(
         Agent(host, usable_boot_mib),
-        address,
+        address.strip("[]"),
         port,
         arguments.token_file,
         arguments.manager,

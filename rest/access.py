@@ -29,6 +29,8 @@ PRINCIPAL: Final = web.RequestKey("principal", Principal)
 
 _PEOPLE: Final = Rate(per_s=50.0, burst=200.0)
 _AGENTS: Final = Rate(per_s=20.0, burst=200.0)
+#: Strangers are told in the log, but cannot fill a disk with it.
+_TOLD: Final = Rate(per_s=1.0, burst=10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Access:
         self._certificates = certificates
         self._clock = clock
         self._buckets = Buckets()
+        self._told = Buckets()
 
     def middleware(self) -> Middleware:
         """Stands directly inside of the one that turns errors into Problems."""
@@ -103,6 +106,8 @@ class Access:
         if caller is None or not same_kind(caller.role, role):
             # Nobody without the right token learns even which paths exist.
             self._count(f"address {request.remote}", "strangers")
+            if not self._told.take("log", _TOLD, self._clock()):
+                log.warning("no right token", address=request.remote, method=request.method, path=request.path)
             raise Refused(
                 401,
                 "the Authorization header must be 'Bearer' with the right token",
@@ -112,7 +117,7 @@ class Access:
         host = request.match_info.get("id") if role is Role.AGENT else None
         # One token may serve all agents; a busy host must not use up what the others may send.
         self._count(f"token {caller.name} {(host or '')[:40]}", "agents" if role is Role.AGENT else "people")
-        self._check_certificate(request, host)
+        self._check_certificate(caller, request, host)
         if route is not None and not allowed(caller.role, request.method, route):
             raise _forbidden(caller, request, f"{request.method} {request.path} needs the role {role}")
         if caller.host is not None and host != caller.host:
@@ -123,15 +128,15 @@ class Access:
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         return self.principals.of(token.strip()) if scheme.lower() == "bearer" else None
 
-    def _check_certificate(self, request: web.Request, host: str | None) -> None:
+    def _check_certificate(self, caller: Principal, request: web.Request, host: str | None) -> None:
         rules = self._certificates
         if rules.name is None and not (rules.of_host and host is not None):
             return
         given = request.get_extra_info("peercert")
         if rules.name is not None and common_name(given) != rules.name:
-            raise Refused(403, f"the client's certificate must have the common name {rules.name}")
+            raise _forbidden(caller, request, f"the client's certificate must have the common name {rules.name}")
         if rules.of_host and host is not None and host not in names(given):
-            raise Refused(403, f"the client's certificate must name the host {host}")
+            raise _forbidden(caller, request, f"the client's certificate must name the host {host}")
 
     def _count(self, caller: str, kind: str) -> None:
         if self._rates is None:
@@ -179,5 +184,5 @@ def tokens_only(client_token: str, agent_token: str | None = None) -> Access:
 
 
 def _forbidden(caller: Principal, request: web.Request, sentence: str) -> Refused:
-    log.warning("refused", who=caller.name, role=caller.role.value, method=request.method, path=request.path)
+    log.warning("refused", who=caller.name, why=sentence, method=request.method, path=request.path)
     return Refused(403, sentence)

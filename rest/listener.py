@@ -210,8 +210,10 @@ class _Guarded(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
-        # Even a single byte that is not taken is seen: a connection is not closed before its last one is.
-        self._transport.set_write_buffer_limits(high=0)
+        if transport.get_extra_info("sslcontext") is None:
+            # Even a single byte that is not taken is seen: a connection is not closed before its last one is. With TLS
+            # the end has a limit of its own (ssl_shutdown_timeout), and 0 would mean full when empty.
+            self._transport.set_write_buffer_limits(high=0)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -150,9 +150,41 @@ async def test_an_oversized_head_is_refused(head: bytes) -> None:
 async def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
     async with listening(replace(PATIENT, unread_s=0.4)) as listener, connected(listener) as (_, writer):
         cast(asyncio.Transport, writer.transport).pause_reading()
-        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: listener.open_connections == 1)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: listener.open_connections == 0)
+
+
+async def test_an_answer_over_tls_that_nobody_reads_ends_the_connection(tmp_path: Path) -> None:
+    """It is out of aiohttp's hands at once, so that the connection counts as idle."""
+    pki = Pki(tmp_path)
+    limits = replace(PATIENT, idle_s=0.4)
+    async with listening(limits, server_context(pki.pair("server"))) as listener:
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=pki.client())
+        cast(asyncio.Transport, writer.transport).pause_reading()
+        await until(lambda: listener.open_connections == 1)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: listener.open_connections == 0)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_connection_whose_answers_are_read_stays_open(scheme: str, tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    limits, never = replace(PATIENT, unread_s=0.2), asyncio.Event()
+    tls = server_context(pki.pair("server")) if scheme == "https" else None
+    async with listening(limits, tls) as listener:
+        options = {"ssl": pki.client()} if tls is not None else {}
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, **options)  # type: ignore[arg-type]
+        for _ in range(4):
+            assert await served(reader, writer)
+            while await reader.readline() != b"\r\n":
+                pass
+            assert await reader.readexactly(2) == b"ok"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.4):
+                    await never.wait()
+        writer.close()
 
 
 async def test_a_large_answer_that_is_read_slowly_arrives() -> None:
