@@ -59,7 +59,9 @@ class Reporter:
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         async with session.post(self._url, data=self._host.report().model_dump_json()) as response:
-            response.raise_for_status()
+            if response.status >= 400:
+                sentence = (await response.content.read(500)).decode(errors="replace")
+                raise ValueError(f"it answers {response.status}: {sentence}")
             reply = ReportReply.model_validate_json(await response.read())
         if reply.acknowledged != self._acknowledged:
             await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,7 @@ from deflation.roles import Role
 from hostagent.agent import Agent
 from hostagent.api import make_app
 from rest.access import Access
-from rest.listener import serving
+from rest.listener import ConnectionLimits, serving
 from rest.tokens import principal
 from tests.hostagent.world import World
 from tests.rest.matrix import TOKENS, roles, routes_of, walk, walk_as_stranger
@@ -38,10 +39,11 @@ ROUTES = {
 
 @contextlib.asynccontextmanager
 async def served(agent: Agent) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    access = Access([principal(role, Role(role), token) for role, token in TOKENS.items()])
+    access = Access([principal(role, Role(role), token) for role, token in TOKENS.items()], body_timeout_s=0.5)
     app = make_app(agent, access)
     assert routes_of(app) == set(ROUTES)
-    async with serving(app, "127.0.0.1", 0, shutdown_timeout_s=0.0) as listener, aiohttp.ClientSession() as session:
+    limits = ConnectionLimits(lingering_s=0.2, idle_s=1.0)
+    async with serving(app, "127.0.0.1", 0, None, limits, 0.0) as listener, aiohttp.ClientSession() as session:
         yield session, f"http://127.0.0.1:{listener.port}"
 
 
@@ -56,3 +58,39 @@ async def test_a_role_gets_in_where_it_may_and_nowhere_else(agent: Agent, world:
 async def test_without_a_right_token_every_path_is_the_same(agent: Agent, headers: dict[str, str]) -> None:
     async with served(agent) as (session, url):
         await walk_as_stranger(session, url, ROUTES, headers)
+
+
+async def test_an_oversized_body_is_refused(agent: Agent, world: World) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
+    async with (
+        served(agent) as (session, url),
+        session.post(f"{url}/v1/vms", data=b" " * (256 * 1024 + 1), headers=headers) as response,
+    ):
+        assert response.status == 413
+        assert "262144 bytes" in (await response.json())["error"]
+    assert not world.domains
+
+
+HEAD = "/v1/vms HTTP/1.1\r\nHost: x\r\n"
+OPERATOR = f"Authorization: Bearer {TOKENS['operator']}"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (f"POST {HEAD}{OPERATOR}\r\nContent-Length: 9\r\n\r\n{{", b" 408 "),
+        (f"POST {HEAD}Content-Length: 9\r\n\r\n{{", b" 401 "),
+        (f"GET {HEAD}{OPERATOR}{'x' * 10_000}\r\n\r\n", b" 400 "),
+        (f"GET {HEAD}{OPERATOR}\r\n", b""),
+    ],
+    ids=["slow body", "slow body of a stranger", "oversized head", "slow head"],
+)
+async def test_a_slow_or_oversized_request_ends_its_connection(agent: Agent, sent: str, status: bytes) -> None:
+    async with served(agent) as (_, url):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(sent.encode())
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+        assert status in answer.split(b"\r\n")[0]
+        assert bool(answer) is bool(status)
+        writer.close()

@@ -14,6 +14,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from cluster_manager.api import make_app as manager_app
 from cluster_manager.manager import Manager
@@ -202,6 +204,7 @@ async def test_plain_http_gets_no_answer(pair: Pair) -> None:
             await pair.call("GET", f"http{url.removeprefix('https')}/healthz", pair.pki.client())
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 async def test_tls_below_1_2_is_refused(pair: Pair) -> None:
     old = pair.pki.client()
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
@@ -224,11 +227,9 @@ async def test_a_manager_gives_its_token_to_no_false_agent(pair: Pair, trouble: 
     }[trouble]()
     heard: list[str] = []
 
-    async def hear(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+    async def hear(request: web.BaseRequest) -> web.Response:
         heard.append(request.headers.get("Authorization", ""))
-        return aiohttp.web.Response()
-
-    from aiohttp.test_utils import RawTestServer
+        return web.Response()
 
     server = RawTestServer(hear)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
