@@ -12,9 +12,8 @@ from cluster_manager import api_hosts, api_records, api_vms
 from cluster_manager.api_forms import MANAGER, query_of
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
-from deflation.messages import Problem
 from rest.access import Access, tokens_only
-from rest.problems import problem_middleware
+from rest.problems import answer_problem, problem_middleware
 
 
 def make_app(manager: Manager, access: Access | None = None) -> web.Application:
@@ -49,5 +48,5 @@ async def healthz(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
 
 
-def _known(request: web.Request, error: Exception) -> tuple[int, Problem] | None:
-    return (error.status, error.problem) if isinstance(error, RequestError) else None
+def _known(request: web.Request, error: Exception) -> web.Response | None:
+    return answer_problem(error.problem, error.status) if isinstance(error, RequestError) else None

@@ -15,7 +15,7 @@ from hostagent.api_forms import AGENT
 from hostagent.api_routes import WOULD_BE
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from rest.access import Access, tokens_only
-from rest.problems import problem_middleware
+from rest.problems import answer_problem, problem_middleware
 
 MAX_BODY: Final = 256 * 1024
 
@@ -35,17 +35,17 @@ def make_app(agent: Agent, access: Access | str) -> web.Application:
     return app
 
 
-def _known(request: web.Request, error: Exception) -> tuple[int, Problem] | None:
+def _known(request: web.Request, error: Exception) -> web.Response | None:
     if isinstance(error, RequestRefused):
         if error.status == 409 and WOULD_BE not in request:
             _note_refusal(request, str(error))
-        return error.status, Problem(error=str(error), field=error.field)
+        return answer_problem(Problem(error=str(error), field=error.field), error.status)
     if isinstance(error, ValidationError):
-        return 400, problem_of(error)
+        return answer_problem(problem_of(error), 400)
     if isinstance(error, HypervisorError):
-        return 503, Problem(error=f"the hypervisor: {error}", field=None)
+        return answer_problem(Problem(error=f"the hypervisor: {error}", field=None), 503)
     if isinstance(error, HostAgentError):
-        return 400, Problem(error=str(error), field=None)
+        return answer_problem(Problem(error=str(error), field=None), 400)
     return None
 
 

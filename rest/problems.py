@@ -15,8 +15,8 @@ from rest.errors import Refused
 log = structlog.get_logger()
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-#: A daemon's own errors, as status and Problem; None for one that it does not know.
-Known = Callable[[web.Request, Exception], tuple[int, Problem] | None]
+#: The answer to one of a daemon's own errors, see :func:`answer_problem`; None for an error that it does not know.
+Known = Callable[[web.Request, Exception], web.Response | None]
 
 
 def problem_middleware(daemon: str, known: Known) -> Middleware:
@@ -40,8 +40,8 @@ def problem_middleware(daemon: str, known: Known) -> Middleware:
             headers = {str(hdrs.ALLOW): error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
             return answer_problem(Problem(error=sentence, field=None), error.status, headers)
         except Exception as error:
-            if (found := known(request, error)) is not None:
-                return answer_problem(found[1], found[0])
+            if (answer := known(request, error)) is not None:
+                return answer
             if isinstance(error, InvalidField):
                 return answer_problem(problem_of(error), 400)
             log.exception(f"request failed by a defect of the {daemon}", method=request.method, path=request.path)

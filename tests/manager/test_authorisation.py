@@ -23,7 +23,7 @@ from rest.access import Access, Rates, require
 from rest.listener import ConnectionLimits, Listener, serving
 from rest.problems import problem_middleware
 from rest.tokens import Principal, principal
-from tests.manager.cluster import QUICK
+from tests.manager.cluster import QUICK, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.rest.matrix import TOKENS, roles, routes_of, walk, walk_as_stranger
 
@@ -146,6 +146,15 @@ async def test_a_handler_can_ask_for_a_role_of_its_own() -> None:
                 assert response.status == status
                 if status == 403:
                     assert await response.json() == {"error": "vm.xml needs the role admin", "field": "vm.xml"}
+
+
+async def test_domain_xml_in_a_request_is_for_admins_only(served: Served) -> None:
+    """Where no XML is taken at all the field is unknown; a role below admin never gets further than that."""
+    body = {"request_id": "x", "vm": vm("low-1", xml="<domain type='qemu'><name>low-1</name></domain>")}
+    for role in ("viewer", "operator"):
+        status, problem = await served.call("POST", "/v1/vms", role, json=body)
+        assert status == 403 or "extra inputs" in problem["error"], problem
+    assert await served.manager.vms() == []
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
