@@ -25,11 +25,10 @@ from deflation.roles import Role
 from ebb.client import ManagerClient
 from ebb.errors import ManagerUnreachable
 from hostagent.agent import Agent
-from hostagent.api import make_app as agent_app
 from hostagent.host import Host, Slice
 from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import usable_boot_mib
-from hostagent.reporter import Reporter
+from hostagent.service import serve
 from rest.access import Certificates
 from rest.errors import AccessError
 from rest.gate import Gate
@@ -57,9 +56,8 @@ class Pair:
     agent: Agent
     agent_url: str
     pki: Pki
-    #: The gates of both.
-    of_manager: Gate
-    of_agent: Gate
+    #: The manager's.
+    gate: Gate
 
     async def call(
         self, method: str, url: str, tls: ssl.SSLContext, token: str | None = None, **options: Any
@@ -94,42 +92,45 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 @contextlib.asynccontextmanager
 async def pair_of(path: Path) -> AsyncIterator[Pair]:
     pki = Pki(path / "pki")
+    tokens = [principal("people", Role.ADMIN, TOKEN), principal("agents", Role.AGENT, AGENT_TOKEN)]
+    own = AccessSettings(own=pki.pair("ebb-manager"), client_ca=pki.ca)
+    gate = Gate(own, tokens, Certificates(of_host=True), required=False)
+    manager = Manager(Settings(path / "db", TOKEN, AGENT_TOKEN, agents=QUICK, agent_tls=gate.calls))
+    async with gate.serve(manager_app(manager, gate.access), "127.0.0.1", 0, 0.0) as listener:
+        url = f"https://127.0.0.1:{listener.port}"
+        async with agent_of(path, pki, url) as agent:
+            yield Pair(manager, url, agent, agent.host.slice.url, pki, gate)
+
+
+@contextlib.asynccontextmanager
+async def agent_of(path: Path, pki: Pki, manager: str) -> AsyncIterator[Agent]:
+    """host-a, as its daemon serves it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    of_manager = gate(pki, pki.pair("ebb-manager"), Certificates(of_host=True), required=False)
-    of_agent = gate(pki, pki.pair("host-a"), Certificates(name="ebb-manager"), required=True)
+    token_file = path / "agents"
+    token_file.write_text(AGENT_TOKEN)
     with TemporaryDirectory(prefix="ebb") as directory:
         world = World(Path(directory))
         await world.start()
         part = Slice("host-a", f"https://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
         host = Host(part, FakeHypervisor(world.socket), Journal(path / "agent"), lambda: 1e6)
-        agent = Agent(host, usable_boot_mib)
-        await agent.start()
-        settings = Settings(path / "db", TOKEN, AGENT_TOKEN, agents=QUICK, agent_tls=of_manager.calls)
-        manager = Manager(settings)
+        agent, stop = Agent(host, usable_boot_mib), asyncio.Event()
+        access = AccessSettings(own=pki.pair("host-a"), client_ca=pki.ca)
+        serving = asyncio.create_task(
+            serve(agent, "127.0.0.1", port, token_file, manager, None, stop, access), name="agent"
+        )
         try:
-            async with (
-                of_agent.serve(agent_app(agent, of_agent.access), "127.0.0.1", port, 0.0),
-                of_manager.serve(manager_app(manager, of_manager.access), "127.0.0.1", 0, 0.0) as listener,
-            ):
-                url = f"https://127.0.0.1:{listener.port}"
-                reporter = Reporter(host, url, AGENT_TOKEN, of_agent.calls)
-                reporting = asyncio.create_task(reporter.run(), name="reporter")
-                try:
-                    yield Pair(manager, url, agent, part.url, pki, of_manager, of_agent)
-                finally:
-                    reporting.cancel()
-                    await asyncio.gather(reporting, return_exceptions=True)
+            await until(lambda: serving.done() or _listens(port))
+            yield agent
         finally:
-            await agent.close()
+            stop.set()
+            await serving
             await world.stop()
 
 
-def gate(pki: Pki, own: KeyPair, certificates: Certificates, required: bool) -> Gate:
-    tokens = [principal("people", Role.ADMIN, TOKEN if not required else AGENT_TOKEN)]
-    if not required:
-        tokens.append(principal("agents", Role.AGENT, AGENT_TOKEN))
-    return Gate(AccessSettings(own=own, client_ca=pki.ca), tokens, certificates, required)
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_a_vm_is_placed_over_mutual_tls(pair: Pair) -> None:
@@ -285,11 +286,11 @@ async def test_new_certificates_and_tokens_come_into_force_without_a_restart(pai
     before = await serial()
     pair.pki.pair("ebb-manager")
     assert await serial() == before
-    (await asyncio.to_thread(pair.of_manager.read_again))()
+    (await asyncio.to_thread(pair.gate.read_again))()
     assert await serial() != before
     (tmp_path / "pki" / "ebb-manager.key").write_text("nothing")
     with pytest.raises(AccessError, match=r"cannot use the certificate .*ebb-manager\.pem"):
-        await asyncio.to_thread(pair.of_manager.read_again)
+        await asyncio.to_thread(pair.gate.read_again)
     assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client(), TOKEN))[0] == 200
 
 

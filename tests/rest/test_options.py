@@ -11,6 +11,7 @@ import structlog
 
 import cluster_manager.main
 import hostagent.main
+from rest.tls import KeyPair
 
 Refusal = Callable[[str, list[str]], str]
 
@@ -91,3 +92,24 @@ def test_a_manager_needs_somebody_to_listen_to(tmp_path: Path, capsys: pytest.Ca
     assert cluster_manager.main.main(["--agent-token-file", str(tmp_path / "agents"), "--database", "db"]) == 1
     assert "--token-file or --tokens-file must be given" in capsys.readouterr().err
     structlog.reset_defaults()
+
+
+def test_what_an_agent_calls_its_manager_with_is_its_own_unless_it_is_told_otherwise() -> None:
+    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--listen", "192.0.2.11:7101"]
+    needed += ["--tls-certificate", "c.pem", "--tls-key", "c.key", "--client-ca", "ca.pem"]
+    own = KeyPair(Path("c.pem"), Path("c.key"))
+    found = hostagent.main._access(hostagent.main._parser().parse_args(needed))
+    assert (found.own, found.client_ca, found.server_ca, found.caller) == (own, Path("ca.pem"), None, None)
+    more = [
+        "--manager-ca",
+        "other.pem",
+        "--certificate",
+        "d.pem",
+        "--key",
+        "d.key",
+        "--manager",
+        "https://192.0.2.1:7100",
+    ]
+    found = hostagent.main._access(hostagent.main._parser().parse_args([*needed, *more]))
+    assert (found.own, found.client_ca) == (own, Path("ca.pem"))
+    assert (found.server_ca, found.caller) == (Path("other.pem"), KeyPair(Path("d.pem"), Path("d.key")))
