@@ -119,7 +119,7 @@ def _show(found: dict[str, Any], convert: Path | None) -> None:
     facts: list[tuple[str, str]] = [
         ("format", report["format"]),
         (f"{report['place']}s", _count(report["lines"])),
-        ("rows", f"{_count(summary['rows'])} {summary['kind']}"),
+        (summary["kind"], _count(summary["rows"])),
     ]
     if report["comments"]:
         facts.append(("comments, header, blank", _count(report["comments"])))

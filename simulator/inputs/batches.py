@@ -101,6 +101,16 @@ class Batch:
         keys: Floats = getattr(self, self.KEY)
         return keys
 
+    @property
+    def weight(self) -> int:
+        """What bounds of memory count: rows, or what they hold where that is more."""
+        return len(self)
+
+    def portions(self, most: int) -> Iterator[Self]:
+        """The same rows in pieces of a weight of at most ``most``, or of one row."""
+        for start in range(0, len(self), most):
+            yield self.take(slice(start, start + most)) if len(self) > most else self
+
     def take(self, index: Index) -> Self:
         """The rows that ``index`` chooses, in its order."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
@@ -171,6 +181,14 @@ class JobBatch(Batch):
     #: Runtimes of the job's tasks; no row is empty.
     task_runtime_s: Ragged
 
+    @property
+    def weight(self) -> int:
+        return len(self.task_runtime_s.values)
+
+    def portions(self, most: int) -> Iterator[Self]:
+        for start, end in slices(self.task_runtime_s.lengths, most):
+            yield self.take(slice(start, end)) if end - start < len(self) else self
+
 
 @dataclass(frozen=True, slots=True)
 class CapacityBatch(Batch):
@@ -224,6 +242,16 @@ def unknown(count: int) -> Floats:
 def hints(count: int, hint: int = UNKNOWN) -> Hints:
     """A column of one priority hint."""
     return np.full(count, hint, dtype=np.int8)
+
+
+def slices(weights: Indices, most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into pieces of a total weight of at most ``most``, or of one row: begin and end of each."""
+    upto = np.cumsum(weights)
+    start = before = 0
+    while start < len(upto):
+        end = max(int(np.searchsorted(upto, before + most, side="right")), start + 1)
+        yield start, end
+        start, before = end, int(upto[end - 1])
 
 
 def _plain(value: Any) -> Any:

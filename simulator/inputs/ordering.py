@@ -16,9 +16,9 @@ from simulator.inputs.tables import Rows
 
 #: Rows that a buffer holds back.
 BUFFER_ROWS: Final = 131_072
-#: Rows of one sorted run.
+#: Rows (of jobs: tasks) of one sorted run.
 RUN_ROWS: Final = 524_288
-#: Rows of a batch that is given on.
+#: Rows (of jobs: tasks) of a batch that is given on.
 BATCH_ROWS: Final = 65_536
 
 
@@ -55,9 +55,9 @@ def buffered(rows: Iterable[Rows], report: Report, buffer_rows: int = BUFFER_ROW
             given_until_s = float(batch.keys[-1])
             held = [Rows(rest, np.zeros(len(rest), np.int64))]
             count = len(rest)
-            yield from _portions(batch)
+            yield from batch.portions(BATCH_ROWS)
     if held:
-        yield from _portions(_sorted([p.batch for p in held]))
+        yield from _sorted([p.batch for p in held]).portions(BATCH_ROWS)
 
 
 def sort(rows: Iterable[Rows], report: Report, run_rows: int = RUN_ROWS) -> Iterator[Batch]:
@@ -72,14 +72,14 @@ def sort(rows: Iterable[Rows], report: Report, run_rows: int = RUN_ROWS) -> Iter
             report.reordered += int((keys < np.maximum.accumulate(np.append(newest_s, keys[:-1]))).sum())
             newest_s = max(newest_s, float(keys.max()))
             held.append(part.batch)
-            count += len(keys)
+            count += part.batch.weight
             if count >= run_rows:
                 runs.append(_spilled(_sorted(held), report))
                 held, count = [], 0
         last = _sorted(held) if held else None
         if not runs:
             if last is not None:
-                yield from _portions(last)
+                yield from last.portions(BATCH_ROWS)
             return
         if last is not None:
             runs.append(_spilled(last, report))
@@ -97,15 +97,10 @@ def _sorted(batches: Sequence[Batch]) -> Batch:
     return batch.take(np.argsort(keys, kind="stable"))
 
 
-def _portions(batch: Batch) -> Iterator[Batch]:
-    for start in range(0, len(batch), BATCH_ROWS):
-        yield batch.take(slice(start, start + BATCH_ROWS)) if len(batch) > BATCH_ROWS else batch
-
-
 def _spilled(batch: Batch, report: Report) -> IO[bytes]:
     try:
         run = tempfile.TemporaryFile(prefix="ebbtide-run-")  # noqa: SIM115  # closed when it is merged
-        for portion in _portions(batch):
+        for portion in batch.portions(BATCH_ROWS):
             pickle.dump(portion, run, protocol=pickle.HIGHEST_PROTOCOL)
         run.seek(0)
     except OSError as error:
@@ -129,7 +124,7 @@ def _merged(runs: Sequence[IO[bytes]]) -> Iterator[Batch]:
                 hands[i] = hand
                 if hand is None or hand.keys[0] > until_s:
                     break
-        yield from _portions(_sorted([r for r in ready if len(r)]))
+        yield from _sorted([r for r in ready if len(r)]).portions(BATCH_ROWS)
 
 
 def _next(run: IO[bytes]) -> Batch | None:

@@ -80,7 +80,7 @@ def rows(
     present = set(file.schema_arrow.names)
     for column in form.columns:
         if column.name not in present and not column.optional:
-            raise TraceError(str(path), "is no column of the file", field=column.name)
+            raise TraceError(str(path), "is no column of the file", line=1, field=column.name, place="row")
     wanted = [c for c in form.columns if c.name in present]
     total = file.metadata.num_rows
     done = 0

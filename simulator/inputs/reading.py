@@ -10,12 +10,14 @@ import numpy as np
 
 from simulator.errors import TraceError
 from simulator.inputs import columnwise, linewise, sources
-from simulator.inputs.batches import Indices
+from simulator.inputs.batches import Indices, slices
 from simulator.inputs.report import Fault, Report
 from simulator.inputs.tables import Builder, Column, Form, Format, Malformed, Rows, Table, judge
 
 #: Lines below which it does not pay to look for those that a faulty one spoils.
 _FEW: Final = 64
+#: Values that lines become at a time.
+_VALUES: Final = 1 << 20
 
 
 def rows(
@@ -44,10 +46,19 @@ def rows(
                 report.fault(fault)
             report.read += len(good)
             report.check()
-            if len(good) and (found := builder.add(good)) is not None:
-                yield found
+            for part in _portions(form, good):
+                if (found := builder.add(part)) is not None:
+                    yield found
     if (found := builder.end()) is not None:
         yield found
+
+
+def _portions(form: Format, table: Table) -> Iterator[Table]:
+    if form.expands is None or not len(table):
+        yield from (table,) * bool(len(table))
+        return
+    for start, end in slices(table[form.expands].astype(np.int64), _VALUES):
+        yield table.take(slice(start, end))
 
 
 def _data_lines(form: Format, block: sources.Block, report: Report) -> tuple[list[bytes] | None, Indices]:
@@ -108,7 +119,10 @@ def layout_of(form: Format, line: bytes, file: str, number: int) -> tuple[Sequen
         names = [cell.decode("utf-8", "replace").strip() for cell in header_cells(form, line)]
     except Malformed as error:
         raise TraceError(file, error.problem, line=number, field=error.field) from None
-    if form.header == "optional" and [c.name for c in form.columns] != names:
+    if form.header == "optional" and not (
+        len(names) == len(form.columns)
+        and all(name in (c.name, *c.aliases) for c, name in zip(form.columns, names, strict=True))
+    ):
         return form.columns, False
     present = set(names)
     for column in form.columns:
@@ -119,13 +133,14 @@ def layout_of(form: Format, line: bytes, file: str, number: int) -> tuple[Sequen
     layout: list[Column] = []
     seen: set[str] = set()
     for i, name in enumerate(names):
-        if (column := by_name.get(name)) is None:
+        known = by_name.get(name)
+        if known is None:
             layout.append(Column(f"{i + 1}: {name}", Form.IGNORED))
             continue
-        if column.name in seen:
-            raise TraceError(file, "stands twice in the header", line=number, field=column.name)
-        seen.add(column.name)
-        layout.append(column)
+        if known.name in seen:
+            raise TraceError(file, "stands twice in the header", line=number, field=known.name)
+        seen.add(known.name)
+        layout.append(known)
     return layout, True
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from simulator.errors import TraceError
+from simulator.errors import InvalidParameter, TraceError
 from simulator.inputs import documents, linewise, parquet, reading, sources
 from simulator.inputs.formats import ALL, AnyFormat
 from simulator.inputs.tables import Format, judge
@@ -22,10 +22,10 @@ _LEAST: Final = 0.5
 def named(name: str) -> AnyFormat:
     """The format of a name.
 
-    :raises TraceError: there is none.
+    :raises InvalidParameter: there is none.
     """
     if name not in ALL:
-        raise TraceError(name, f"is none; there are {', '.join(ALL)}", field="format")
+        raise InvalidParameter("format", f"{name!r} is unknown; there are {', '.join(ALL)}")
     return ALL[name]
 
 

@@ -82,7 +82,7 @@ class Report:
                 place=self.place,
             )
         if final and not rows:
-            raise TraceError(self.file, f"has no {self.place} of the format {self.format}")
+            raise TraceError(self.file, f"has no {self.place} of the format {self.format}", line=1, place=self.place)
 
     def as_json(self) -> dict[str, Any]:
         """The counts as JSON knows them."""

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from simulator.errors import InvalidParameter
-from simulator.inputs.batches import Batch, Floats, Indices, Mask, Ragged
+from simulator.errors import InvalidParameter, TraceError
+from simulator.inputs.batches import Batch, Floats, Index, Indices, Mask, Ragged
 from simulator.inputs.report import Fault, Report
 
 #: No trace holds a larger number; sums and products of smaller ones stay finite.
@@ -73,9 +73,9 @@ class Table:
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
-    def take(self, mask: Mask) -> Table:
-        """The rows that the mask chooses."""
-        return Table({name: values[mask] for name, values in self.columns.items()}, self.lines[mask])
+    def take(self, index: Index) -> Table:
+        """The rows that are chosen."""
+        return Table({name: values[index] for name, values in self.columns.items()}, self.lines[index])
 
     def number(self, name: str) -> Floats:
         """A column of numbers; NaN throughout where the file has none of that name."""
@@ -126,6 +126,15 @@ class Builder:
         """The rows that are complete with the end of the file."""
         return None
 
+    def column(self, table: Table, name: str) -> Floats:
+        """A column that an option asks for.
+
+        :raises TraceError: the file has none of that name.
+        """
+        if name not in table:
+            raise TraceError(self.report.file, "is missing from the header", line=1, field=name)
+        return table.number(name)
+
     def skip(self, table: Table, reasons: Mapping[str, Mask]) -> Table:
         """Leave out well-formed lines that are no row, counted by the first reason that holds."""
         kept = np.ones(len(table), bool)
@@ -155,6 +164,7 @@ class Format:
     :param split: turns a line into the cells of ``columns``, where a delimiter is not enough; raises `Malformed`.
     :param defaults: its options.
     :param order: what is known of the order of public files.
+    :param expands: the column that says how many values a line becomes: lines are built in portions by it.
     :param calendar: times are instants, and become seconds from the first row.
     """
 
@@ -171,6 +181,7 @@ class Format:
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     order: str = BUFFER
     calendar: bool = False
+    expands: str | None = None
     unit: str | None = None
 
     def options(self, given: Options) -> Options:

@@ -32,15 +32,15 @@ _QOS_HINTS: Final = np.array([HIGH, HIGH, LOW, UNKNOWN], np.int8)
 
 class _Pods(Builder):
     def add(self, table: Table) -> Rows | None:
-        table = self.skip(table, {"no time": table["deletion_time"] == table["creation_time"]})
+        table = self.skip(table, {"no time": table.number("deletion_time") == table.number("creation_time")})
         if not len(table):
             return None
         count = len(table)
-        deleted = table["deletion_time"]
+        deleted = table.number("deletion_time")
         batch = VmBatch(
             id=table["name"],
             group=same("", count),
-            arrives_s=table["creation_time"],
+            arrives_s=table.number("creation_time"),
             departs_s=np.where(deleted >= float(self.options["end_s"]), np.nan, deleted),
             cpu_cores=table["cpu_milli"] / 1000,
             memory_mib=table["memory_mib"],
@@ -51,7 +51,7 @@ class _Pods(Builder):
 
 
 def _ends_early(table: Table) -> Mask:
-    return np.asarray(table["deletion_time"] < table["creation_time"], bool)
+    return np.asarray(table.number("deletion_time") < table.number("creation_time"), bool)
 
 
 OPENB_PODS: Final = Format(
@@ -103,16 +103,16 @@ OPENB_NODES: Final = Format(
 
 class _Instances(Builder):
     def add(self, table: Table) -> Rows | None:
-        created = np.nan_to_num(table["creation_time"], nan=0.0)
-        table = self.skip(table, {"no time": table["deletion_time"] == created})
+        created = np.nan_to_num(table.number("creation_time"), nan=0.0)
+        table = self.skip(table, {"no time": table.number("deletion_time") == created})
         if not len(table):
             return None
         batch = VmBatch(
             id=table["instance_sn"],
             group=table["app_name"],
             # Empty: it was there before the trace began; an empty deletion: after it ended.
-            arrives_s=np.nan_to_num(table["creation_time"], nan=0.0),
-            departs_s=table["deletion_time"],
+            arrives_s=np.nan_to_num(table.number("creation_time"), nan=0.0),
+            departs_s=table.number("deletion_time"),
             cpu_cores=table["cpu_request"],
             memory_mib=table["memory_request"] * _MIB_PER_GIB,
             priority=hints(len(table), HIGH),
@@ -143,12 +143,12 @@ DLRM: Final = Format(
 class _BatchTasks(Builder):
     def add(self, table: Table) -> Rows | None:
         reasons = {
-            "not ended": np.isnan(table["end_time"]) | (table["end_time"] == 0),
-            "no runtime": table["end_time"] == table["start_time"],
-            "no request": np.isnan(table["plan_cpu"]) | (table["plan_cpu"] == 0),
+            "not ended": np.isnan(table.number("end_time")) | (table.number("end_time") == 0),
+            "no runtime": table.number("end_time") == table["start_time"],
+            "no request": np.isnan(table.number("plan_cpu")) | (table.number("plan_cpu") == 0),
         }
         table = self.skip(table, reasons)
-        return _jobs(table, table["start_time"], table["end_time"] - table["start_time"]) if len(table) else None
+        return _jobs(table, table["start_time"], table.number("end_time") - table["start_time"]) if len(table) else None
 
 
 class _SampleTasks(Builder):
@@ -165,7 +165,7 @@ def _jobs(table: Table, submit_s: Floats, runtime_s: Floats) -> Rows:
         group=table["job_name"],
         submit_s=submit_s,
         runtime_s=runtime_s,
-        cpu_cores=table["plan_cpu"] / 100,
+        cpu_cores=table.number("plan_cpu") / 100,
         memory_mib=unknown(count),
         priority=hints(count, LOW),
         requested_s=unknown(count),
@@ -202,10 +202,11 @@ BATCH_TASKS: Final = Format(
         Check(
             "end_time",
             "is before start_time",
-            lambda t: np.asarray((t["end_time"] < t["start_time"]) & (t["end_time"] > 0), bool),
+            lambda t: np.asarray((t.number("end_time") < t["start_time"]) & (t.number("end_time") > 0), bool),
         ),
     ),
     order=SORT,
+    expands="instance_num",
 )
 
 SAMPLE_TASKS: Final = Format(
@@ -222,6 +223,8 @@ SAMPLE_TASKS: Final = Format(
         _INSTANCES,
     ),
     builder=_SampleTasks,
+    order=SORT,
+    expands="instance_num",
 )
 
 

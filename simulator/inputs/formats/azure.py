@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from simulator.inputs.batches import HIGH, LOW, UNKNOWN, VmBatch, hints, texts, unknown
+from simulator.inputs.batches import HIGH, LOW, UNKNOWN, VmBatch, hints, same, texts, unknown
 from simulator.inputs.tables import SORT, Builder, Check, Column, Form, Format, Rows, Table
 
 _MIB_PER_GIB: Final = 1024.0
@@ -28,13 +28,13 @@ class _Vms(Builder):
         category = table["vmcategory"]
         batch = VmBatch(
             id=table["vmid"],
-            group=table["deploymentid"],
+            group=table["deploymentid"] if "deploymentid" in table else same("", len(table)),
             arrives_s=table["vmcreated"],
             departs_s=np.where(table["vmdeleted"] >= end_s, np.nan, table["vmdeleted"]),
             cpu_cores=table["vmcorecount"],
             memory_mib=table["vmmemory"] * _MIB_PER_GIB,
             priority=_HINTS[category.astype(np.int64)] if len(table) else hints(0),
-            utilisation=np.minimum(table["avgcpu"] / 100, 1),
+            utilisation=np.minimum(table.number("avgcpu") / 100, 1),
         )
         return Rows(batch, table.lines) if len(table) else None
 

@@ -33,7 +33,7 @@ class _Carbon(Builder):
             raise InvalidParameter("intensity", f"must be direct or lifecycle, not {options['intensity']!r}")
 
     def add(self, table: Table) -> Rows | None:
-        value = table[str(self.options["intensity"])]
+        value = self.column(table, str(self.options["intensity"]))
         missing = np.isnan(value)
         kept = self.skip(table, {"no value": missing})
         if not len(kept):
@@ -77,7 +77,7 @@ class _Generation(Builder):
                 raise InvalidParameter("sources", f"has {name!r}, which is none of {', '.join(_SOURCES)}")
 
     def add(self, table: Table) -> Rows | None:
-        value = np.sum([table.number(name) for name in self._sources], axis=0)
+        value = np.sum([self.column(table, name) for name in self._sources], axis=0)
         missing = np.isnan(value)
         kept = self.skip(table, {"no value": missing})
         if not len(kept):

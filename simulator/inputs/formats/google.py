@@ -51,7 +51,14 @@ class _Tasks(Builder):
         found: list[tuple[str, str, float, float, _Task]] = []
         lines: list[int] = []
         at_s = np.maximum(table["time"] / 1e6 - _BEFORE_S, 0.0)
-        columns = (table["job"], table["task"], table["event"], table["cpu"], table["memory"], table["priority"])
+        columns = (
+            table["job"],
+            table["task"],
+            table["event"],
+            table.number("cpu"),
+            table.number("memory"),
+            table.number("priority"),
+        )
         values = (c.tolist() for c in (at_s, *columns, table.lines))
         for now_s, job, index, code, cpu, memory, priority, line in zip(*values, strict=True):
             key = (job, index)
@@ -128,7 +135,7 @@ class _Machines(Builder):
 
     def add(self, table: Table) -> Rows | None:
         removed = table["event"] == self.FIRST_CODE + 1
-        table = self.skip(table, {"no capacity": ~removed & np.isnan(table["cpu"])})
+        table = self.skip(table, {"no capacity": ~removed & np.isnan(table.number("cpu"))})
         if not len(table):
             return None
         removed = table["event"] == self.FIRST_CODE + 1
@@ -136,8 +143,8 @@ class _Machines(Builder):
         batch = CapacityBatch(
             machine=table["machine"],
             at_s=np.maximum(table["time"] / 1e6 - _BEFORE_S, 0.0),
-            cpu_cores=np.where(removed, 0.0, table["cpu"] * float(self.options["machine_cores"])),
-            memory_mib=np.where(removed, 0.0, table["memory"] * memory_mib),
+            cpu_cores=np.where(removed, 0.0, table.number("cpu") * float(self.options["machine_cores"])),
+            memory_mib=np.where(removed, 0.0, table.number("memory") * memory_mib),
         )
         return Rows(batch, table.lines)
 
