@@ -69,8 +69,8 @@ class HarvestSeries:
         self._packing = packing
         self._rng = rng
         self._least_cpu_cores = least_cpu_cores
-        self._free_cores: Floats = np.full(servers, cpu_cores)
-        self._free_mib: Floats = np.full(servers, memory_mib)
+        self._free_cores: Floats = np.full(servers, cpu_cores, np.float64)
+        self._free_mib: Floats = np.full(servers, memory_mib, np.float64)
         self._total_cores = cpu_cores
         #: (departure, order of arrival, server, cores, memory)
         self._leaving: list[tuple[float, int, int, float, float]] = []

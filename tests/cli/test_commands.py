@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebb.main import COMMANDS, app, image_app, lab_app
+from ebb.main import COMMANDS, app, image_app, lab_app, sim_app
 
-PREFIXES = {id(app): [], id(lab_app): ["lab"], id(image_app): ["lab", "image"]}
+PREFIXES = {id(app): [], id(lab_app): ["lab"], id(image_app): ["lab", "image"], id(sim_app): ["sim"]}
 WORDS = [[*PREFIXES[id(group)], name] for group, name, _, _ in COMMANDS]
 
 

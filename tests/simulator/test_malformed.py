@@ -26,7 +26,7 @@ def failure(path: Path, name: str | None = None, **rest: float) -> TraceError:
     [
         ("swf", b" 143967 ", b" 14396x ", 7, "run_time_s", "is '14396x', not a number"),
         ("swf", b" 179350 ", b" -5 ", 7, "submit_s", "is -5, below 0"),
-        ("swf", b"  16     -1     -1", b"  1.5     -1     -1", 5, "requested_processors", "is 1.5, no whole number"),
+        ("swf", b"  1024   16 ", b"  1024   1.5 ", 5, "requested_processors", "is 1.5, no whole number"),
         ("azure-vmtable", b"1539300", b"-1", 2, "vmdeleted", "is -1, below 0"),
         ("azure-vmtable", b"300,1200", b"1200,300", 4, "vmdeleted", "is before vmcreated"),
         ("azure-vmtable", b"Interactive,8", b"Other,8", 4, "vmcategory", "is 'Other', none of Delay-insensitive"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import IO
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import TraceError
 from simulator.inputs import ordering
-from simulator.inputs.batches import JobBatch, Ragged, SeriesBatch, hints, same, unknown
+from simulator.inputs.batches import Batch, JobBatch, Ragged, SeriesBatch, hints, same, unknown
 from simulator.inputs.report import Report
 from simulator.inputs.tables import Rows
 
@@ -28,8 +29,8 @@ def report() -> Report:
     return Report("f", "series", "series")
 
 
-def rows(batches: Iterator[object]) -> list[tuple[float, float]]:
-    return [(r["at_s"], r["value"]) for b in batches if isinstance(b, SeriesBatch) for r in b.rows()]
+def rows(batches: Iterator[Batch]) -> list[tuple[float, float]]:
+    return [(r["at_s"], r["value"]) for b in batches for r in b.rows()]
 
 
 @settings(max_examples=100, deadline=None)
@@ -44,22 +45,23 @@ def test_a_sort_over_runs_is_a_stable_sort(times: list[float], size: int, run_ro
 def test_a_buffer_sorts_stably_or_names_the_line(times: list[float], size: int, buffer_rows: int) -> None:
     expected = sorted(((t, float(i)) for i, t in enumerate(times)), key=lambda row: row[0])
     found: list[tuple[float, float]] = []
+    failed: TraceError | None = None
     try:
         for batch in ordering.buffered(parts(times, size), report(), buffer_rows):
-            found += [(r["at_s"], r["value"]) for r in batch.rows()]
+            found += rows(iter([batch]))
     except TraceError as error:
-        assert error.line is not None
-        i = error.line - 1
-        late = sum(t > times[i] for t in times[:i])
-        assert late > buffer_rows
-        assert error.field == "at_s"
-        assert "read it with the order 'sort'" in str(error)
-        assert found == sorted(found, key=lambda row: row[0])
-    else:
+        failed = error
+    if failed is None:
         assert found == expected
+        return
+    assert failed.line is not None
+    assert sum(t > times[failed.line - 1] for t in times[: failed.line - 1]) > buffer_rows
+    assert failed.field == "at_s"
+    assert "read it with the order 'sort'" in str(failed)
+    assert found == sorted(found, key=lambda row: row[0])
 
 
-def test_a_row_as_late_as_the_buffer_is_put_right_whatever_the_blocks(tmp_path: object) -> None:
+def test_a_row_as_late_as_the_buffer_is_put_right_whatever_the_blocks() -> None:
     times = [float(t) for t in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)]
     times.insert(12, 8.5)
     for size in range(1, 14):
@@ -69,11 +71,17 @@ def test_a_row_as_late_as_the_buffer_is_put_right_whatever_the_blocks(tmp_path: 
 
 
 def test_runs_are_gone_when_a_sort_is_left_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
+    runs: list[IO[bytes]] = []
     spilled = ordering._spilled
-    monkeypatch.setattr(ordering, "_spilled", lambda *a: runs.append(spilled(*a)) or runs[-1])
+
+    def kept(batch: Batch, seen: Report) -> IO[bytes]:
+        runs.append(spilled(batch, seen))
+        return runs[-1]
+
+    monkeypatch.setattr(ordering, "_spilled", kept)
     batches = ordering.sort(parts([3, 2, 1, 0], 1), report(), 1)
     next(batches)
+    assert not any(run.closed for run in runs)
     batches.close()  # type: ignore[attr-defined]
     assert len(runs) == 4
     assert all(run.closed for run in runs)
