@@ -95,12 +95,16 @@ def vms(
         number += count
 
 
-def jittered(rng: np.random.Generator, batches: Iterable[Batch], grid_s: float) -> Iterator[Batch]:
+def jittered(
+    rng: np.random.Generator, batches: Iterable[Batch], grid_s: float, together: bool = False
+) -> Iterator[Batch]:
     """The same rows, each moved by its own part of ``grid_s``: for traces whose times stand on a grid, such as Azure's.
 
     A row stays in its place of the grid, its own times keep their distances; order is restored. Whoever shows figures
     of it says so: below ``grid_s`` they are chance and not the trace.
 
+    :param together: rows of one ``group`` in one place of the grid move alike, as a tenant's VMs that were asked for
+        at once; rows without a group move alone.
     :raises InvalidParameter: a grid that is not positive and finite.
     """
     if not (math.isfinite(grid_s) and grid_s > 0):
@@ -112,14 +116,19 @@ def jittered(rng: np.random.Generator, batches: Iterable[Batch], grid_s: float) 
         cut = int(np.searchsorted(part.keys, np.floor(part.keys[-1] / grid_s) * grid_s)) if len(part) else 0
         held = part.take(slice(cut, None))
         if cut:
-            yield _moved(rng, part.take(slice(0, cut)), grid_s)
+            yield _moved(rng, part.take(slice(0, cut)), grid_s, together)
     if held is not None and len(held):
-        yield _moved(rng, held, grid_s)
+        yield _moved(rng, held, grid_s, together)
 
 
-def _moved(rng: np.random.Generator, batch: Batch, grid_s: float) -> Batch:
+def _moved(rng: np.random.Generator, batch: Batch, grid_s: float, together: bool) -> Batch:
     by_s = rng.uniform(0, grid_s, len(batch))
     place = np.floor(batch.keys / grid_s) * grid_s
+    if together and isinstance(batch, VmBatch | JobBatch):
+        first: dict[tuple[float, str], int] = {}
+        for i, (at_s, group) in enumerate(zip(place.tolist(), batch.group, strict=True)):
+            if group:
+                by_s[i] = by_s[first.setdefault((at_s, group), i)]
     # Wherever in its place of the grid a row stood, it stays inside.
     by_s = np.minimum(by_s, np.nextafter(place + grid_s, 0) - batch.keys)
     moved = batch.shifted(by_s)

@@ -148,7 +148,7 @@ class VmBatch(Batch):
     #: Who came together: a tenant's batch or deployment; empty where nothing is said.
     group: Texts
     arrives_s: Floats
-    #: NaN: still there when the trace ends.
+    #: NaN: not seen to depart, as good as still there when the trace ends.
     departs_s: Floats
     cpu_cores: Floats
     #: NaN: not said.

@@ -29,6 +29,9 @@ def test_azure_v1_on_its_grid() -> None:
     assert vms.arrives_s.sum() == 86400900
     assert np.nansum(vms.departs_s - vms.arrives_s) == 136950
     assert len(set(vms.group)) == 15
+    (early,) = Trace(DATA / "azure_derived.csv.gz", options={"censored": "leave"})
+    assert isinstance(early, VmBatch)
+    assert (early.departs_s - early.arrives_s)[np.isnan(vms.departs_s)].tolist() == [302550] * 8
 
 
 def test_gaia() -> None:

@@ -193,6 +193,7 @@ def test_gaia_says_hours_unless_told_otherwise(tmp_path: Path) -> None:
     [
         ("gaia", {"time_unit": "d"}, "time_unit"),
         ("gaia", {"unit": "h"}, "unit"),
+        ("azure-derived", {"censored": "x"}, "censored"),
         ("azure-vmtable", {"end_s": "soon"}, "end_s"),
         ("azure-vmtable", {"end_s": -1}, "end_s"),
         ("azure-vmtable", {"end_s": "inf"}, "end_s"),

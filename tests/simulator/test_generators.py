@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,18 @@ def test_jitter_moves_rows_inside_their_place_of_the_grid_only(counts: list[int]
     assert np.allclose(moved.departs_s - moved.arrives_s, 300)
     assert [np.floor(t / 300) for t in moved.arrives_s] == [t / 300 for t in vms.arrives_s]
     assert len(set(moved.arrives_s)) == len(moved)
+
+
+def test_jitter_keeps_a_group_together_where_that_is_asked_for() -> None:
+    vms = on_a_grid([4, 4], 300)
+    vms = replace(vms, group=texts(["a", "a", "b", "", "a", "a", "", ""]))
+    (moved,) = arrivals.jittered(rng(), [vms.take(slice(0, 4))], 300, together=True)
+    assert len(set(moved.keys)) == 3
+    moved = VmBatch.joined([p for p in arrivals.jittered(rng(), [vms], 300, together=True) if isinstance(p, VmBatch)])
+    by_group: dict[str, set[float]] = {}
+    for row in moved.rows():
+        by_group.setdefault(row["group"], set()).add(row["arrives_s"])
+    assert {group: len(times) for group, times in by_group.items()} == {"a": 2, "b": 1, "": 3}
 
 
 def test_a_random_walk_moves_by_exact_steps_between_its_bounds() -> None:

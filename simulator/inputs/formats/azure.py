@@ -6,14 +6,18 @@ from typing import Final
 
 import numpy as np
 
+from simulator.errors import InvalidParameter
 from simulator.inputs.batches import HIGH, LOW, UNKNOWN, VmBatch, hints, same, texts, unknown
-from simulator.inputs.tables import SORT, Builder, Check, Column, Form, Format, Rows, Table
+from simulator.inputs.report import Report
+from simulator.inputs.tables import SORT, Builder, Check, Column, Form, Format, Options, Rows, Table
 
 _MIB_PER_GIB: Final = 1024.0
 #: Percent above which a utilisation is an error; the public files reach a little beyond 100.
 _MOST_PERCENT: Final = 101.0
 _CATEGORIES: Final = ("Delay-insensitive", "Interactive", "Unknown")
 _HINTS: Final = np.array([LOW, HIGH, UNKNOWN], np.int8)
+#: What becomes of VMs of which only a part of the lifetime was seen.
+_CENSORED: Final = ("stay", "leave")
 #: Beyond it a time or the number of a tenant's batch is no integer.
 _LATEST: Final = 1e15
 #: What the trace's own analysis puts for its open buckets of V2.
@@ -66,8 +70,14 @@ VMTABLE: Final = Format(
 
 
 class _Derived(Builder):
+    def __init__(self, options: Options, report: Report) -> None:
+        super().__init__(options, report)
+        if options["censored"] not in _CENSORED:
+            raise InvalidParameter("censored", f"must be stay or leave, not {options['censored']!r}")
+
     def add(self, table: Table) -> Rows | None:
         arrives_s = table["arrival_s"]
+        stays = (table["censored"] == 1) & (self.options["censored"] == "stay")
         batch = VmBatch(
             id=texts(f"vm-{line - 1}" for line in table.lines.tolist()),
             group=texts(
@@ -77,7 +87,7 @@ class _Derived(Builder):
                 )
             ),
             arrives_s=arrives_s,
-            departs_s=np.where(table["censored"] == 1, np.nan, arrives_s + table["dur_s"]),
+            departs_s=np.where(stays, np.nan, arrives_s + table["dur_s"]),
             cpu_cores=table["cores"],
             memory_mib=table["mem_gb"] * _MIB_PER_GIB,
             priority=hints(len(table)),
@@ -102,4 +112,5 @@ DERIVED: Final = Format(
     ),
     builder=_Derived,
     header="required",
+    defaults={"censored": "stay"},
 )
