@@ -85,18 +85,17 @@ def test_a_trace_is_converted_with_its_options(tmp_path: Path, suffix: str) -> N
         ((str(DATA / "gaia_azure.csv"), "--convert", "/nowhere/x.csv"), "/nowhere/x.csv: file cannot be written"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(words: tuple[str, ...], sentence: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ebb.main", "sim", "inputs", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_what_goes_wrong_is_one_sentence(
+    words: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ebb", "sim", "inputs", *words])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert sentence in said.err
+    assert len(said.err.splitlines()) == 1
 
 
 def test_an_option_without_a_value_is_a_wrong_call() -> None:
