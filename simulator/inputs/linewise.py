@@ -93,7 +93,9 @@ def instant(column: str, cell: bytes) -> float:
         return math.nan
     try:
         moment = datetime.fromisoformat(word)
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        # In UTC it must still be a year that there is: the report names the first row's instant.
+        return moment.astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         raise Malformed(column, f"is {shown(cell)}, not a time such as 2021-01-31 23:30:00") from None
 

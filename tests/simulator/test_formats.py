@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
-from simulator.errors import InvalidParameter
+from simulator.errors import InvalidParameter, TraceError
 from simulator.inputs.formats import ALL
 from simulator.inputs.traces import Trace
 from tests.simulator import samples
@@ -86,6 +88,13 @@ def test_a_run_of_google_2011_ends_with_finish_and_begins_with_its_own_submit(tm
     assert column(rows, "memory_mib") == [50, 100]
     assert column(rows, "priority") == [1, 1]
     assert trace.report.skipped == {"evicted": 1, "no beginning or no end": 1}
+
+
+def test_a_task_that_is_submitted_again_without_an_end_is_counted(tmp_path: Path) -> None:
+    event = b"600000000,,7,0,,0,user,0,0,0.5,0.5,0,0\n"
+    trace = Trace(samples.put(tmp_path, event + event), "google-2011-tasks")
+    assert list(trace) == []
+    assert trace.report.skipped == {"submitted again without an end": 1, "not ended": 1}
 
 
 def test_machines_of_google_2011_go_and_come_back(tmp_path: Path) -> None:
@@ -179,6 +188,13 @@ def test_opendc_times_are_milliseconds_of_the_epoch(tmp_path: Path) -> None:
     ]
     assert trace.report.origin == "2022-09-30T22:00:00+00:00"
     assert trace.report.skipped == {"no runtime": 1}
+
+
+def test_opendc_instants_beyond_the_calendar_are_malformed(tmp_path: Path) -> None:
+    table = pa.table({"id": [1], "submission_time": [2**62], "duration": [1], "cpu_count": [1]})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match=r"row 1: submission_time is 4\.61168601843e"):
+        list(Trace(tmp_path / "t.parquet"))
 
 
 def test_gaia_says_hours_unless_told_otherwise(tmp_path: Path) -> None:

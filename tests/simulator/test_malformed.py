@@ -41,6 +41,7 @@ def failure(path: Path, name: str | None = None, **rest: float) -> TraceError:
         ("hawk-tr", b"7.5 2", b"7.5 3", 1, "tasks", "is 3, but 2 durations follow"),
         ("hawk-tr", b"10 3 2  1 2 3", b"10 3 2  1 -2 3", 3, "task_s", "has a number below 0"),
         ("carbon-intensity", b"2021-01-01 02:00:00", b"2021-02-30 02:00:00", 4, "time", "not a time such as"),
+        ("carbon-intensity", b"2021-01-01 02:00:00", b"9999-12-31 23:00:00-02:00", 4, "time", "not a time such as"),
         ("alibaba-batch-tasks", b"M1,1,j_1", b"M1,2000000,j_1", 1, "instance_num", "is 2000000, above 1000000"),
         ("spot-availability", b"3, 3, 16", b'3, "x", 16', 3, "data", "is 'x', not a number of instances"),
         ("spot-availability", b"300", b"0", 1, "metadata.gap_seconds", "is '0', not a number above 0"),

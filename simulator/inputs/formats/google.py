@@ -64,6 +64,8 @@ class _Tasks(Builder):
             key = (job, index)
             event = self.EVENTS[int(code)]
             task = self._alive.get(key)
+            if event == _SUBMIT and task is not None:
+                self.report.skipped["submitted again without an end"] += 1
             if event == _SUBMIT or (event in (_SCHEDULE, _UPDATE) and task is None):
                 task = self._alive[key] = _Task(now_s, None, cpu, memory, priority)
             if event == _SCHEDULE and task is not None:

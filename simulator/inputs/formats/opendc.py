@@ -10,6 +10,9 @@ from simulator.inputs.batches import JobBatch, Ragged, hints, same, unknown
 from simulator.inputs.parquet import ParquetFormat
 from simulator.inputs.tables import SORT, Builder, Column, Form, Rows, Table
 
+#: The end of the year 9999.
+_LATEST_MS: Final = 253_402_300_799_000
+
 
 class _Jobs(Builder):
     def add(self, table: Table) -> Rows | None:
@@ -39,7 +42,7 @@ TASKS: Final = ParquetFormat(
     kind="jobs",
     columns=(
         Column("id", Form.TEXT),
-        Column("submission_time", minimum=0),
+        Column("submission_time", minimum=0, maximum=_LATEST_MS),
         Column("duration", minimum=0),
         Column("cpu_count", minimum=1),
         Column("mem_capacity", minimum=0, optional=True),
