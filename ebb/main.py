@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import access, bench, cluster, doctor, explain, lab, modes, vms
+from ebb.commands import access, bench, cluster, doctor, explain, lab, modes, sim, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
+from simulator.errors import SimulatorError
 
 app = typer.Typer(
     name="ebb",
@@ -26,6 +27,8 @@ app.callback()(access.connection)
 app.add_typer(lab_app, name="lab")
 app.add_typer(token_app, name="token")
 lab_app.add_typer(image_app, name="image")
+sim_app = typer.Typer(help="Traces and simulations.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(sim_app, name="sim")
 
 #: Where each command stands, what runs it, and an example for its help page.
 COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
@@ -60,6 +63,7 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (lab_app, "up", lab.up, "ebb lab up --host host-a=cpu_cores=6,memory_mib=3600"),
     (lab_app, "status", lab.status, "ebb lab status --json"),
     (lab_app, "down", lab.down, "ebb lab down"),
+    (sim_app, "inputs", sim.inputs, "ebb sim inputs hpc2n.swf.gz --convert hpc2n.parquet"),
     (image_app, "build", lab.image_build, "ebb lab image build"),
 )
 
@@ -71,7 +75,7 @@ def main() -> None:
     """Run a command; what fails ends with 1 and one sentence on stderr, a wrong call with 2."""
     try:
         app()
-    except (EbbError, LabError) as error:
+    except (EbbError, LabError, SimulatorError) as error:
         print_error(str(error))
         sys.exit(1)
     except TimeoutError:

@@ -1,0 +1,42 @@
+"""Errors of the simulator; the text of each is one sentence for the user."""
+
+from __future__ import annotations
+
+
+class SimulatorError(Exception):
+    """Base of what the simulator can fail with."""
+
+
+class InvalidParameter(SimulatorError, ValueError):
+    """A parameter of a generator or an option of a reader that cannot be.
+
+    :param field: the parameter's name.
+    :param problem: what is wrong with it, without the name.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class TraceError(SimulatorError):
+    """A trace that cannot be read, or not be written.
+
+    :param file: its path.
+    :param problem: what is wrong, without file, place and field.
+    :param line: where: counted from 1; None where the whole file is meant.
+    :param field: the field as the format calls it; ``compression`` and ``file`` for what is around the fields.
+    :param place: what ``line`` counts: ``line``, ``row`` (Parquet) or ``element`` (JSON).
+    """
+
+    def __init__(
+        self, file: str, problem: str, *, line: int | None = None, field: str = "file", place: str = "line"
+    ) -> None:
+        where = file if line is None else f"{file}, {place} {line}"
+        super().__init__(f"{where}: {field} {problem}")
+        self.file = file
+        self.line = line
+        self.field = field
+        self.problem = problem
+        self.place = place
