@@ -7,11 +7,11 @@ from itertools import combinations, islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from deflation.placement import HostView, available, rank_hosts
+from deflation.placement import HostView, available, fitness, rank_hosts
 from deflation.placement_blocks import Blocks
 from deflation.placement_index import PlacementIndex
 from deflation.placement_policies import PlacementPolicy
@@ -93,7 +93,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 class TestAnyHistory(AnyHistory.TestCase):
-    settings = runs(examples=60, stateful_steps=30)
+    settings = settings(runs(60), stateful_step_count=30)
 
 
 @pytest.mark.parametrize("spread", ["even", "few directions", "all the same", "full"])
@@ -129,6 +129,26 @@ def test_many_hosts_are_ranked_as_by_the_plain_order_while_they_change(spread: s
             assert index.rank(demand, 16, policy) == rank_hosts(demand, list(hosts.values()), policy)[:16]
 
 
+@runs(300)
+@given(any_vector, st.lists(st.tuples(any_vector, any_vector), min_size=1, max_size=40), st.integers(2, 5))
+def test_no_host_is_fitter_than_its_blocks_ceiling(
+    demand: ResourceVector, rows: list[tuple[ResourceVector, ResourceVector]], block: int
+) -> None:
+    index = PlacementIndex(block)
+    for number, (capacity, availability) in enumerate(rows):
+        index.put(f"h{number}", tuple(capacity), tuple(availability))
+    index.rank(demand, 3)
+    for number, (capacity, availability) in enumerate(reversed(rows)):
+        index.put(f"h{number}", tuple(capacity), tuple(availability))
+    index.rank(ZERO, 3)
+    wanted = np.array(list(demand))
+    scores = fitness(wanted, index._availability[: len(rows)], index._capacity[: len(rows)])
+    blocks = index._by_shape
+    ceilings = index._ceilings(wanted, blocks.bounds[: blocks.count], blocks.groups[: blocks.count])
+    for slot, score in enumerate(scores.tolist()):
+        assert score <= ceilings[blocks._where[slot][0]] + 1e-12
+
+
 def test_hosts_that_come_later_stand_in_their_place_by_id() -> None:
     """So many between the same two that the ranks between them run out."""
     index = PlacementIndex(block=4)
@@ -149,7 +169,7 @@ def test_the_largest_host_sets_the_scale_only_while_it_is_there() -> None:
     index = PlacementIndex()
     for host in hosts:
         index.put(host.id, tuple(host.capacity), tuple(host.free))
-    demand = ResourceVector(3, 2000)
+    demand = ResourceVector(2.2, 2048)
     with_it = index.rank(demand, 5)
     index.drop("large")
     without = index.rank(demand, 5)
