@@ -29,9 +29,9 @@ from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, ResourceVector
 
 #: Most hosts of a block: looking into one costs about as much as looking over the bounds of a hundred.
-BLOCK: Final = 256
+BLOCK: Final = 128
 #: Blocks that are looked into at first; as many again each time, and twice as many.
-_FIRST_LOOK: Final = 2
+_FIRST_LOOK: Final = 4
 #: Beyond what rounding may add to a bound on a fitness.
 _SLACK: Final = 1e-12
 #: Room between the ranks of two ids, for hosts that come later.
