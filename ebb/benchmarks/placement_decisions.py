@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final
+from typing import Final, ParamSpec
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from deflation.resources import ResourceVector
 from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.passes import Pass
 from ebb.benchmarks.placement_hosts import Fleet, Matrix, demand, host_name
+
+P = ParamSpec("P")
 
 SIZES: Final = (100, 1000, 10_000, 100_000)
 DECISIONS: Final = 2000
@@ -118,18 +120,18 @@ def _run(size: int, count: int, policy: PlacementPolicy, seed: int) -> _Times:
 
     for row in range(size):
         put(row)
-    times.building = _seconds(lambda: index.rank(ResourceVector(1, 1024), LINE))
+    times.building = _seconds(index.rank, ResourceVector(1, 1024), LINE)
     too_much = ResourceVector(2000, 1024)
     placed: deque[tuple[int, Matrix]] = deque()
     for number in range(count):
         vm = demand(generator)
-        chosen: list[str] = []
-        began_cpu = time.thread_time()
-        times.decisions.append(_seconds(lambda: chosen.extend(index.rank(vm, LINE, policy, generator))))
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        chosen = index.rank(vm, LINE, policy, generator)
+        times.decisions.append(time.perf_counter() - began)
         times.cpu.append(time.thread_time() - began_cpu)
         if number % 20 == 0:
-            times.passes.append(_seconds(lambda: plain_pass(vm, fleet.availability, fleet.capacity)))
-            times.refusals.append(_seconds(lambda: index.rank(too_much, LINE, policy, generator)))
+            times.passes.append(_seconds(plain_pass, vm, fleet.availability, fleet.capacity))
+            times.refusals.append(_seconds(index.rank, too_much, LINE, policy, generator))
         if chosen:
             row = int(chosen[0].removeprefix("host-"))
             taken = np.minimum(np.array(list(vm)), fleet.availability[row])
@@ -143,7 +145,7 @@ def _run(size: int, count: int, policy: PlacementPolicy, seed: int) -> _Times:
         for row in generator.integers(0, size, REPORTS).tolist():
             share = generator.uniform(0.9, 1.1, 4)
             fleet.availability[row] = np.minimum(np.round(fleet.availability[row] * share, 2), fleet.capacity[row])
-            times.changes.append(_seconds(lambda: put(row)))
+            times.changes.append(_seconds(put, row))
     return times
 
 
@@ -169,7 +171,7 @@ def _one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _seconds(function: Callable[[], object]) -> float:
+def _seconds(function: Callable[P, object], *args: P.args, **named: P.kwargs) -> float:
     began = time.perf_counter()
-    function()
+    function(*args, **named)
     return time.perf_counter() - began

@@ -1,8 +1,8 @@
 """`placement`, part two: a real manager process: its start on a large store, and reports over real HTTP.
 
-The agents are another process (:mod:`ebb.benchmarks.placement_agents`), each of the two on a core of its own where there
-are two. While reports come as fast as they are answered, VMs are asked for one after another; the manager's log says
-how long each choice of hosts took.
+The agents are another process (:mod:`ebb.benchmarks.placement_agents`), each of the two on a core of its own where
+there are two. While reports come as fast as they are answered, VMs are asked for one after another; the manager's log
+says how long each choice of hosts took.
 
 Recovery: the manager is killed with SIGKILL while reports come, and started again on what it left; all its hosts report
 as fast as they are answered; a VM that was asked for as soon as the manager answers is placed when they have.
@@ -106,7 +106,8 @@ def _reports(directory: Path, hosts: int, window_s: float, how: Pass) -> Figures
                 agents.result()
                 for share in SHARES:
                     agents.begin(manager.port, window_s, share)
-                    end, seconds, before = time.perf_counter() + window_s - 0.3, [], len(manager.ranked_ms())
+                    end, before = time.perf_counter() + window_s - 0.3, len(manager.ranked_ms())
+                    seconds: list[float] = []
                     while share == 0.5 and time.perf_counter() < end:
                         seconds.append(manager.place(f"vm-{number}-{len(seconds)}"))
                     result = agents.result()
@@ -114,10 +115,8 @@ def _reports(directory: Path, hosts: int, window_s: float, how: Pass) -> Figures
                     if share == 0.5:
                         placed.append(seconds)
                         ranked.append(manager.ranked_ms()[before:])
-            how.report(
-                f"run {number + 1}: {', '.join(f'{rates[share][-1]:.0f}/s with {share:.0%} changed' for share in SHARES)}"
-                f"; {len(placed[-1])} VMs placed meanwhile"
-            )
+            found = ", ".join(f"{rates[share][-1]:.0f}/s with {share:.0%} changed" for share in SHARES)
+            how.report(f"run {number + 1}: {found}; {len(placed[-1])} VMs placed meanwhile")
     if not all(ranked):
         raise BenchmarkFailed("the manager's log tells of no choice of hosts")
     where = f"{hosts} hosts of {VMS} VMs, {CONNECTIONS} connections, one manager process"

@@ -19,7 +19,7 @@ _BATCH = 500
 
 
 def fill(path: Path, hosts: int) -> None:
-    """Make a database of so many hosts with 20 running VMs each, and of each VM its plan, an event and a core change."""
+    """Make a database of so many hosts with 20 running VMs each; of each VM its plan, an event and a core change."""
     engine = create_engine(f"sqlite:///{path}")
     report = report_template(1, 0.0)
     mark = NUMBER.decode()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from deflation.placement import HostView, available, fitness, rank_hosts
 from deflation.placement_blocks import Blocks
@@ -92,8 +92,8 @@ class AnyHistory(RuleBasedStateMachine):
             assert all(name in self.index for name in self.hosts)
 
 
-class TestAnyHistory(AnyHistory.TestCase):
-    settings = settings(runs(60), stateful_step_count=30)
+def test_any_history_of_hosts_leaves_the_plain_order() -> None:
+    run_state_machine_as_test(AnyHistory, settings=settings(runs(60), stateful_step_count=30))
 
 
 @pytest.mark.parametrize("spread", ["even", "few directions", "all the same", "full"])
