@@ -52,31 +52,31 @@ def measure(how: Pass) -> Figures:
     window_s = 0.5 if how.quick else WINDOW_S
     figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="ebb-bench-") as directory:
-        how.report(f"filling a store with {hosts} hosts and {hosts * VMS} VMs")
-        fill(Path(directory) / "full.sqlite", hosts)
-        figures |= _recovery(Path(directory), hosts, how)
+        with _agents(hosts) as agents:
+            how.report(f"filling a store with {hosts} hosts and {hosts * VMS} VMs")
+            fill(Path(directory) / "full.sqlite", hosts, agents.port)
+            figures |= _recovery(Path(directory), hosts, agents, how)
         figures |= _reports(Path(directory), reporting, window_s, how)
     return figures
 
 
-def _recovery(directory: Path, hosts: int, how: Pass) -> Figures:
+def _recovery(directory: Path, hosts: int, agents: _Agents, how: Pass) -> Figures:
     starts, recoveries, decisions = [], [], []
     for number in range(how.runs):
         database = directory / "recovery.sqlite"
         shutil.copyfile(directory / "full.sqlite", database)
-        with _agents(hosts) as agents:
-            with _manager(directory, database) as manager:
-                starts.append(manager.started_s)
-                agents.begin(manager.port, 2.0, 1.0)
-                time.sleep(1.0)
-                manager.kill()
-                agents.result(lost=True)
-            with _manager(directory, database) as manager:
-                recoveries.append(manager.started_s)
-                agents.begin(manager.port, 0.0, 0.0)
-                manager.place(f"first-{number}")
-                decisions.append(time.perf_counter() - manager.began)
-                agents.result()
+        with _manager(directory, database) as manager:
+            starts.append(manager.started_s)
+            agents.begin(manager.port, 2.0, 1.0)
+            time.sleep(1.0)
+            manager.kill()
+            agents.result(lost=True)
+        with _manager(directory, database) as manager:
+            recoveries.append(manager.started_s)
+            agents.begin(manager.port, 0.0, 0.0)
+            manager.place(f"first-{number}")
+            decisions.append(time.perf_counter() - manager.began)
+            agents.result()
         for left in directory.glob("recovery.sqlite*"):
             left.unlink()
         how.report(
@@ -241,7 +241,7 @@ class _Agents:
     def __init__(self, process: subprocess.Popen[bytes], hosts: int) -> None:
         self._process = process
         self._say({"hosts": hosts, "connections": CONNECTIONS, "token": _AGENT_TOKEN})
-        self._hear()
+        self.port = int(self._hear()["port"])
 
     def begin(self, manager_port: int, seconds: float, changed: float) -> None:
         """Start a round of reports; 0 seconds: each host once."""

@@ -18,10 +18,13 @@ from ebb.benchmarks.placement_hosts import NUMBER, VMS, host_name, report_templa
 _BATCH = 500
 
 
-def fill(path: Path, hosts: int) -> None:
-    """Make a database of so many hosts with 20 running VMs each; of each VM its plan, an event and a core change."""
+def fill(path: Path, hosts: int, port: int) -> None:
+    """Make a database of so many hosts with 20 running VMs each; of each VM its plan, an event and a core change.
+
+    :param port: where the hosts' agents listen.
+    """
     engine = create_engine(f"sqlite:///{path}")
-    report = report_template(1, 0.0)
+    report = report_template(port, 0.0)
     mark = NUMBER.decode()
     spec = VMSpec(name=f"vm-{mark}-0", nominal=Vector.of(ResourceVector(4, 8192, 100, 50)), minimum=Vector())
     spec_json = spec.model_dump_json()

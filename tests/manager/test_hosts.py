@@ -209,9 +209,9 @@ async def test_the_same_body_again_is_answered_without_being_read_and_any_other_
         taken = []
         plain = cluster.manager.hosts.take
 
-        async def take(one: HostReport) -> None:
-            taken.append(one.free.cpu_cores)
-            await plain(one)
+        async def take(report: HostReport) -> None:
+            taken.append(report.free.cpu_cores)
+            await plain(report)
 
         cluster.manager.hosts.take = take  # type: ignore[method-assign]
 
