@@ -243,6 +243,20 @@ async def test_what_is_read_in_between_makes_the_last_body_news_again(store: Wri
     assert not hosts.repeat("host-a", b"body"), "it is no longer the host's report"
 
 
+async def test_a_body_as_an_earlier_run_has_stored_it_is_no_news_and_opens_its_host(store: Writes) -> None:
+    body = report("host-a", 4.0, status("low-1"))
+    await hosts_of(store, Clock()).take(body)
+    hosts = hosts_of(store, Clock())
+    await hosts.load()
+    assert not hosts.repeat("host-a", report("host-a", 3.0, status("low-1")).model_dump_json().encode())
+    assert ranked(hosts.availability, 4.0) == []
+    assert hosts.repeat("host-a", body.model_dump_json().encode())
+    assert hosts.repeat("host-a", body.model_dump_json().encode())
+    assert (ranked(hosts.availability, 5.0), ranked(hosts.availability, 5.1)) == (["host-a"], [])
+    await hosts.settle()
+    assert len(store.batches) == 1
+
+
 async def test_only_what_is_worth_it_is_written(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     low = status("low-1")
