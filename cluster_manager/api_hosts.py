@@ -20,14 +20,17 @@ routes = web.RouteTableDef()
 @routes.post("/v1/hosts/{id}/report")
 async def take_report(request: web.Request) -> web.Response:
     query_of(request, ())
+    raw, manager = await request.read(), request.app[MANAGER]
+    if (repeated := await manager.repeat_report(request.match_info["id"], raw)) is not None:
+        return answer(repeated)
     report = await body_of(request, HostReport)
     if report.id != request.match_info["id"]:
         raise RequestError(400, f"id: the report is of {report.id}, the path of {request.match_info['id']}", "id")
     if not report.url.startswith(("http://", "https://")):
         raise RequestError(400, "url: must begin with http:// or https://", "url")
-    if request.app[MANAGER].settings.agent_tls is not None and not report.url.startswith("https://"):
+    if manager.settings.agent_tls is not None and not report.url.startswith("https://"):
         raise RequestError(400, "url: must begin with https://; this manager sends its token to no other", "url")
-    return answer(await request.app[MANAGER].take_report(report))
+    return answer(await manager.take_report(report, raw))
 
 
 @routes.get("/v1/hosts", allow_head=False)

@@ -36,20 +36,28 @@ class CoreChanges:
         #: The highest sequence of each host that is stored.
         self._acknowledged: dict[str, int] = {}
 
+    async def load(self) -> None:
+        """Recall what earlier runs have stored."""
+        self._acknowledged = await self._store.acknowledged()
+
+    def acknowledged(self, host: str) -> int:
+        """Up to which sequence the host need not send again."""
+        return self._acknowledged.get(host, 0)
+
     async def take(self, report: HostReport) -> int:
         """Store what a report brings. A sequence that is stored already is passed over.
 
         :returns: up to which sequence the host need not send again.
         """
-        known = self._acknowledged.get(report.id)
-        if known is None or any(change.sequence > known for change in report.core_changes):
+        known = self.acknowledged(report.id)
+        if any(change.sequence > known for change in report.core_changes):
             changes = sorted(report.core_changes, key=lambda change: change.sequence)
             self._acknowledged[report.id] = await self._store.add_core_changes(report.id, changes)
             for change in changes:
-                if known is not None and change.sequence <= known:
+                if change.sequence <= known:
                     continue
                 log.info("core change", machine=change.machine, host=report.id, why=change.cause)
-        return self._acknowledged[report.id]
+        return self.acknowledged(report.id)
 
     async def newest(self, machine: str | None, limit: int) -> list[CoreChange]:
         """Newest first, of one machine or of all."""

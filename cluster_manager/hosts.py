@@ -7,22 +7,62 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from typing import Final
 
+from cluster_manager.availability import Availability
 from cluster_manager.store import Store
 from deflation.messages import HostReport, HostStatus, VMStatus
-from deflation.modes import HostMode
+from deflation.modes import HostMode, takes_new_vms
+from deflation.resources import TOLERANCE
+
+#: What is not worth a write: free memory and throttling move all the time, and core changes have their own table.
+_MOVING: Final = frozenset({"free", "core_changes", "vms"})
+_MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure"})
 
 
-@dataclass(slots=True)
 class Host:
-    """One host. ``seen_at`` is for people (seconds since the epoch), ``seen`` for ages (monotonic; None: not yet)."""
+    """One host. ``seen_at`` is for people (seconds since the epoch), ``seen`` for ages (monotonic; None: not yet).
 
-    report: HostReport
-    seen_at: float
-    seen: float | None
-    owes_reinflation: bool
+    :param report: or its JSON, which is read when somebody asks: thousands are recalled at a start.
+    """
+
+    __slots__ = ("_report", "arrival", "asking", "digest", "owes_reinflation", "seen", "seen_at")
+
+    def __init__(
+        self,
+        report: HostReport | str,
+        seen_at: float,
+        seen: float | None,
+        owes_reinflation: bool,
+        arrival: int = 0,
+        asking: frozenset[str] | None = None,
+    ) -> None:
+        self._report = report
+        self.seen_at = seen_at
+        self.seen = seen
+        self.owes_reinflation = owes_reinflation
+        #: Which report it was, in the order in which they came.
+        self.arrival = arrival
+        #: VMs that want more than their host has; None: not read yet.
+        self.asking = asking
+        #: Of the body in which the report came, once all of it is taken.
+        self.digest: bytes | None = None
+
+    def came_as(self, raw: bytes) -> bool:
+        """Whether its report came in this body, or was stored as it by an earlier run and not read since."""
+        if self.digest is None and isinstance(self._report, str):
+            self.digest = _digest(self._report.encode())
+        return self.digest is not None and self.digest == _digest(raw)
+
+    @property
+    def report(self) -> HostReport:
+        if isinstance(self._report, str):
+            self._report = HostReport.model_validate_json(self._report)
+        return self._report
 
 
 class Hosts:
@@ -44,32 +84,134 @@ class Hosts:
         self._clock = clock
         self._monotonic = monotonic
         self._hosts: dict[str, Host] = {}
+        #: Hosts of earlier runs that have not reported to this one.
+        self._awaited: set[str] = set()
         self._news = asyncio.Event()
         self._loaded_at = monotonic()
+        self._arrivals = count(1)
+        #: Reports to be stored: whoever comes first writes all that have come by then, in one transaction.
+        self._unsaved: dict[str, HostReport] = {}
+        self._saving = asyncio.Lock()
+        self._availability = Availability()
+        #: When each host was last seen, oldest first.
+        self._ages: OrderedDict[str, float] = OrderedDict()
 
     async def load(self) -> None:
         """Recall the hosts of earlier runs; they count as silent until they report."""
-        for stored in await self._store.hosts():
-            self._hosts[stored.report.id] = Host(stored.report, stored.seen_at, None, stored.owes_reinflation)
+        self._hosts = {
+            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation)
+            for stored in await self._store.hosts()
+        }
+        self._awaited = set(self._hosts)
+        self._availability = Availability()
+        self._ages.clear()
         self._loaded_at = self._monotonic()
+
+    # --- reports -----------------------------------------------------------------------------------------------------
 
     async def take(self, report: HostReport) -> None:
         """Take an agent's report, or its answer to a question; stored when it changes more than free memory."""
+        arrival = next(self._arrivals)
         host = self._hosts.get(report.id)
         known = host.report if host is not None else None
-        if host is None or known is None or _essence(known) != _essence(report):
-            await self._store.save_host(report)
+        changed = known is None or not _same_essence(known, report)
+        if changed:
+            await self._save(report)
         before = known.mode if known is not None else HostMode.ACTIVE
         if report.mode is not before:
             because = f" ({report.mode_reason})" if report.mode_reason else ""
             await self._store.add_event("mode", None, report.id, f"{report.id} is {report.mode}{because}, was {before}")
-        for vm in _asking(report) - (_asking(known) if known is not None else set()):
-            asks = next(status.asks.vector() for status in report.vms if status.name == vm)
-            sentence = f"{vm} is under pressure and asks for {asks} beyond what {report.id} can spare"
-            await self._store.add_event("pressure", vm, report.id, sentence)
+        asking = _asking(report)
+        if asking:
+            asked = host.asking if host is not None and host.asking is not None else _asking(known) if known else ()
+            for vm in sorted(asking.difference(asked)):
+                asks = next(status.asks.vector() for status in report.vms if status.name == vm)
+                sentence = f"{vm} is under pressure and asks for {asks} beyond what {report.id} can spare"
+                await self._store.add_event("pressure", vm, report.id, sentence)
+        # Meanwhile a later report may have been taken: that one stands, in the store too.
+        host = self._hosts.get(report.id)
+        if host is not None and host.arrival > arrival:
+            if changed:
+                await self._save(host.report)
+            return
         owes = host.owes_reinflation if host is not None else False
-        self._hosts[report.id] = Host(report, self._clock(), self._monotonic(), owes)
+        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
+        self._see(report.id)
+
+    def remember(self, report: HostReport, raw: bytes) -> None:
+        """The body in which a report came, all of which has been taken: the same again is no news."""
+        host = self._hosts.get(report.id)
+        if host is not None and host.report is report:
+            host.digest = _digest(raw)
+
+    def repeat(self, host_id: str, raw: bytes) -> bool:
+        """Whether a body is the last report of a host once more; then the host has been seen, and that is all."""
+        host = self._hosts.get(host_id)
+        if host is None or not host.came_as(raw):
+            return False
+        host.seen_at, host.arrival = self._clock(), next(self._arrivals)
+        self._see(host_id)
+        return True
+
+    def _see(self, host_id: str) -> None:
+        """A host has reported just now."""
+        host = self._hosts[host_id]
+        known, host.seen = host.seen, self._monotonic()
+        if takes_new_vms(host.report.mode):
+            # A repeated report changes nothing, unless silence had closed the host.
+            if known is None or host_id not in self._ages:
+                self._availability.open(host.report)
+            self._ages[host_id] = host.seen
+            self._ages.move_to_end(host_id)
+        else:
+            self._ages.pop(host_id, None)
+            self._availability.close(host_id)
+        self._awaited.discard(host_id)
         self._news.set()
+
+    async def _save(self, report: HostReport) -> None:
+        self._unsaved[report.id] = report
+        async with self._saving:
+            if report.id not in self._unsaved:
+                return
+            batch, self._unsaved = self._unsaved, {}
+            try:
+                await self._store.save_hosts(list(batch.values()))
+            except BaseException:
+                # Whoever waits for one of these tries again.
+                self._unsaved = {**batch, **self._unsaved}
+                raise
+
+    # --- placement ---------------------------------------------------------------------------------------------------
+
+    @property
+    def availability(self) -> Availability:
+        """What placement may count on, of the hosts that are ready and take VMs."""
+        oldest = self._monotonic() - self._silent_after_s
+        while self._ages:
+            host_id, seen = next(iter(self._ages.items()))
+            if seen >= oldest:
+                break
+            del self._ages[host_id]
+            self._availability.close(host_id)
+        return self._availability
+
+    async def settle(self) -> None:
+        """After a start, give the hosts of earlier runs the time to report before one decides without them."""
+        while self._awaited:
+            left = self._loaded_at + self._silent_after_s - self._monotonic()
+            if left <= 0:
+                return
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                return
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._hosts)
 
     def get(self, host_id: str) -> Host | None:
         return self._hosts.get(host_id)
@@ -80,23 +222,11 @@ class Hosts:
 
     def ready(self) -> list[Host]:
         """Those that have reported lately, by id."""
-        return [host for host in self.all() if self.is_ready(host.report.id)]
+        return [self._hosts[host_id] for host_id in sorted(self._hosts) if self.is_ready(host_id)]
 
     def is_ready(self, host_id: str) -> bool:
         host = self._hosts.get(host_id)
         return host is not None and host.seen is not None and self._monotonic() - host.seen <= self._silent_after_s
-
-    async def settle(self) -> None:
-        """After a start, give the hosts of earlier runs the time to report before one decides without them."""
-        while any(host.seen is None for host in self._hosts.values()):
-            left = self._loaded_at + self._silent_after_s - self._monotonic()
-            if left <= 0:
-                return
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), left)
-            except TimeoutError:
-                return
 
     def status(self, host_id: str) -> HostStatus | None:
         """The host as clients see it."""
@@ -124,12 +254,23 @@ class Hosts:
         return next((vm for vm in host.report.vms if vm.name == name), None) if host is not None else None
 
 
-def _asking(report: HostReport) -> set[str]:
+def _digest(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=16).digest()
+
+
+def _asking(report: HostReport) -> frozenset[str]:
     """Names of the VMs that want more than their host has."""
-    return {vm.name for vm in report.vms if not vm.asks.vector().is_zero()}
+    return frozenset(vm.name for vm in report.vms if any(amount > TOLERANCE for amount in vm.asks.__dict__.values()))
 
 
-def _essence(report: HostReport) -> HostReport:
-    """What is worth a write: free memory and throttling move all the time, and core changes have their own table."""
-    vms = tuple(vm.model_copy(update={"throttled_share": None, "pressure": None}) for vm in report.vms)
-    return report.model_copy(update={"free": report.capacity, "core_changes": (), "vms": vms})
+def _same_essence(one: HostReport, other: HostReport) -> bool:
+    """Whether two reports of a host differ in nothing that is worth a write."""
+    if len(one.vms) != len(other.vms) or not _alike(one, other, _MOVING):
+        return False
+    return all(_alike(a, b, _MOVING_IN_VM) for a, b in zip(one.vms, other.vms, strict=True))
+
+
+def _alike(one: HostReport | VMStatus, other: HostReport | VMStatus, but: frozenset[str]) -> bool:
+    """Whether two bodies of one kind agree in all other fields."""
+    theirs = other.__dict__
+    return all(value == theirs[name] for name, value in one.__dict__.items() if name not in but)

@@ -51,12 +51,13 @@ class Manager:
         self.epoch = await self.store.open()
         await self.hosts.load()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True))
+        await self.core_changes.load()
         agents = Agents(self._session, self._url_of, self.settings.agent_token, self.settings.agents)
         self.questions = Questions(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
-        performer = Performer(agents, self.hosts, self.operations.reserved, self.settings.agents, generator, self.epoch)
+        performer = Performer(agents, self.hosts, self.settings.agents, generator, self.epoch)
         await self.operations.start(performer)
-        log.info("manager started", epoch=self.epoch, hosts=len(self.hosts.all()))
+        log.info("manager started", epoch=self.epoch, hosts=len(self.hosts))
 
     async def stop(self) -> None:
         """Stop the plans where they are, close the store; a later start goes on from there."""
@@ -66,12 +67,20 @@ class Manager:
         await self.store.close()
         log.info("manager stopped", epoch=self.epoch)
 
-    async def take_report(self, report: HostReport) -> ReportReply:
-        """What a host agent tells of itself."""
+    async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
+        """The answer to a body that is the host's last report once more, unread; None for any other."""
+        if not self.hosts.repeat(host, raw):
+            return None
+        await self.operations.settle_debts(host)
+        return ReportReply(epoch=self.epoch, acknowledged=self.core_changes.acknowledged(host))
+
+    async def take_report(self, report: HostReport, raw: bytes) -> ReportReply:
+        """What a host agent tells of itself, and the body in which it came."""
         if self.hosts.get(report.id) is None:
             log.info("host registered", host=report.id, url=report.url)
         await self.hosts.take(report)
         acknowledged = await self.core_changes.take(report)
+        self.hosts.remember(report, raw)
         await self.operations.settle_debts(report.id)
         return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
 

@@ -33,7 +33,6 @@ from cluster_manager.plans import (
     VMPhase,
     host_of,
 )
-from cluster_manager.readings import demand_of
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
@@ -42,7 +41,7 @@ from cluster_manager.transitions import advance
 from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
 from deflation.modes import HostEvent, Reaction, reaction
 from deflation.placement_policies import PlacementPolicy
-from deflation.resources import ZERO, ResourceVector
+from deflation.resources import ZERO
 
 log = structlog.get_logger()
 
@@ -91,7 +90,7 @@ class Operations:
     async def start(self, performer: Performer) -> None:
         """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
         self._performer = performer
-        self._owed = {vm.name: vm.host for vm in await self._store.vms() if vm.owes_removal and vm.host}
+        self._owed = await self._store.owed_removals()
         plans = [RunningPlan(plan) for plan in await self._store.unfinished_plans()]
         # One that is past its first instruction had its host before; the others may have been waiting for it.
         for running in sorted(plans, key=lambda running: running.state.step == 1):
@@ -185,20 +184,6 @@ class Operations:
         """What clients asked for, newest first."""
         return [self._view(plan) for plan in await self._store.newest_plans(limit)]
 
-    def reserved(self, host: str, besides: str) -> ResourceVector:
-        """The room that running placements have chosen on a host; ``besides`` is the plan that asks."""
-        known = self._hosts.get(host)
-        rooms = (
-            demand_of(running.state.spec, known.report)
-            for running in self._running.values()
-            if known is not None
-            and running.state.id != besides
-            and running.state.host == host
-            and running.state.spec is not None
-            and not running.state.finished
-        )
-        return sum(rooms, ZERO)
-
     async def settle_debts(self, host: str) -> None:
         """On a report: remove and reinflate what could not be done while the host was away."""
         known = self._hosts.get(host)
@@ -234,6 +219,7 @@ class Operations:
     def _run(self, running: RunningPlan, resumed: bool) -> None:
         plan_id = running.state.id
         self._running[plan_id] = running
+        self._reserve(running.state)
         task = asyncio.create_task(self._drive(running, resumed), name=f"plan {plan_id} of {running.state.vm}")
         self._tasks[plan_id] = task
 
@@ -250,6 +236,7 @@ class Operations:
                 await self._save(running, step)
         finally:
             self._release(running)
+            self._hosts.availability.reserve(plan_id, None, ZERO)
             self._running.pop(plan_id, None)
             self._tasks.pop(plan_id, None)
             running.news.set()
@@ -269,11 +256,18 @@ class Operations:
         at = await self._store.save_step(step.state, step.effects)
         plan = running.plan
         running.plan = StoredPlan(step.state, plan.fingerprint, plan.started_at, at)
+        self._reserve(step.state)
         self._remember(step.effects)
         for sentence in step.state.progress[len(plan.state.progress) :]:
             log.info("plan", plan=step.state.id, kind=step.state.kind, vm=step.state.vm, why=sentence)
         news, running.news = running.news, asyncio.Event()
         news.set()
+
+    def _reserve(self, state: PlanState) -> None:
+        """The room that a running placement has chosen is no other's to count on."""
+        if state.spec is not None:
+            host = None if state.finished else state.host
+            self._hosts.availability.reserve(state.id, host, state.spec.nominal.vector())
 
     def _remember(self, effects: Iterable[Effect]) -> None:
         for effect in effects:

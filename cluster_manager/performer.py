@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import numpy as np
 import structlog
 
 from cluster_manager.agents import Agents
 from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
-from cluster_manager.hosts import Host, Hosts
+from cluster_manager.hosts import Hosts
 from cluster_manager.plans import (
     ChooseHosts,
     Commanding,
@@ -29,9 +29,7 @@ from cluster_manager.plans import (
     Remove,
     SetTarget,
 )
-from cluster_manager.readings import allocations_of
 from cluster_manager.settings import AgentLimits
-from deflation.allocations import Priority
 from deflation.messages import (
     CreateCommand,
     Operation,
@@ -40,9 +38,6 @@ from deflation.messages import (
     ReinflateCommand,
     TargetCommand,
 )
-from deflation.modes import takes_new_vms
-from deflation.placement import HostView, rank_hosts
-from deflation.resources import ZERO, ResourceVector
 
 log = structlog.get_logger()
 
@@ -53,13 +48,10 @@ REINFLATION_DEADLINE_S = 60.0
 #: How often a harmless command is sent to an agent that forgets it.
 REPEATS = 3
 
-Reserved = Callable[[str, str], ResourceVector]
-
 
 class Performer:
     """Carries out instructions.
 
-    :param reserved: room that running plans have chosen on a host but not yet taken, without that of one plan.
     :param epoch: of this manager; agents refuse commands of a lower one.
     """
 
@@ -67,14 +59,12 @@ class Performer:
         self,
         agents: Agents,
         hosts: Hosts,
-        reserved: Reserved,
         limits: AgentLimits,
         generator: np.random.Generator,
         epoch: int,
     ) -> None:
         self._agents = agents
         self._hosts = hosts
-        self._reserved = reserved
         self._limits = limits
         self._generator = generator
         self._epoch = epoch
@@ -105,31 +95,21 @@ class Performer:
 
     def _choose(self, state: PlanState, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert state.spec is not None, "only placements choose hosts"
-        demand = state.spec.nominal.vector()
-        reporting = self._hosts.ready()
-        ready = [host for host in reporting if takes_new_vms(host.report.mode)]
-        views = [self._view(host, instruction, state.id) for host in ready]
-        chosen = rank_hosts(demand, views, state.policy, self._generator)
+        began = time.perf_counter()
+        demand, purpose = state.spec.nominal.vector(), instruction.purpose
+        open_hosts = self._hosts.availability
+        chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator)
+        ms = round((time.perf_counter() - began) * 1000, 3)
+        log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
         if chosen:
-            return HostsChosen(elapsed_s, tuple(chosen[:LINE]))
-        if not ready:
-            closed = ", ".join(f"{host.report.id} is {host.report.mode}" for host in reporting[:LINE])
+            return HostsChosen(elapsed_s, tuple(chosen))
+        if not len(open_hosts):
+            closed = ", ".join(f"{host.report.id} is {host.report.mode}" for host in self._hosts.ready()[:LINE])
             why = f"no host takes new VMs ({closed})" if closed else "no host is ready"
             return HostsChosen(elapsed_s, (), why)
-        what = "free or held by low-priority VMs" if instruction.purpose == "preempt" else "free or deflatable"
-        offers = ", ".join(f"{view.id} has {view.free + view.deflatable}" for view in views[:LINE])
+        what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
+        offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
-
-    def _view(self, host: Host, instruction: ChooseHosts, plan_id: str) -> HostView:
-        """A host as placement may see it: without the VM's overhead and without what other plans have chosen."""
-        report = host.report
-        deflatable = report.deflatable.vector()
-        if instruction.purpose == "preempt":
-            low = (row.charge for row in allocations_of(report) if row.priority is not Priority.FIXED)
-            deflatable = sum(low, ZERO)
-        view = HostView(report.id, report.capacity.vector(), report.free.vector(), deflatable)
-        taken = self._reserved(report.id, plan_id) + ResourceVector(memory_mib=report.vm_overhead_mib)
-        return replace(view, free=view.free.less(taken), deflatable=view.deflatable.less(taken.less(view.free)))
 
     # --- commands ----------------------------------------------------------------------------------------------------
 

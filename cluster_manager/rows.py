@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster_manager.plans import PlanState, VMPhase
-from deflation.messages import CoreChange, HostReport, VMSpec
+from deflation.messages import CoreChange, VMSpec
 
 
 @dataclass(frozen=True, slots=True)
 class StoredHost:
     """A host as it was last seen. Times are seconds since the epoch."""
 
-    report: HostReport
+    id: str
+    #: A HostReport, as it is stored.
+    report_json: str
     seen_at: float
     owes_reinflation: bool
 

@@ -206,21 +206,36 @@ class Store:
             for row in await self._read(query if name is None else query.where(table.c.name == name))
         ]
 
+    async def owed_removals(self) -> dict[str, str]:
+        """VMs that may still be on a host and are to be removed there: the host by the VM's name."""
+        table = schema.vms
+        query = select(table.c.name, table.c.host).where(
+            table.c.phase != VMPhase.ENDED.value, table.c.owes_removal == 1, table.c.host.is_not(None)
+        )
+        return {row.name: row.host for row in await self._read(query)}
+
     async def hosts(self) -> list[StoredHost]:
         """Every host that has ever reported, by id."""
         rows = await self._read(select(schema.hosts).order_by(schema.hosts.c.id))
-        return [
-            StoredHost(HostReport.model_validate_json(row.report), row.seen_at, bool(row.owes_reinflation))
-            for row in rows
-        ]
+        return [StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation)) for row in rows]
 
-    async def save_host(self, report: HostReport) -> None:
-        """A host's report, without its core changes."""
-        values = {"seen_at": self._clock(), "report": report.model_copy(update={"core_changes": ()}).model_dump_json()}
-        statement = upsert(schema.hosts).values(id=report.id, owes_reinflation=0, **values)
+    async def save_hosts(self, reports: Sequence[HostReport]) -> None:
+        """Hosts' reports, without their core changes, in one transaction."""
+        now = self._clock()
+        rows = [
+            {
+                "id": report.id,
+                "owes_reinflation": 0,
+                "seen_at": now,
+                "report": report.model_copy(update={"core_changes": ()}).model_dump_json(),
+            }
+            for report in reports
+        ]
+        statement = upsert(schema.hosts)
+        newest = {"seen_at": statement.excluded.seen_at, "report": statement.excluded.report}
 
         async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+            await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
 
         await self._write(work)
 
@@ -266,6 +281,12 @@ class Store:
             return int((await connection.execute(highest)).scalar_one())
 
         return await self._write(work)
+
+    async def acknowledged(self) -> dict[str, int]:
+        """The highest sequence of each host that has core changes here."""
+        table = schema.core_changes
+        query = select(table.c.host, func.max(table.c.sequence).label("highest")).group_by(table.c.host)
+        return {row.host: row.highest for row in await self._read(query)}
 
     async def core_changes(self, machine: str | None, limit: int) -> list[StoredChange]:
         """Newest first, of one machine or of all."""

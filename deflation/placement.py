@@ -1,12 +1,12 @@
 """On which host a VM goes: cosine fitness over free + deflatable (seed 004 §5, Eq. 4).
 
-Hosts are rows of arrays, so that a pass over many thousands of them is a few NumPy operations; the manager and the
-simulator both keep such arrays.
+Hosts are rows of arrays, so that a pass over many thousands of them is a few NumPy operations.
+:func:`rank_hosts` looks at every host; :mod:`deflation.placement_index` gives the same order without doing so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,9 @@ from deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
 
 Matrix = NDArray[np.float64]
 #: Components that a host need not declare.
-_OPTIONAL: Final = np.array([component in ("disk_mib_s", "network_mib_s") for component in COMPONENTS])
+OPTIONAL: Final = np.array([component in ("disk_mib_s", "network_mib_s") for component in COMPONENTS])
+#: Fitnesses that agree in so many digits are a tie.
+DIGITS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,23 @@ class HostView:
     deflatable: ResourceVector
 
 
-def fitness(demand: Matrix, availability: Matrix, capacity: Matrix) -> Matrix:
+def available(free: Iterable[float], deflatable: Iterable[float], taken: Iterable[float]) -> tuple[float, ...]:
+    """What placement may count on: free + deflatable, less what others have been promised already.
+
+    :param taken: in each component it comes off what is free, and where that is too little off what is deflatable.
+    """
+    return tuple(
+        max(have - gone, 0.0) + max(more - max(gone - have, 0.0), 0.0)
+        for have, more, gone in zip(free, deflatable, taken, strict=True)
+    )
+
+
+def scale_factors(scale: Matrix) -> Matrix:
+    """What each component is multiplied with: one by the largest host's capacity, 0 where no host has any."""
+    return np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def fitness(demand: Matrix, availability: Matrix, capacity: Matrix, scale: Matrix | None = None) -> Matrix:
     """Cosine of demand and availability, each component divided by the largest host's capacity first.
 
     Raw units would make memory the only dimension. A component that a host does not declare (capacity 0) is left out
@@ -40,10 +58,10 @@ def fitness(demand: Matrix, availability: Matrix, capacity: Matrix) -> Matrix:
     :param demand: shape (4,), the order of ``COMPONENTS``.
     :param availability: shape (n, 4), free + deflatable.
     :param capacity: shape (n, 4).
+    :param scale: shape (4,), the largest capacity of all hosts where the rows are only some of them.
     :returns: shape (n,), in [0, 1].
     """
-    scale = capacity.max(axis=0, initial=0.0)
-    factor = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+    factor = scale_factors(capacity.max(axis=0, initial=0.0) if scale is None else scale)
     declared = capacity > 0
     wanted = np.where(declared, demand * factor, 0.0)
     have = np.where(declared, availability * factor, 0.0)
@@ -58,8 +76,17 @@ def feasible(demand: Matrix, availability: Matrix, capacity: Matrix) -> NDArray[
 
     CPU and memory are always declared: a host without any holds nothing.
     """
-    undeclared = (capacity <= 0) & _OPTIONAL
-    return np.asarray(((availability + TOLERANCE >= demand) | undeclared).all(axis=1))
+    return holds(demand, offers(availability, capacity))
+
+
+def offers(availability: Matrix, capacity: Matrix) -> Matrix:
+    """What a demand is held against: the availability, and anything where a host need not declare it and does not."""
+    return np.where((capacity <= 0) & OPTIONAL, np.inf, availability)
+
+
+def holds(demand: Matrix, offered: Matrix) -> NDArray[np.bool_]:
+    """Which rows offer the demand. Shape (n,)."""
+    return np.asarray((offered + TOLERANCE >= demand).all(axis=1))
 
 
 def rank_hosts(
@@ -85,8 +112,8 @@ def rank_hosts(
     rows = np.flatnonzero(feasible(wanted, availability, capacity))
     if policy is PlacementPolicy.FIRST_FIT:
         return [ordered[row].id for row in rows]
-    scores = fitness(wanted, availability, capacity)
-    best = sorted(rows, key=lambda row: (-round(float(scores[row]), 9), ordered[row].id))
+    scores = np.round(fitness(wanted, availability, capacity), DIGITS)
+    best = sorted(rows, key=lambda row: (-float(scores[row]), ordered[row].id))
     if policy is PlacementPolicy.TWO_CHOICES and generator is not None and len(rows) > 2:
         drawn = set(generator.choice(rows, size=2, replace=False).tolist())
         # The two that were drawn come first; the rest stays behind them for when both fail.

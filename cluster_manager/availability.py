@@ -1,0 +1,122 @@
+"""What placement may count on at each host that takes VMs: by its last report, less what running plans have chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cluster_manager.plans import Purpose
+from deflation.allocations import Priority
+from deflation.messages import HostReport, Vector
+from deflation.placement import available
+from deflation.placement_index import PlacementIndex
+from deflation.placement_policies import PlacementPolicy
+from deflation.resources import COMPONENTS, ResourceVector
+
+_Amounts = tuple[float, ...]
+_NOTHING: Final[_Amounts] = (0.0,) * len(COMPONENTS)
+_MEMORY: Final = COMPONENTS.index("memory_mib")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """One host's figures, in the order of ``COMPONENTS``. ``low``: what its low-priority VMs are charged."""
+
+    capacity: _Amounts
+    free: _Amounts
+    deflatable: _Amounts
+    low: _Amounts
+    overhead_mib: float
+
+
+class Availability:
+    """The open hosts, ranked for a demand. Placement counts free + deflatable, preemption free + low-priority VMs."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[Purpose, PlacementIndex] = {"place": PlacementIndex(), "preempt": PlacementIndex()}
+        self._offers: dict[str, _Offer] = {}
+        #: Where each running placement is, and by host what its placements want besides the overhead.
+        self._at: dict[str, str] = {}
+        self._reserved: dict[str, dict[str, ResourceVector]] = {}
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def open(self, report: HostReport) -> None:
+        """A host takes VMs, with these figures."""
+        low = _NOTHING
+        for vm in report.vms:
+            if vm.priority is not Priority.FIXED:
+                low = _plus(low, _plus(_amounts(vm.current), _memory(vm.overhead_mib)))
+        self._offers[report.id] = _Offer(
+            _amounts(report.capacity), _amounts(report.free), _amounts(report.deflatable), low, report.vm_overhead_mib
+        )
+        self._renew(report.id)
+
+    def close(self, host: str) -> None:
+        """A host takes no VMs any more."""
+        if self._offers.pop(host, None) is not None:
+            for index in self._indexes.values():
+                index.drop(host)
+
+    def reserve(self, plan: str, host: str | None, nominal: ResourceVector) -> None:
+        """A running placement has chosen a host, whose room no other may count; None: it has none, or has ended."""
+        was = self._at.get(plan)
+        if was == host:
+            return
+        if was is not None:
+            del self._at[plan], self._reserved[was][plan]
+            if not self._reserved[was]:
+                del self._reserved[was]
+            self._renew(was)
+        if host is not None:
+            self._at[plan] = host
+            self._reserved.setdefault(host, {})[plan] = nominal
+            self._renew(host)
+
+    def rank(
+        self,
+        demand: ResourceVector,
+        most: int,
+        purpose: Purpose,
+        policy: PlacementPolicy,
+        generator: np.random.Generator,
+        accepts: Callable[[str], bool] | None = None,
+    ) -> list[str]:
+        """The open hosts to try for a VM, best first; what a VM costs a host besides its size is allowed for.
+
+        :param accepts: whether a host that could hold it comes into question.
+        """
+        return self._indexes[purpose].rank(demand, most, policy, generator, accepts)
+
+    def offers(self, purpose: Purpose, most: int) -> list[tuple[str, ResourceVector]]:
+        """The first open hosts by id with what each has for another VM."""
+        index = self._indexes[purpose]
+        return [(host, index.availability(host)) for host in index.ids(most)]
+
+    def _renew(self, host: str) -> None:
+        offer = self._offers.get(host)
+        if offer is None:
+            return
+        # The next VM costs its overhead too.
+        taken = _memory(offer.overhead_mib)
+        for nominal in self._reserved.get(host, {}).values():
+            taken = _plus(taken, _plus(tuple(nominal), _memory(offer.overhead_mib)))
+        for purpose, index in self._indexes.items():
+            beyond = offer.deflatable if purpose == "place" else offer.low
+            index.put(host, offer.capacity, available(offer.free, beyond, taken))
+
+
+def _amounts(vector: Vector) -> _Amounts:
+    return (vector.cpu_cores, vector.memory_mib, vector.disk_mib_s, vector.network_mib_s)
+
+
+def _memory(mib: float) -> _Amounts:
+    return tuple(mib if component == _MEMORY else 0.0 for component in range(len(COMPONENTS)))
+
+
+def _plus(one: _Amounts, other: _Amounts) -> _Amounts:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
