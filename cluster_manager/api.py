@@ -1,7 +1,8 @@
 """The manager's REST interface as one application: tokens, limits, and one form for every error.
 
 Bodies are those of :mod:`deflation.messages`; all but ``GET /healthz`` needs a bearer token, the agents' token on
-their reports and the clients' on everything else. The routes are in ``api_hosts``, ``api_vms`` and ``api_records``.
+their reports and the clients' on everything else. The routes are in ``api_hosts``, ``api_vms``,
+``api_records``, ``api_events`` and ``api_itself``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import hdrs, web
 
-from cluster_manager import api_hosts, api_records, api_vms
-from cluster_manager.api_forms import MANAGER, answer, query_of
+from cluster_manager import api_events, api_hosts, api_itself, api_records, api_vms
+from cluster_manager.api_forms import MANAGER, answer
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
 from deflation.errors import InvalidField
@@ -30,9 +31,9 @@ def make_app(manager: Manager) -> web.Application:
         middlewares=[problem_middleware, token_middleware], client_max_size=manager.settings.body_limit
     )
     app[MANAGER] = manager
-    app.router.add_get("/healthz", healthz, allow_head=False)
-    for module in (api_hosts, api_vms, api_records):
+    for module in (api_hosts, api_vms, api_records, api_events, api_itself):
         app.add_routes(module.routes)
+    app.on_shutdown.append(_hang_up)
     app.on_startup.append(_start)
     app.on_cleanup.append(_stop)
     return app
@@ -46,9 +47,9 @@ async def _stop(app: web.Application) -> None:
     await app[MANAGER].stop()
 
 
-async def healthz(request: web.Request) -> web.Response:
-    query_of(request, ())
-    return web.json_response({"status": "ok"})
+async def _hang_up(app: web.Application) -> None:
+    """Streams of events never end by themselves."""
+    app[MANAGER].feed.hang_up()
 
 
 # --- middlewares -----------------------------------------------------------------------------------------------------

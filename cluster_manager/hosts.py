@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster_manager.store import Store
+from cluster_manager.versions import host_version
 from deflation.messages import HostReport, HostStatus, VMStatus
 from deflation.modes import HostMode
 
@@ -116,6 +117,7 @@ class Hosts:
             mode=report.mode,
             mode_reason=report.mode_reason,
             vms=tuple(vm.name for vm in report.vms),
+            version=host_version(report),
         )
 
     def vm(self, host_id: str | None, name: str) -> VMStatus | None:

@@ -103,6 +103,12 @@ class Performer:
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
+    def choices(self, state: PlanState, instruction: ChooseHosts) -> tuple[HostsChosen, list[HostView]]:
+        """The hosts that a placement would try now, and what it sees of all that take new VMs."""
+        ready = [host for host in self._hosts.ready() if takes_new_vms(host.report.mode)]
+        views = [self._view(host, instruction, state.id) for host in ready]
+        return self._choose(state, instruction, 0.0), views
+
     def _choose(self, state: PlanState, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert state.spec is not None, "only placements choose hosts"
         demand = state.spec.nominal.vector()

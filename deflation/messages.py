@@ -313,6 +313,7 @@ class HostStatus(Body):
     mode: HostMode = HostMode.ACTIVE
     mode_reason: str = ""
     vms: tuple[str, ...]
+    version: str = Field("", description="differs when its capacity, address or mode does")
 
 
 class ManagedVM(Body):
@@ -329,6 +330,7 @@ class ManagedVM(Body):
     generation: int
     guest_connected: bool = False
     sentence: str = Field(description="what happened to it last, and why")
+    version: str = Field("", description="differs when anything that a client can change does: for If-Match")
 
 
 class VMRequest(Body):
@@ -338,6 +340,7 @@ class VMRequest(Body):
     vm: VMSpec
     policy: PlacementPolicy | None = Field(None, description="default: as the manager is configured")
     deadline_s: Seconds = 60.0
+    dry_run: DryRun = False
 
 
 class MachineRanking(Body):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from deflation.errors import InvalidField
 from deflation.explanations import DecisionKind
 from deflation.messages import Problem, problem_of
-from hostagent import api_explain, api_routes
+from hostagent import api_explain, api_openapi, api_routes
 from hostagent.agent import Agent
 from hostagent.api_forms import AGENT, answer
 from hostagent.api_routes import WOULD_BE
@@ -33,6 +33,7 @@ def make_app(agent: Agent, token: str) -> web.Application:
     app[TOKEN] = token
     app.add_routes(api_routes.routes)
     app.add_routes(api_explain.routes)
+    app.add_routes(api_openapi.routes)
     return app
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("deflation", "hostagent", "guestagent", "cluster_manager", "app_adapters", "task_matcher", "ebb")
+ROOMS = ("deflation", "rest", "hostagent", "guestagent", "cluster_manager", "app_adapters", "task_matcher", "ebb")
 PURE = ("deflation", "task_matcher")
 IN_GUESTS = ("guestagent", "app_adapters")
 LONGEST_FILE = 450

@@ -1,0 +1,1 @@
+"""What the REST servers of manager and host agent share."""
