@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 from aiohttp import hdrs, web
@@ -22,6 +23,9 @@ from deflation.messages import Problem, problem_of
 
 log = structlog.get_logger()
 
+#: Each route carries a description (:mod:`rest.descriptions`), or the OpenAPI document cannot be made.
+ROUTES: Final = (api_hosts.routes, api_vms.routes, api_records.routes, api_events.routes, api_itself.routes)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -31,8 +35,8 @@ def make_app(manager: Manager) -> web.Application:
         middlewares=[problem_middleware, token_middleware], client_max_size=manager.settings.body_limit
     )
     app[MANAGER] = manager
-    for module in (api_hosts, api_vms, api_records, api_events, api_itself):
-        app.add_routes(module.routes)
+    for routes in ROUTES:
+        app.add_routes(routes)
     app.on_shutdown.append(_hang_up)
     app.on_startup.append(_start)
     app.on_cleanup.append(_stop)

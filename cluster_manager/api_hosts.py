@@ -40,8 +40,6 @@ async def take_report(request: web.Request) -> web.Response:
     report = await body_of(request, HostReport)
     if report.id != request.match_info["id"]:
         raise RequestError(400, f"id: the report is of {report.id}, the path of {request.match_info['id']}", "id")
-    if not report.url.startswith(("http://", "https://")):
-        raise RequestError(400, "url: must begin with http:// or https://", "url")
     return answer(await request.app[MANAGER].take_report(report))
 
 
@@ -85,6 +83,7 @@ async def host(request: web.Request) -> web.StreamResponse:
     tag="hosts",
     path=(_ID,),
     body=ModeCommand,
+    example=ModeCommand(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
     answers={202: WENT_OUT},
     problems=(404, 409),
 )

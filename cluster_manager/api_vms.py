@@ -12,7 +12,7 @@ from cluster_manager.errors import RequestError
 from cluster_manager.versions import only
 from deflation.allocations import Priority, check_target
 from deflation.explanations import Forecast, VMExplanation
-from deflation.messages import ManagedVM, Name, RequestId, TargetCommand, VMRequest
+from deflation.messages import ManagedVM, Name, RequestId, TargetCommand, Vector, VMRequest, VMSpec
 from deflation.pages import VMPage
 from deflation.rehearsals import Rehearsal
 from deflation.resources import ZERO
@@ -29,6 +29,13 @@ _PREFIX: Final = Parameter("prefix", Annotated[str, Field(pattern=r"^[a-z0-9-]{1
 _REQUEST: Final = Parameter("request_id", RequestId, "makes a repeated request harmless", required=True)
 _DRY_RUN: Final = Parameter("dry_run", bool, "say what would be done and change nothing", default=False)
 
+_SPEC: Final = VMSpec(
+    name="web",
+    nominal=Vector(cpu_cores=2.0, memory_mib=1024.0),
+    minimum=Vector(cpu_cores=0.5, memory_mib=384.0),
+)
+_SIZE: Final = Vector(cpu_cores=1.5, memory_mib=640.0)
+
 routes = web.RouteTableDef()
 
 
@@ -37,6 +44,7 @@ routes = web.RouteTableDef()
     "Place a VM, deflating others where that is needed",
     tag="vms",
     body=VMRequest,
+    example=VMRequest(request_id="create-web", vm=_SPEC),
     answers={202: WENT_OUT, 200: Answer(Rehearsal, "What it would come to: an answer to `dry_run`.")},
     problems=(409,),
 )
@@ -106,6 +114,7 @@ async def delete(request: web.Request) -> web.Response:
     path=(NAME,),
     headers=(IF_MATCH,),
     body=TargetCommand,
+    example=TargetCommand(request_id="smaller-web", generation=100, target=_SIZE),
     answers={202: WENT_OUT, 200: Answer(Forecast, "What it would come to: an answer to `dry_run`.")},
     problems=(404, 409, 412),
 )

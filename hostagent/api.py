@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import ValidationError
 
 from deflation.errors import InvalidField
@@ -20,6 +20,8 @@ from hostagent.api_routes import WOULD_BE
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 
 MAX_BODY: Final = 256 * 1024
+#: Each route carries a description (:mod:`rest.descriptions`), or the OpenAPI document cannot be made.
+ROUTES: Final = (api_routes.routes, api_explain.routes, api_openapi.routes)
 TOKEN: Final = web.AppKey("token", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,9 +33,8 @@ def make_app(agent: Agent, token: str) -> web.Application:
     app = web.Application(middlewares=[_problems, _authorise], client_max_size=MAX_BODY)
     app[AGENT] = agent
     app[TOKEN] = token
-    app.add_routes(api_routes.routes)
-    app.add_routes(api_explain.routes)
-    app.add_routes(api_openapi.routes)
+    for routes in ROUTES:
+        app.add_routes(routes)
     return app
 
 
@@ -55,7 +56,10 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _problem(error.status, Problem(error=f"{request.method} {request.path}: {error.reason}"))
+        response = _problem(error.status, Problem(error=f"{request.method} {request.path}: {error.reason}"))
+        if allow := error.headers.get(hdrs.ALLOW):
+            response.headers[hdrs.ALLOW] = allow
+        return response
 
 
 @web.middleware

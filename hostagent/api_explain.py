@@ -9,6 +9,7 @@ from pydantic import Field
 
 from deflation.explanations import Decisions, Explanation, ModeStatus
 from deflation.messages import ModeCommand, Name
+from deflation.modes import HostMode
 from hostagent.api_forms import AGENT, accepted, answer, body_of
 from hostagent.api_routes import NAME, STARTED
 from hostagent.explain import explain
@@ -54,7 +55,14 @@ async def _get_mode(request: web.Request) -> web.Response:
 
 
 @routes.put("/v1/mode")
-@describe("Change what the host is to do", tag="host", body=ModeCommand, answers={202: STARTED}, problems=(409,))
+@describe(
+    "Change what the host is to do",
+    tag="host",
+    body=ModeCommand,
+    example=ModeCommand(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
+    answers={202: STARTED},
+    problems=(409,),
+)
 async def _put_mode(request: web.Request) -> web.Response:
     check_parameters(request)
     return accepted(await request.app[AGENT].mode_commands.set(await body_of(request, ModeCommand)))

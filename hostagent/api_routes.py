@@ -18,6 +18,8 @@ from deflation.messages import (
     ReinflateCommand,
     RequestId,
     TargetCommand,
+    Vector,
+    VMSpec,
     VMStatus,
 )
 from deflation.pages import Health, VMStatusPage
@@ -40,6 +42,13 @@ _WAIT: Final = Parameter(
 )
 DRY_RUN: Final = Answer(Forecast, "What it would come to: an answer to `dry_run`.")
 STARTED: Final = Answer(Operation, "It is under way; the same request again gets the same answer.")
+
+_SPEC: Final = VMSpec(
+    name="web",
+    nominal=Vector(cpu_cores=2.0, memory_mib=1024.0),
+    minimum=Vector(cpu_cores=0.5, memory_mib=384.0),
+)
+_SIZE: Final = Vector(cpu_cores=1.5, memory_mib=640.0)
 
 routes = web.RouteTableDef()
 
@@ -76,7 +85,14 @@ async def _get_vm(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/vms")
-@describe("Start a VM at its nominal size", tag="vms", body=CreateCommand, answers={202: STARTED}, problems=(409,))
+@describe(
+    "Start a VM at its nominal size",
+    tag="vms",
+    body=CreateCommand,
+    example=CreateCommand(request_id="create-web", vm=_SPEC),
+    answers={202: STARTED},
+    problems=(409,),
+)
 async def _create(request: web.Request) -> web.Response:
     check_parameters(request)
     return accepted(await request.app[AGENT].commands.create(await body_of(request, CreateCommand)))
@@ -104,6 +120,7 @@ async def _delete(request: web.Request) -> web.Response:
     tag="vms",
     path=(NAME,),
     body=TargetCommand,
+    example=TargetCommand(request_id="smaller-web", generation=100, target=_SIZE),
     answers={202: STARTED, 200: DRY_RUN},
     problems=(404, 409),
 )
@@ -122,6 +139,7 @@ async def _target(request: web.Request) -> web.Response:
     "Free an amount, split in proportion over the VMs",
     tag="host",
     body=ReclaimCommand,
+    example=ReclaimCommand(request_id="room-for-db", need=Vector(cpu_cores=1.0, memory_mib=256.0)),
     answers={202: STARTED, 200: DRY_RUN},
     problems=(409,),
 )
@@ -139,6 +157,7 @@ async def _reclaim(request: web.Request) -> web.Response:
     "Share room among the VMs that lack something",
     tag="host",
     body=ReinflateCommand,
+    example=ReinflateCommand(request_id="give-back"),
     answers={202: STARTED, 200: DRY_RUN},
     problems=(409,),
 )

@@ -73,6 +73,7 @@ class Description:
     answers: Mapping[int, Answer]
     problems: tuple[int, ...] = ()
     body: type[BaseModel] | None = None
+    example: BaseModel | None = None
     path: tuple[Parameter, ...] = ()
     query: tuple[Parameter, ...] = ()
     headers: tuple[Parameter, ...] = ()
@@ -86,6 +87,7 @@ def describe(
     answers: Mapping[int, Answer | type[BaseModel]],
     problems: Sequence[int] = (),
     body: type[BaseModel] | None = None,
+    example: BaseModel | None = None,
     path: Sequence[Parameter] = (),
     query: Sequence[Parameter] = (),
     headers: Sequence[Parameter] = (),
@@ -95,6 +97,7 @@ def describe(
 
     :param answers: what it answers when all is well, by status.
     :param problems: the statuses of its own refusals; those that every route has are listed in :mod:`rest.openapi`.
+    :param example: a body that does something sensible.
     :param path: one for each name in the path.
     """
     made = Description(
@@ -103,6 +106,7 @@ def describe(
         answers={status: a if isinstance(a, Answer) else Answer(a) for status, a in answers.items()},
         problems=tuple(problems),
         body=body,
+        example=example,
         path=tuple(path),
         query=tuple(query),
         headers=tuple(headers),

@@ -138,8 +138,10 @@ def _operation(identifier: str, path: str, description: Description, models: Mod
     if parameters:
         operation["parameters"] = parameters
     if description.body is not None:
-        schema = models[description.body, "validation"]
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        content = {"schema": models[description.body, "validation"]}
+        if description.example is not None:
+            content["example"] = description.example.model_dump(mode="json", exclude_defaults=True)
+        operation["requestBody"] = {"required": True, "content": {JSON: content}}
     return operation
 
 
