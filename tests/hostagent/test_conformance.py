@@ -30,5 +30,6 @@ async def test_what_may_be_asked_is_answered_as_documented(agent: Agent, tmp_pat
         names: dict[str, list[str | int]] = {"path.name": ["web", "low-1"], "path.request_id": ["c-web", "c-low-1"]}
         # Bodies raise the epoch as far as it goes; a deletion of an older manager is refused.
         names["query.epoch"] = [LARGEST]
+        names["query.request_id"] = [f"delete-{number}" for number in range(50)]
         await schema_run.run(url, TOKEN, tmp_path, names=names, max_examples=15)
         assert schema_run.unreached(app, seen) == [], sorted(seen.items())
