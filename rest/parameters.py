@@ -13,7 +13,7 @@ from deflation.messages import problem_of
 from rest.descriptions import Parameter, description_of
 
 #: What JSON calls a number; Python would read "1_0" and "infinity" too.
-_NUMBER: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?([eE][+-]?\d{1,3})?")
+_NUMBER: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 def parameters_of(request: web.Request) -> dict[str, Any]:
