@@ -38,18 +38,25 @@ class Listener:
         self.behind = behind
         self.waiting: deque[Event] = deque()
         self.news = asyncio.Event()
+        #: What was read from the store itself, up to this id; the feed may be behind that.
+        self.seen = 0
         #: Why there will be no more; empty while there is.
         self.ended = ""
 
     def offer(self, event: Event) -> None:
         """Take an event, or end: it is read too slowly."""
-        if self.ended or not self.wanted(event):
+        if self.ended or event.id <= self.seen or not self.wanted(event):
             return
         if len(self.waiting) >= self.behind:
             self.end(f"it is more than {self.behind} events behind")
         else:
             self.waiting.append(event)
             self.news.set()
+
+    def forget_seen(self) -> None:
+        """Of what waits, leave only what was not read from the store meanwhile."""
+        while self.waiting and self.waiting[0].id <= self.seen:
+            self.waiting.popleft()
 
     def end(self, why: str) -> None:
         """No more after this. What waits is forgotten: it can be had again by its id."""
@@ -110,17 +117,16 @@ class EventFeed:
         if self._at is None:
             self._at = newest
         self._listened.set()
-        last = newest if after is None else after
-        while rows := await self._store.rows(queries.events_after(last, BATCH)):
+        listener.seen = newest if after is None else after
+        while rows := await self._store.rows(queries.events_after(listener.seen, BATCH)):
             for event in map(event_of, rows):
-                last = event.id
+                listener.seen = event.id
                 if listener.wanted(event):
                     yield event
             if listener.ended:
                 return
-        # What came meanwhile was read from the store already.
-        while listener.waiting and listener.waiting[0].id <= last:
-            listener.waiting.popleft()
+            listener.forget_seen()
+        listener.forget_seen()
 
     def leave(self, listener: Listener) -> None:
         """Forget a listener."""
