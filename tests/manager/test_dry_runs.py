@@ -116,7 +116,7 @@ async def test_two_choices_draw_no_lot_that_a_placement_would_have_drawn(tmp_pat
         path = tmp_path / str(dry_runs)
         path.mkdir()
         async with cluster_of(path, *agents, silent_after_s=60.0, seed=5) as made:
-            small = {"cpu_cores": 1.0, "memory_mib": 400.0}
+            small: dict[str, Any] = {"cpu_cores": 1.0, "memory_mib": 400.0}
             for _ in range(dry_runs):
                 await rehearse(made, vm("new", **small), policy="two-choices")
             return [(await made.create(vm(f"vm-{n}", **small), policy="two-choices")).host for n in range(4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ async def test_every_reader_gets_everything_once_and_in_order_whenever_it_comes(
     writing = asyncio.create_task(happen(cluster, *(f"event {n}" for n in range(number))), name="events")
     readers = []
     for after in (0, 10, 50, 100, 0):
-        await cluster.until(lambda after=after: newest_above(cluster, after))
+        await cluster.until(partial(newest_above, cluster, after))
         readers.append(asyncio.create_task(read(after), name=f"reader behind {after}"))
     for reader, after in zip(readers, (0, 10, 50, 100, 0), strict=True):
         assert await reader == list(range(after + 1, number + 1))

@@ -13,7 +13,7 @@ from ebb.client import ManagerClient
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
-SMALL = {"cpu_cores": 1.0, "memory_mib": 400.0}
+SMALL: dict[str, Any] = {"cpu_cores": 1.0, "memory_mib": 400.0}
 NAMES = ["db-1", "db-2", "high-1", "low-1", "low-2"]
 
 

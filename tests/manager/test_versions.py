@@ -41,8 +41,8 @@ def resize(number: int, **size: float) -> dict[str, Any]:
 async def test_a_vm_that_is_known_is_not_sent_again_until_anything_of_it_moves(cluster: Cluster) -> None:
     status, tag = await look(cluster, "/v1/vms/low-1")
     assert (status, await look(cluster, "/v1/vms/low-1", tag)) == (200, (304, tag))
-    status = cluster.agents[0].vms["low-1"]
-    cluster.agents[0].vms["low-1"] = status.model_copy(update={"current": Vector(cpu_cores=1.5, memory_mib=700.0)})
+    low = cluster.agents[0].vms["low-1"]
+    cluster.agents[0].vms["low-1"] = low.model_copy(update={"current": Vector(cpu_cores=1.5, memory_mib=700.0)})
     await cluster.ready()
     found, other = await look(cluster, "/v1/vms/low-1", tag)
     assert (found, other != tag) == (200, True)
