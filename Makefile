@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps install demo lab lab-down test check lint bench clean
+.PHONY: help deps install demo lab lab-down test check lint openapi bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ test: lint ## All checks and all tests, with real guests (root)
 
 check: lint ## What needs neither root nor guests
 	@$(BIN)/python -m pytest -n auto -m "not guest and not service"
+
+openapi: install ## Write docs/openapi/*.json
+	@$(BIN)/python -m ebb.openapi
 
 bench: install ## Benchmarks: make bench NAME=policies (all without NAME)
 	@$(AS_ROOT) $(BIN)/ebb bench $(NAME)

@@ -1,19 +1,24 @@
 """The manager's REST interface as one application.
 
 Bodies are those of :mod:`deflation.messages`; who may do what is :mod:`rest.access`' and :mod:`deflation.roles`'. The
-routes are in ``api_hosts``, ``api_vms`` and ``api_records``.
+routes are in ``api_hosts``, ``api_vms``, ``api_records``, ``api_events`` and ``api_itself``.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from aiohttp import web
 
-from cluster_manager import api_hosts, api_records, api_vms
-from cluster_manager.api_forms import MANAGER, query_of
+from cluster_manager import api_events, api_hosts, api_itself, api_records, api_vms
+from cluster_manager.api_forms import MANAGER
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
 from rest.access import Access, tokens_only
 from rest.problems import answer_problem, problem_middleware
+
+#: Each route carries a description (:mod:`rest.descriptions`), or the OpenAPI document cannot be made.
+ROUTES: Final = (api_hosts.routes, api_vms.routes, api_records.routes, api_events.routes, api_itself.routes)
 
 
 def make_app(manager: Manager, access: Access | None = None) -> web.Application:
@@ -27,9 +32,9 @@ def make_app(manager: Manager, access: Access | None = None) -> web.Application:
         middlewares=[problem_middleware("manager", _known), access.middleware()], client_max_size=settings.body_limit
     )
     app[MANAGER] = manager
-    app.router.add_get("/healthz", healthz, allow_head=False)
-    for module in (api_hosts, api_vms, api_records):
-        app.add_routes(module.routes)
+    for routes in ROUTES:
+        app.add_routes(routes)
+    app.on_shutdown.append(_hang_up)
     app.on_startup.append(_start)
     app.on_cleanup.append(_stop)
     return app
@@ -43,9 +48,9 @@ async def _stop(app: web.Application) -> None:
     await app[MANAGER].stop()
 
 
-async def healthz(request: web.Request) -> web.Response:
-    query_of(request, ())
-    return web.json_response({"status": "ok"})
+async def _hang_up(app: web.Application) -> None:
+    """Streams of events never end by themselves."""
+    app[MANAGER].feed.hang_up()
 
 
 def _known(request: web.Request, error: Exception) -> web.Response | None:

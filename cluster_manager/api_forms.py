@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import Final, TypeVar
 
@@ -11,16 +10,19 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
-from deflation.messages import RequestId, problem_of
+from deflation.messages import Operation, RequestId, problem_of
+from rest.descriptions import Answer
 
 B = TypeVar("B", bound=BaseModel)
 
 MANAGER: Final = web.AppKey("manager", Manager)
 
-#: Longest long poll, seconds; most rows in one answer; longest task duration that is ranked for, seconds.
+#: Longest long poll, seconds; longest task duration that is ranked for, seconds.
 LONGEST_WAIT_S: Final = 60.0
-MOST_ROWS: Final = 1000
 LONGEST_DURATION_S: Final = 30 * 86_400.0
+
+#: The answer to a request that a plan, or a host, carries out.
+WENT_OUT: Final = Answer(Operation, "It is under way; the same request again gets the same answer.")
 
 _REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
 
@@ -31,7 +33,8 @@ async def body_of(request: web.Request, form: type[B]) -> B:
     :raises RequestError: 400 with the field.
     """
     try:
-        return form.model_validate_json(await request.read())
+        # Strict: "3" is no number, as the OpenAPI document says.
+        return form.model_validate_json(await request.read(), strict=True)
     except ValidationError as error:
         problem = problem_of(error)
         raise RequestError(400, problem.error, problem.field) from error
@@ -59,30 +62,5 @@ def request_id_of(text: str) -> str:
         raise RequestError(400, f"request_id: {problem_of(error).error}", "request_id") from error
 
 
-def number(query: dict[str, str], name: str, default: float, low: float, high: float) -> float:
-    try:
-        value = float(query.get(name, default))
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise RequestError(400, f"{name}: must be a number within [{low:g}, {high:g}]", name)
-    return value
-
-
-def limit_of(query: dict[str, str]) -> int:
-    value = number(query, "limit", 100, 1, MOST_ROWS)
-    if not value.is_integer():
-        raise RequestError(400, "limit: must be a whole number", "limit")
-    return int(value)
-
-
-def duration_of(query: dict[str, str]) -> float:
-    return number(query, "duration_s", 600.0, 0.0, LONGEST_DURATION_S)
-
-
 def answer(body: BaseModel, status: int = 200) -> web.Response:
     return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")
-
-
-def answers(name: str, bodies: Collection[BaseModel]) -> web.Response:
-    return web.json_response({name: [body.model_dump(mode="json") for body in bodies]})

@@ -2,64 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from aiohttp import web
+from pydantic import Field
 
-from cluster_manager.api_forms import MANAGER, answer, answers, body_of, number, query_of, request_id_of
+from cluster_manager.api_forms import MANAGER, WENT_OUT, answer, body_of, request_id_of
 from cluster_manager.errors import RequestError
-from deflation.messages import HostReport, ModeCommand
+from cluster_manager.versions import host_version
+from deflation.messages import HostReport, HostStatus, ModeCommand, Name, Operation, ReportReply, RequestId
+from deflation.modes import HostMode
+from deflation.pages import HostPage
+from rest.descriptions import Parameter, describe
+from rest.pages import AFTER, LIMIT, key_of, page_of
+from rest.parameters import check_parameters, parameters_of
+from rest.versions import IF_NONE_MATCH, UNCHANGED, answer_tagged, tagged
 
 #: What a host agent holds an answer back at the most, seconds.
 LONGEST_HOST_WAIT_S: Final = 30.0
 
+_ID: Final = Parameter("id", Name, "the host's id")
+_STATE: Final = Parameter("state", HostStatus.model_fields["state"].annotation, "only hosts in this state")
+_MODE: Final = Parameter("mode", HostMode, "only hosts of this mode")
+_WAIT: Final = Parameter(
+    "wait_s", Annotated[float, Field(ge=0, le=LONGEST_HOST_WAIT_S)], "how long to wait for its end", default=0.0
+)
 
 routes = web.RouteTableDef()
 
 
 @routes.post("/v1/hosts/{id}/report")
+@describe(
+    "A host agent's report", tag="hosts", path=(_ID,), body=HostReport, answers={200: ReportReply}, security="agent"
+)
 async def take_report(request: web.Request) -> web.Response:
-    query_of(request, ())
+    check_parameters(request)
     raw, manager = await request.read(), request.app[MANAGER]
     if (repeated := await manager.repeat_report(request.match_info["id"], raw)) is not None:
         return answer(repeated)
     report = await body_of(request, HostReport)
     if report.id != request.match_info["id"]:
         raise RequestError(400, f"id: the report is of {report.id}, the path of {request.match_info['id']}", "id")
-    if not report.url.startswith(("http://", "https://")):
-        raise RequestError(400, "url: must begin with http:// or https://", "url")
     if manager.settings.agent_tls is not None and not report.url.startswith("https://"):
         raise RequestError(400, "url: must begin with https://; this manager sends its token to no other", "url")
     return answer(await manager.take_report(report, raw))
 
 
 @routes.get("/v1/hosts", allow_head=False)
+@describe("All hosts that ever reported", tag="hosts", query=(LIMIT, AFTER, _STATE, _MODE), answers={200: HostPage})
 async def hosts(request: web.Request) -> web.Response:
-    query_of(request, ())
+    query = parameters_of(request)
     registry = request.app[MANAGER].hosts
-    statuses = (registry.status(host.report.id) for host in registry.all())
-    return answers("hosts", [status for status in statuses if status is not None])
+    statuses = [status for known in registry.all() if (status := registry.status(known.report.id)) is not None]
+    if (state := query["state"]) is not None:
+        statuses = [status for status in statuses if status.state == state]
+    if (mode := query["mode"]) is not None:
+        statuses = [status for status in statuses if status.mode is mode]
+    after = key_of("hosts", query["after"], (str,))
+    rows, following = page_of("hosts", statuses, lambda status: (status.id,), query["limit"], after)
+    return answer(HostPage(hosts=tuple(rows), next=following))
 
 
 @routes.get("/v1/hosts/{id}", allow_head=False)
-async def host(request: web.Request) -> web.Response:
-    query_of(request, ())
-    status = request.app[MANAGER].hosts.status(request.match_info["id"])
-    if status is None:
-        raise RequestError(404, f"there is no host {request.match_info['id']}", "id")
-    return answer(status)
+@describe(
+    "One host",
+    tag="hosts",
+    path=(_ID,),
+    headers=(IF_NONE_MATCH,),
+    answers={200: tagged(HostStatus), 304: UNCHANGED},
+    problems=(404,),
+)
+async def host(request: web.Request) -> web.StreamResponse:
+    check_parameters(request)
+    registry, host_id = request.app[MANAGER].hosts, request.match_info["id"]
+    known, status = registry.get(host_id), registry.status(host_id)
+    if known is None or status is None:
+        raise RequestError(404, f"there is no host {host_id}", "id")
+    # It reports every two seconds: that alone is no news.
+    return answer_tagged(request, status, host_version(known.report), aside={"seen_at": 0.0})
 
 
 @routes.put("/v1/hosts/{id}/mode")
+@describe(
+    "Change what a host is to do",
+    tag="hosts",
+    path=(_ID,),
+    body=ModeCommand,
+    example=ModeCommand(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
+    answers={202: WENT_OUT},
+    problems=(404, 409),
+)
 async def set_mode(request: web.Request) -> web.Response:
-    query_of(request, ())
+    check_parameters(request)
     command = await body_of(request, ModeCommand)
     return answer(await request.app[MANAGER].questions.set_mode(request.match_info["id"], command), 202)
 
 
 @routes.get("/v1/hosts/{id}/operations/{request_id}", allow_head=False)
+@describe(
+    "One operation of a host; waits for its end",
+    tag="hosts",
+    path=(_ID, Parameter("request_id", RequestId, "the request that began it")),
+    query=(_WAIT,),
+    answers={200: Operation},
+    problems=(404,),
+)
 async def host_operation(request: web.Request) -> web.Response:
-    query = query_of(request, ("wait_s",))
-    wait_s = number(query, "wait_s", 0.0, 0.0, LONGEST_HOST_WAIT_S)
+    wait_s = parameters_of(request)["wait_s"]
     host_id, request_id = request.match_info["id"], request_id_of(request.match_info["request_id"])
     return answer(await request.app[MANAGER].questions.host_operation(host_id, request_id, wait_s))

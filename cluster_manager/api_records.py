@@ -1,26 +1,60 @@
-"""Routes of what happened: operations, core changes and what follows from them, events."""
+"""Routes of what happened: operations, core changes and what follows from them."""
 
 from __future__ import annotations
 
-from aiohttp import web
+from typing import Annotated, Final
 
-from cluster_manager.api_forms import LONGEST_WAIT_S, MANAGER, answer, answers, duration_of, limit_of, number, query_of
+from aiohttp import web
+from pydantic import Field
+
+from cluster_manager.api_forms import LONGEST_DURATION_S, LONGEST_WAIT_S, MANAGER, answer
 from cluster_manager.errors import RequestError
-from cluster_manager.rows import StoredEvent
+from deflation.messages import MachineRanking, Name, Operation, OperationState, RequestId
+from deflation.pages import CoreChangePage, MachinePage, OperationPage
+from rest.descriptions import Parameter, describe
+from rest.pages import AFTER, LIMIT, key_of, page_of
+from rest.parameters import parameters_of
+
+#: A moment, in seconds since the epoch.
+Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+SINCE: Final = Parameter("since", Moment, "only from this moment on, seconds since the epoch")
+VM: Final = Parameter("vm", Name, "only about this VM")
+HOST: Final = Parameter("host", Name, "only about this host")
+_KIND: Final = Parameter("kind", Operation.model_fields["kind"].annotation, "only operations of this kind")
+_STATE: Final = Parameter("state", OperationState, "only operations in this state")
+_MACHINE: Final = Parameter("machine", Name, "only of this machine")
+_WAIT: Final = Parameter(
+    "wait_s", Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)], "how long to wait for its end", default=0.0
+)
+_DURATION: Final = Parameter(
+    "duration_s", Annotated[float, Field(ge=0, le=LONGEST_DURATION_S)], "how long the task runs", default=600.0
+)
 
 routes = web.RouteTableDef()
 
 
 @routes.get("/v1/operations", allow_head=False)
+@describe(
+    "What clients asked for, newest first",
+    tag="operations",
+    query=(LIMIT, AFTER, _KIND, _STATE, VM, HOST, SINCE),
+    answers={200: OperationPage},
+)
 async def operations(request: web.Request) -> web.Response:
-    query = query_of(request, ("limit",))
-    return answers("operations", await request.app[MANAGER].operations.newest(limit_of(query)))
+    return answer(await request.app[MANAGER].lists.operations(**parameters_of(request)))
 
 
 @routes.get("/v1/operations/{id}", allow_head=False)
+@describe(
+    "One operation; waits for its end",
+    tag="operations",
+    path=(Parameter("id", RequestId, "the request that began it"),),
+    query=(_WAIT,),
+    answers={200: Operation},
+    problems=(404,),
+)
 async def operation(request: web.Request) -> web.Response:
-    query = query_of(request, ("wait_s",))
-    wait_s = number(query, "wait_s", 0.0, 0.0, LONGEST_WAIT_S)
+    wait_s = parameters_of(request)["wait_s"]
     found = await request.app[MANAGER].operations.operation(request.match_info["id"], wait_s)
     if found is None:
         raise RequestError(404, f"there is no operation {request.match_info['id']}", "id")
@@ -28,33 +62,49 @@ async def operation(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/core-changes", allow_head=False)
+@describe(
+    "How machines' cores grew and shrank, newest first",
+    tag="machines",
+    query=(LIMIT, AFTER, _MACHINE, SINCE),
+    answers={200: CoreChangePage},
+)
 async def core_changes(request: web.Request) -> web.Response:
-    query = query_of(request, ("machine", "limit"))
-    changes = await request.app[MANAGER].core_changes.newest(query.get("machine"), limit_of(query))
-    return answers("core_changes", changes)
+    return answer(await request.app[MANAGER].lists.core_changes(**parameters_of(request)))
 
 
 @routes.get("/v1/machines", allow_head=False)
+@describe(
+    "The machines by how likely they keep their cores for a task, best first",
+    tag="machines",
+    query=(LIMIT, AFTER, _DURATION),
+    answers={200: MachinePage},
+)
 async def machines(request: web.Request) -> web.Response:
-    query = query_of(request, ("duration_s",))
-    return answers("machines", await request.app[MANAGER].core_changes.ranking(duration_of(query)))
+    query = parameters_of(request)
+    ranking = await request.app[MANAGER].core_changes.ranking(query["duration_s"])
+    after = key_of("machines", query["after"], (int, float, int, str))
+    rows, following = page_of("machines", ranking, _rank, query["limit"], after)
+    return answer(MachinePage(machines=tuple(rows), next=following))
 
 
 @routes.get("/v1/machines/{name}", allow_head=False)
+@describe(
+    "How likely one machine keeps its cores",
+    tag="machines",
+    path=(Parameter("name", Name, "the machine's name"),),
+    query=(_DURATION,),
+    answers={200: MachineRanking},
+    problems=(404,),
+)
 async def machine(request: web.Request) -> web.Response:
-    query, name = query_of(request, ("duration_s",)), request.match_info["name"]
-    for ranked in await request.app[MANAGER].core_changes.ranking(duration_of(query)):
+    query, name = parameters_of(request), request.match_info["name"]
+    for ranked in await request.app[MANAGER].core_changes.ranking(query["duration_s"]):
         if ranked.machine == name:
             return answer(ranked)
     raise RequestError(404, f"there is no running machine named {name}", "name")
 
 
-@routes.get("/v1/events", allow_head=False)
-async def events(request: web.Request) -> web.Response:
-    query = query_of(request, ("limit",))
-    rows = await request.app[MANAGER].store.events(limit_of(query))
-    return web.json_response({"events": [_event(row) for row in rows]})
-
-
-def _event(row: StoredEvent) -> dict[str, object]:
-    return {"at": row.at, "vm": row.vm, "host": row.host, "kind": row.kind, "sentence": row.sentence}
+def _rank(row: MachineRanking) -> tuple[int, float, int, str]:
+    """The order of :func:`task_matcher.ranking.rank_machines`; probabilities move between two pages, names do not."""
+    unknown = row.completion_probability is None
+    return int(unknown), -(row.completion_probability or 0.0), -row.cores, row.machine

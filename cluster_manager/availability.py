@@ -11,7 +11,7 @@ import numpy as np
 from cluster_manager.plans import Purpose
 from deflation.allocations import Priority
 from deflation.messages import HostReport, Vector
-from deflation.placement import available
+from deflation.placement import HostView, available
 from deflation.placement_index import PlacementIndex
 from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, ResourceVector
@@ -97,14 +97,27 @@ class Availability:
         index = self._indexes[purpose]
         return [(host, index.availability(host)) for host in index.ids(most)]
 
+    def view(self, host: str, purpose: Purpose, demand: ResourceVector) -> tuple[HostView, float]:
+        """An open host as the ranking sees it, and its fitness for a demand. Raises KeyError for any other."""
+        offer = self._offers[host]
+        taken, free = ResourceVector(*self._taken(host, offer)), ResourceVector(*offer.free)
+        beyond = ResourceVector(*(offer.deflatable if purpose == "place" else offer.low))
+        left = beyond.less(taken.less(free))
+        score = self._indexes[purpose].fitness_of(host, demand)
+        return HostView(host, ResourceVector(*offer.capacity), free.less(taken), left), score
+
+    def _taken(self, host: str, offer: _Offer) -> _Amounts:
+        """The next VM costs its overhead too."""
+        taken = _memory(offer.overhead_mib)
+        for nominal in self._reserved.get(host, {}).values():
+            taken = _plus(taken, _plus(tuple(nominal), _memory(offer.overhead_mib)))
+        return taken
+
     def _renew(self, host: str) -> None:
         offer = self._offers.get(host)
         if offer is None:
             return
-        # The next VM costs its overhead too.
-        taken = _memory(offer.overhead_mib)
-        for nominal in self._reserved.get(host, {}).values():
-            taken = _plus(taken, _plus(tuple(nominal), _memory(offer.overhead_mib)))
+        taken = self._taken(host, offer)
         for purpose, index in self._indexes.items():
             beyond = offer.deflatable if purpose == "place" else offer.low
             index.put(host, offer.capacity, available(offer.free, beyond, taken))

@@ -15,6 +15,7 @@ from typing import Final
 
 from cluster_manager.availability import Availability
 from cluster_manager.store import Store
+from cluster_manager.versions import host_version
 from deflation.messages import HostReport, HostStatus, VMStatus
 from deflation.modes import HostMode, takes_new_vms
 from deflation.resources import TOLERANCE
@@ -246,6 +247,7 @@ class Hosts:
             mode=report.mode,
             mode_reason=report.mode_reason,
             vms=tuple(vm.name for vm in report.vms),
+            version=host_version(report),
         )
 
     def vm(self, host_id: str | None, name: str) -> VMStatus | None:

@@ -11,7 +11,10 @@ import structlog
 
 from cluster_manager.agents import Agents
 from cluster_manager.core_changes import CoreChanges
+from cluster_manager.dry_runs import DryRuns
+from cluster_manager.event_feed import EventFeed
 from cluster_manager.hosts import Hosts
+from cluster_manager.lists import Lists
 from cluster_manager.operations import Operations
 from cluster_manager.performer import Performer
 from cluster_manager.plans import VMPhase
@@ -19,6 +22,7 @@ from cluster_manager.questions import Questions
 from cluster_manager.rows import StoredVM
 from cluster_manager.settings import Settings
 from cluster_manager.store import Store
+from cluster_manager.versions import vm_version
 from deflation.messages import HostReport, ManagedVM, ReportReply, Vector
 from deflation.resources import ZERO
 
@@ -37,11 +41,14 @@ class Manager:
         self.hosts = Hosts(self.store, settings.silent_after_s, clock)
         self.core_changes = CoreChanges(self.store, self.hosts, clock)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
+        self.lists = Lists(self.store, self._managed, self.operations.view)
+        self.feed = EventFeed(self.store)
         #: How often a manager has started on this store; every command carries it.
         self.epoch = 0
         self._session: aiohttp.ClientSession | None = None
         #: Set by :meth:`start`.
         self.questions: Questions
+        self.dry_runs: DryRuns
 
     async def start(self) -> None:
         """Open the store, raise the epoch, recall the hosts, resume the plans.
@@ -55,12 +62,17 @@ class Manager:
         agents = Agents(self._session, self._url_of, self.settings.agent_token, self.settings.agents)
         self.questions = Questions(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
-        performer = Performer(agents, self.hosts, self.settings.agents, generator, self.epoch)
+        limits = self.settings.agents
+        performer = Performer(agents, self.hosts, limits, generator, self.epoch)
+        chooser = Performer(agents, self.hosts, limits, np.random.default_rng(self.settings.seed), self.epoch)
+        self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
         await self.operations.start(performer)
+        self.feed.start()
         log.info("manager started", epoch=self.epoch, hosts=len(self.hosts))
 
     async def stop(self) -> None:
         """Stop the plans where they are, close the store; a later start goes on from there."""
+        await self.feed.stop()
         await self.operations.stop()
         if self._session is not None:
             await self._session.close()
@@ -114,4 +126,5 @@ class Manager:
             generation=max(row.generation, reported.generation if reported is not None else 0),
             guest_connected=reported.guest_connected if reported is not None else False,
             sentence=sentence,
+            version=vm_version(row),
         )

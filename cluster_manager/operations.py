@@ -38,6 +38,7 @@ from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
+from cluster_manager.versions import ANY_VERSION, Precondition
 from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
 from deflation.modes import HostEvent, Reaction, reaction
 from deflation.placement_policies import PlacementPolicy
@@ -113,15 +114,12 @@ class Operations:
 
     async def create(self, request: VMRequest) -> Operation:
         """Place a VM. Raises :class:`RequestError`: 409 where its name is taken or the request id is another's."""
-        fingerprint = f"create {request.model_dump_json(exclude={'request_id'})}"
+        fingerprint = f"create {request.model_dump_json(exclude={'request_id', 'dry_run'})}"
         async with self._admission:
             if (known := await self._known(request.request_id, fingerprint)) is not None:
                 return known
             name = request.vm.name
-            for row in await self._store.vms(name):
-                if row.host is not None or row.phase is not VMPhase.FAILED:
-                    where = f" on {row.host}" if row.host else ""
-                    raise RequestError(409, f"vm.name: {name} exists already ({row.phase}{where})", "vm.name")
+            await self.check_name(name)
             policy = request.policy or self._policy
             state = start_placement(
                 _plan_id("create", name), request.request_id, request.vm, request.deadline_s, policy
@@ -130,28 +128,42 @@ class Operations:
             row = StoredVM(name, None, VMPhase.PLACING, request.vm, sentence, False, request.request_id, 0)
             return self._launch(await self._store.add_plan(state, fingerprint, vm=row))
 
-    async def delete(self, name: str, request_id: str) -> Operation:
-        """Delete a VM. Raises :class:`RequestError`: 404 unknown, 409 while a plan is at work on it."""
+    async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Delete a VM. Raises :class:`RequestError`: 404 unknown, 409 while a plan is at work on it, 412 changed."""
         fingerprint = f"delete {name}"
         async with self._admission:
             if (known := await self._known(request_id, fingerprint)) is not None:
                 return known
-            row = await self._existing(name)
-            if row.phase in (VMPhase.PLACING, VMPhase.DELETING):
-                raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+            row = await self.deletable(name, precondition)
             if row.host is None:
                 state = removed_already(_plan_id("delete", name), request_id, name)
             else:
                 state = start_removal(_plan_id("delete", name), request_id, name, row.host)
             return self._launch(await self._store.add_plan(state, fingerprint, deleting=name))
 
-    async def target(self, name: str, command: TargetCommand) -> Operation:
-        """Bring a VM to a size. Raises :class:`RequestError`: 404 unknown, 409 old generation, 503 silent host."""
+    async def check_name(self, name: str) -> None:
+        """Whether a VM may be created by this name. Raises :class:`RequestError`: 409 where it is taken."""
+        for row in await self._store.vms(name):
+            if row.host is not None or row.phase is not VMPhase.FAILED:
+                where = f" on {row.host}" if row.host else ""
+                raise RequestError(409, f"vm.name: {name} exists already ({row.phase}{where})", "vm.name")
+
+    async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
+        """The row of a VM that may be deleted. Raises as :meth:`delete`."""
+        row = await self._existing(name)
+        precondition(row)
+        if row.phase in (VMPhase.PLACING, VMPhase.DELETING):
+            raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        return row
+
+    async def target(self, name: str, command: TargetCommand, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Bring a VM to a size. Raises :class:`RequestError`: 404 unknown, 409 old generation, 412, 503 silent host."""
         fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch', 'dry_run'})}"
         async with self._admission:
             if (known := await self._known(command.request_id, fingerprint)) is not None:
                 return known
             row = await self._existing(name)
+            precondition(row)
             if row.phase is not VMPhase.RUNNING or row.host is None:
                 raise RequestError(409, f"{name} is {row.phase}, not running", "name")
             reported = self._hosts.vm(row.host, name)
@@ -326,6 +338,10 @@ class Operations:
         for row in await self._store.vms(name):
             return row
         raise RequestError(404, f"there is no VM named {name}", "name")
+
+    def view(self, plan: StoredPlan) -> Operation:
+        """A plan as clients see it."""
+        return self._view(plan)
 
     def _view(self, plan: StoredPlan) -> Operation:
         state = plan.state

@@ -38,6 +38,7 @@ from deflation.messages import (
     ReinflateCommand,
     TargetCommand,
 )
+from deflation.placement import HostView
 
 log = structlog.get_logger()
 
@@ -92,6 +93,13 @@ class Performer:
                 return await self._command(state, instruction, resumed, elapsed_s)
 
     # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def choices(self, state: PlanState, instruction: ChooseHosts) -> tuple[HostsChosen, list[tuple[HostView, float]]]:
+        """The hosts that a placement would try now, and each as it is seen, with its fitness."""
+        assert state.spec is not None, "only placements choose hosts"
+        chosen, demand = self._choose(state, instruction, 0.0), state.spec.nominal.vector()
+        seen = self._hosts.availability
+        return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
 
     def _choose(self, state: PlanState, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert state.spec is not None, "only placements choose hosts"

@@ -306,6 +306,10 @@ class Store:
 
     # --- transactions ----------------------------------------------------------------------------------------------
 
+    async def rows(self, query: Any) -> Sequence[Any]:
+        """The rows of a select of :mod:`cluster_manager.queries`."""
+        return await self._read(query)
+
     async def _read(self, query: Any) -> Sequence[Any]:
         async with self._engine.connect() as connection:
             return (await connection.execute(query)).all()

@@ -7,7 +7,7 @@ What passes between host and guest is in :mod:`deflation.guest_messages`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -24,6 +24,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letter
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,80}$", description="makes a repeated request harmless")]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)]
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=True)]
+#: The largest whole number that any JSON parser keeps exactly; databases hold it too.
+LARGEST: Final = 2**53
 DryRun = Annotated[bool, Field(strict=True, description="say what would be done and change nothing")]
 
 
@@ -170,7 +172,7 @@ class Command(Body):
     """What every command of a manager to an agent carries."""
 
     request_id: RequestId
-    epoch: int = Field(0, ge=0, strict=True, description="the manager's leadership; a lower one is refused")
+    epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
 
 
 class CreateCommand(Command):
@@ -182,7 +184,9 @@ class CreateCommand(Command):
 class TargetCommand(Command):
     """PUT /v1/vms/NAME/target of a host agent: bring a VM to a size."""
 
-    generation: int = Field(ge=1, strict=True, description="rises with every target; a lower one is refused")
+    generation: int = Field(
+        ge=1, le=LARGEST, strict=True, description="rises with every target; a lower one is refused"
+    )
     target: Vector
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK
@@ -266,7 +270,7 @@ class VMStatus(Body):
 class CoreChange(Body):
     """One growth or shrink of a machine's cores (seed 000 §2.1): one per committed operation and VM, at its end."""
 
-    sequence: int = Field(ge=1, description="counts up on each host; the manager acknowledges by it")
+    sequence: int = Field(ge=1, le=LARGEST, description="counts up on each host; the manager acknowledges by it")
     machine: Name
     host: str
     at: float = Field(description="seconds since the epoch")
@@ -279,7 +283,7 @@ class HostReport(Body):
     """What an agent tells its manager, regularly and after every change."""
 
     id: Name
-    url: str = Field(description="where the agent's REST API listens")
+    url: str = Field(pattern="^https?://", max_length=400, description="where the agent's REST API listens")
     incarnation: str = Field(description="differs after each start of the agent")
     capacity: Vector
     free: Vector
@@ -313,6 +317,7 @@ class HostStatus(Body):
     mode: HostMode = HostMode.ACTIVE
     mode_reason: str = ""
     vms: tuple[str, ...]
+    version: str = Field("", description="differs when its capacity, address or mode does")
 
 
 class ManagedVM(Body):
@@ -329,6 +334,7 @@ class ManagedVM(Body):
     generation: int
     guest_connected: bool = False
     sentence: str = Field(description="what happened to it last, and why")
+    version: str = Field("", description="differs when anything that a client can change does: for If-Match")
 
 
 class VMRequest(Body):
@@ -338,6 +344,7 @@ class VMRequest(Body):
     vm: VMSpec
     policy: PlacementPolicy | None = Field(None, description="default: as the manager is configured")
     deadline_s: Seconds = 60.0
+    dry_run: DryRun = False
 
 
 class MachineRanking(Body):

@@ -99,6 +99,13 @@ class PlacementIndex:
         assert given is not None, "its slot is in use"
         return ResourceVector(*given[1])
 
+    def fitness_of(self, host_id: str, demand: ResourceVector) -> float:
+        """Of one host, as it is ranked by. Raises KeyError for a host that is not here."""
+        slot = self._slots[host_id]
+        wanted, row = np.array(list(demand)), slice(slot, slot + 1)
+        scores = fitness(wanted, self._availability[row], self._capacity[row], np.array(self._scale))
+        return round(float(scores[0]), DIGITS)
+
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def put(self, host_id: str, capacity: Sequence[float], availability: Sequence[float]) -> None:

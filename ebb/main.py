@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import access, bench, cluster, doctor, explain, lab, modes, sim, vms
+from ebb.commands import access, bench, cluster, doctor, explain, lab, modes, records, sim, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -33,24 +33,31 @@ app.add_typer(sim_app, name="sim")
 #: Where each command stands, what runs it, and an example for its help page.
 COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (app, "doctor", doctor.doctor, "ebb doctor; ebb doctor web --json; ebb doctor --probe-acpi"),
-    (app, "hosts", cluster.hosts, "ebb hosts"),
-    (app, "vms", vms.vms, "ebb vms --json"),
+    (app, "health", cluster.health, "ebb health"),
+    (app, "openapi", cluster.openapi, "ebb openapi > manager.json"),
+    (app, "hosts", cluster.hosts, "ebb hosts --state ready"),
+    (app, "host", cluster.host, "ebb host host-a --json"),
+    (app, "vms", vms.vms, "ebb vms --host host-a --priority deflatable"),
+    (app, "vm", vms.vm, "ebb vm web --json"),
     (
         app,
         "create",
         vms.create,
         "ebb create web --cpu-cores 2 --memory-mib 1024 --minimum-cpu-cores 0.5 --minimum-memory-mib 512",
     ),
-    (app, "delete", vms.delete, "ebb delete web"),
+    (app, "delete", vms.delete, "ebb delete web --dry-run"),
     (app, "target", vms.target, "ebb target web --cpu-cores 1.25 --memory-mib 768"),
     (app, "explain", explain.explain, "ebb explain web"),
     (app, "pause", modes.pause, 'ebb pause host-a --reason "new disks"'),
     (app, "resume", modes.resume, "ebb resume host-a"),
     (app, "drain", modes.drain, 'ebb drain host-a --reason "to be replaced"'),
     (app, "off", modes.off, "ebb off host-a"),
-    (app, "operations", cluster.operations, "ebb operations --limit 5"),
+    (app, "operations", records.operations, "ebb operations --kind create --state failed"),
+    (app, "operation", records.operation, "ebb operation REQUEST-ID --wait-s 20"),
     (app, "machines", cluster.machines, "ebb machines --duration-s 3600"),
-    (app, "events", cluster.events, "ebb events --limit 10"),
+    (app, "machine", cluster.machine, "ebb machine web --duration-s 3600"),
+    (app, "core-changes", records.core_changes, "ebb core-changes --machine web"),
+    (app, "events", records.events, "ebb events --follow --kind preempted"),
     (app, "demo", lab.demo, "ebb demo --lab"),
     (app, "bench", bench.bench, "ebb bench policies"),
     (token_app, "new", access.token_new, "ebb token new --role operator --name ci"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 import time
@@ -20,6 +21,16 @@ from deflation.messages import Vector
 def print_json(data: Any) -> None:
     """Print one JSON document; pydantic bodies stand as they do on the wire."""
     print(json.dumps(plain(data), indent=2))
+
+
+def text_of(body: BaseModel) -> str:
+    """A body as one line of JSON."""
+    return json.dumps(plain(body))
+
+
+def clock(at: float) -> str:
+    """A time of day, in the zone of this machine."""
+    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
 def plain(data: Any) -> Any:

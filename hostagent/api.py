@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from deflation.explanations import DecisionKind
 from deflation.messages import Problem, problem_of
-from hostagent import api_explain, api_routes
+from hostagent import api_explain, api_openapi, api_routes
 from hostagent.agent import Agent
 from hostagent.api_forms import AGENT
 from hostagent.api_routes import WOULD_BE
@@ -18,6 +18,8 @@ from rest.access import Access, tokens_only
 from rest.problems import answer_problem, problem_middleware
 
 MAX_BODY: Final = 256 * 1024
+#: Each route carries a description (:mod:`rest.descriptions`), or the OpenAPI document cannot be made.
+ROUTES: Final = (api_routes.routes, api_explain.routes, api_openapi.routes)
 
 
 def make_app(agent: Agent, access: Access | str) -> web.Application:
@@ -30,8 +32,8 @@ def make_app(agent: Agent, access: Access | str) -> web.Application:
     middlewares = [problem_middleware("host agent", _known), access.middleware()]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app[AGENT] = agent
-    app.add_routes(api_routes.routes)
-    app.add_routes(api_explain.routes)
+    for routes in ROUTES:
+        app.add_routes(routes)
     return app
 
 

@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from aiohttp import web
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 
-from deflation.explanations import Decisions
+from deflation.explanations import Decisions, Explanation, ModeStatus
 from deflation.messages import ModeCommand, Name
-from hostagent.api_forms import AGENT, accepted, answer, body_of, parameters, whole_number
-from hostagent.errors import RequestRefused
+from deflation.modes import HostMode
+from hostagent.api_forms import AGENT, accepted, answer, body_of
+from hostagent.api_routes import NAME, STARTED
 from hostagent.explain import explain
+from rest.descriptions import Parameter, describe
+from rest.pages import LIMIT
+from rest.parameters import check_parameters, parameters_of
 
-#: Decisions in one answer.
-MOST_DECISIONS: Final = 1000
-_NUMBERS: Final = 2**53
-_NAME: Final[TypeAdapter[str]] = TypeAdapter(Name)
+_VM: Final = Parameter("vm", Name, "only about this VM")
+_SINCE: Final = Parameter("since", Annotated[int, Field(ge=0, le=2**53)], "only after this number; default: the latest")
 routes = web.RouteTableDef()
 
 
-@routes.get("/v1/vms/{name}/explain")
+@routes.get("/v1/vms/{name}/explain", allow_head=False)
+@describe("Why a VM has its size", tag="vms", path=(NAME,), answers={200: Explanation}, problems=(404,))
 async def _explain(request: web.Request) -> web.Response:
-    parameters(request, ())
+    check_parameters(request)
     return answer(await explain(request.app[AGENT].host, request.match_info["name"]))
 
 
-@routes.get("/v1/decisions")
+@routes.get("/v1/decisions", allow_head=False)
+@describe("What was decided and why", tag="host", query=(_VM, _SINCE, LIMIT), answers={200: Decisions})
 async def _decisions(request: web.Request) -> web.Response:
-    query = parameters(request, ("vm", "since", "limit"))
+    query = parameters_of(request)
+    vm, since = query["vm"], query["since"]
     host = request.app[AGENT].host
-    vm = query.get("vm")
-    if vm is not None:
-        try:
-            _NAME.validate_python(vm)
-        except ValidationError:
-            raise RequestRefused(400, f"vm: {vm!r} is no name of a VM", "vm") from None
-    since = whole_number(query, "since", 0, _NUMBERS) if "since" in query else None
-    limit = whole_number(query, "limit", 100, MOST_DECISIONS, 1)
     history = host.history
     return answer(
         Decisions(
             host=host.slice.host_id,
             incarnation=host.incarnation,
-            decisions=history.decisions(vm, since, limit),
+            decisions=history.decisions(vm, since, query["limit"]),
             newest=history.newest,
             forgotten=history.forgotten(vm, since),
         )
     )
 
 
-@routes.get("/v1/mode")
+@routes.get("/v1/mode", allow_head=False)
+@describe("What the host is to do", tag="host", answers={200: ModeStatus})
 async def _get_mode(request: web.Request) -> web.Response:
-    parameters(request, ())
+    check_parameters(request)
     return answer(request.app[AGENT].host.modes.status())
 
 
 @routes.put("/v1/mode")
+@describe(
+    "Change what the host is to do",
+    tag="host",
+    body=ModeCommand,
+    example=ModeCommand(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
+    answers={202: STARTED},
+    problems=(409,),
+)
 async def _put_mode(request: web.Request) -> web.Response:
+    check_parameters(request)
     return accepted(await request.app[AGENT].mode_commands.set(await body_of(request, ModeCommand)))

@@ -2,60 +2,130 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 from aiohttp import web
+from pydantic import Field
 
-from deflation.messages import Command, CreateCommand, ReclaimCommand, ReinflateCommand, TargetCommand
-from hostagent.api_forms import AGENT, accepted, answer, body_of, number, parameters
+from deflation.explanations import Forecast
+from deflation.messages import (
+    Command,
+    CreateCommand,
+    HostReport,
+    Name,
+    Operation,
+    ReclaimCommand,
+    ReinflateCommand,
+    RequestId,
+    TargetCommand,
+    Vector,
+    VMSpec,
+    VMStatus,
+)
+from deflation.pages import Health, VMStatusPage
+from hostagent.api_forms import AGENT, accepted, answer, body_of
 from hostagent.errors import RequestRefused
+from rest.descriptions import Answer, Parameter, describe
+from rest.pages import AFTER, LIMIT, key_of, page_of
+from rest.parameters import check_parameters, parameters_of
 
 MAX_WAIT_S: Final = 30.0
-DELETE_REASONS: Final = ("delete", "minimum", "shortfall")
 #: Stands in a request that is a dry run.
 WOULD_BE: Final = web.RequestKey("dry_run", bool)
+
+NAME: Final = Parameter("name", Name, "the VM's name")
+_REQUEST: Final = Parameter("request_id", RequestId, "the request that it was begun with", required=True)
+_EPOCH: Final = Parameter("epoch", Annotated[int, Field(ge=0, le=2**53)], "of the manager that asks", default=0)
+_REASON: Final = Parameter("reason", Literal["delete", "minimum", "shortfall"], "why it is stopped", default="delete")
+_WAIT: Final = Parameter(
+    "wait_s", Annotated[float, Field(ge=0, le=MAX_WAIT_S)], "how long to wait for its end, seconds", default=0.0
+)
+DRY_RUN: Final = Answer(Forecast, "What it would come to: an answer to `dry_run`.")
+STARTED: Final = Answer(Operation, "It is under way; the same request again gets the same answer.")
+
+_SPEC: Final = VMSpec(
+    name="web",
+    nominal=Vector(cpu_cores=2.0, memory_mib=1024.0),
+    minimum=Vector(cpu_cores=0.5, memory_mib=384.0),
+)
+_SIZE: Final = Vector(cpu_cores=1.5, memory_mib=640.0)
 
 routes = web.RouteTableDef()
 
 
-@routes.get("/healthz")
+@routes.get("/healthz", allow_head=False)
+@describe("Whether the agent runs", tag="agent", answers={200: Health}, security="none")
 async def _health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
+    check_parameters(request)
+    return answer(Health())
 
 
-@routes.get("/v1/host")
+@routes.get("/v1/host", allow_head=False)
+@describe("What the agent knows of its host", tag="host", answers={200: HostReport})
 async def _get_host(request: web.Request) -> web.Response:
+    check_parameters(request)
     return answer(request.app[AGENT].host.report())
 
 
-@routes.get("/v1/vms")
+@routes.get("/v1/vms", allow_head=False)
+@describe("The VMs of this host", tag="vms", query=(LIMIT, AFTER), answers={200: VMStatusPage})
 async def _get_vms(request: web.Request) -> web.Response:
-    vms = request.app[AGENT].host.vms.values()
-    return web.json_response({"vms": [vm.status().model_dump(mode="json") for vm in vms]})
+    query = parameters_of(request)
+    statuses = (vm.status() for vm in request.app[AGENT].host.vms.values())
+    after = key_of("vms", query["after"], (str,))
+    rows, following = page_of("vms", statuses, lambda vm: (vm.name,), query["limit"], after)
+    return answer(VMStatusPage(vms=tuple(rows), next=following))
 
 
-@routes.get("/v1/vms/{name}")
+@routes.get("/v1/vms/{name}", allow_head=False)
+@describe("One VM", tag="vms", path=(NAME,), answers={200: VMStatus}, problems=(404,))
 async def _get_vm(request: web.Request) -> web.Response:
+    check_parameters(request)
     return answer(request.app[AGENT].host.vm(request.match_info["name"]).status())
 
 
 @routes.post("/v1/vms")
+@describe(
+    "Start a VM at its nominal size",
+    tag="vms",
+    body=CreateCommand,
+    example=CreateCommand(request_id="create-web", vm=_SPEC),
+    answers={202: STARTED},
+    problems=(409,),
+)
 async def _create(request: web.Request) -> web.Response:
+    check_parameters(request)
     return accepted(await request.app[AGENT].commands.create(await body_of(request, CreateCommand)))
 
 
 @routes.delete("/v1/vms/{name}")
+@describe(
+    "Stop a VM and remove it",
+    tag="vms",
+    path=(NAME,),
+    query=(_REQUEST, _EPOCH, _REASON),
+    answers={202: STARTED},
+    problems=(404, 409),
+)
 async def _delete(request: web.Request) -> web.Response:
-    query = dict(request.query)
-    reason = query.pop("reason", "delete")
-    if reason not in DELETE_REASONS:
-        raise RequestRefused(400, f"reason must be one of {', '.join(DELETE_REASONS)}", "reason")
-    command = Command.model_validate_strings(query, strict=False)
-    return accepted(await request.app[AGENT].commands.delete(request.match_info["name"], command, reason))
+    query = parameters_of(request)
+    command = Command(request_id=query["request_id"], epoch=query["epoch"])
+    name = request.match_info["name"]
+    return accepted(await request.app[AGENT].commands.delete(name, command, query["reason"]))
 
 
 @routes.put("/v1/vms/{name}/target")
+@describe(
+    "Bring a VM to a size",
+    tag="vms",
+    path=(NAME,),
+    body=TargetCommand,
+    example=TargetCommand(request_id="smaller-web", generation=100, target=_SIZE),
+    answers={202: STARTED, 200: DRY_RUN},
+    problems=(404, 409),
+)
 async def _target(request: web.Request) -> web.Response:
+    check_parameters(request)
     agent, name = request.app[AGENT], request.match_info["name"]
     command = await body_of(request, TargetCommand)
     if command.dry_run:
@@ -65,7 +135,16 @@ async def _target(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/reclaims")
+@describe(
+    "Free an amount, split in proportion over the VMs",
+    tag="host",
+    body=ReclaimCommand,
+    example=ReclaimCommand(request_id="room-for-db", need=Vector(cpu_cores=1.0, memory_mib=256.0)),
+    answers={202: STARTED, 200: DRY_RUN},
+    problems=(409,),
+)
 async def _reclaim(request: web.Request) -> web.Response:
+    check_parameters(request)
     agent, command = request.app[AGENT], await body_of(request, ReclaimCommand)
     if command.dry_run:
         request[WOULD_BE] = True
@@ -74,7 +153,16 @@ async def _reclaim(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/reinflations")
+@describe(
+    "Share room among the VMs that lack something",
+    tag="host",
+    body=ReinflateCommand,
+    example=ReinflateCommand(request_id="give-back"),
+    answers={202: STARTED, 200: DRY_RUN},
+    problems=(409,),
+)
 async def _reinflate(request: web.Request) -> web.Response:
+    check_parameters(request)
     agent, command = request.app[AGENT], await body_of(request, ReinflateCommand)
     if command.dry_run:
         request[WOULD_BE] = True
@@ -82,9 +170,17 @@ async def _reinflate(request: web.Request) -> web.Response:
     return accepted(await agent.commands.reinflate(command))
 
 
-@routes.get("/v1/operations/{request_id}")
+@routes.get("/v1/operations/{request_id}", allow_head=False)
+@describe(
+    "One operation; waits for its end",
+    tag="operations",
+    path=(Parameter("request_id", RequestId, "the request that began it"),),
+    query=(_WAIT,),
+    answers={200: Operation},
+    problems=(404,),
+)
 async def _get_operation(request: web.Request) -> web.Response:
-    wait_s = number(parameters(request, ("wait_s",)), "wait_s", 0.0, MAX_WAIT_S)
+    wait_s = parameters_of(request)["wait_s"]
     request_id = request.match_info["request_id"]
     operation = await request.app[AGENT].commands.operations.get(request_id, wait_s)
     if operation is None:

@@ -1,24 +1,57 @@
-"""Commands about hosts, operations, events and machines."""
+"""Commands about hosts, machines and the manager itself."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from deflation.messages import MachineRanking
-from ebb.commands.options import Json, Limit, Manager, TokenFile, ask
+from deflation.messages import HostStatus, MachineRanking
+from deflation.modes import HostMode
+from ebb.commands.options import Json, Manager, TokenFile, ask
 from ebb.output import print_json, print_table, size
 
 
-def hosts(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+class HostState(StrEnum):
+    """What a host may be."""
+
+    READY = "ready"
+    SILENT = "silent"
+
+
+def hosts(
+    state: Annotated[HostState | None, typer.Option(help="Only hosts in this state.")] = None,
+    mode: Annotated[HostMode | None, typer.Option(help="Only hosts of this mode.")] = None,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
     """List the hosts with their capacity, what is free and what could be reclaimed."""
-    found = ask(manager, token_file, lambda client: client.hosts())
+    found = ask(manager, token_file, lambda client: client.hosts(state=state, mode=mode))
     if json:
         print_json({"hosts": found})
-        return
+    else:
+        print_hosts(found)
+
+
+def host(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Show one host."""
+    found = ask(manager, token_file, lambda client: client.host(name))
+    if json:
+        print_json(found)
+    else:
+        print_hosts([found])
+
+
+def print_hosts(found: Sequence[HostStatus]) -> None:
+    """Hosts as a table."""
     print_table(
         ("host", "state", "mode", "capacity", "free", "deflatable", "accelerator", "vms"),
         (
@@ -38,43 +71,6 @@ def hosts(manager: Manager = None, token_file: TokenFile = None, json: Json = Fa
     )
 
 
-def operations(limit: Limit = 20, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """List the latest operations and what each did and why."""
-    found = ask(manager, token_file, lambda client: client.operations(limit))
-    if json:
-        print_json({"operations": found})
-        return
-    print_table(
-        ("started", "kind", "vm", "host", "state", "seconds", "what it did and why"),
-        (
-            (
-                clock(operation.started_at),
-                operation.kind,
-                operation.vm or "-",
-                operation.host or "-",
-                operation.state.value,
-                f"{operation.seconds:.1f}",
-                operation.sentence,
-            )
-            for operation in found
-        ),
-        "there were no operations",
-    )
-
-
-def events(limit: Limit = 50, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """List what happened and why: placements, deflations, preemptions."""
-    found = ask(manager, token_file, lambda client: client.events(limit))
-    if json:
-        print_json({"events": found})
-        return
-    print_table(
-        ("at", "kind", "vm", "host", "what happened"),
-        ((clock(event.at), event.kind, event.vm or "-", event.host or "-", event.sentence) for event in found),
-        "nothing has happened yet",
-    )
-
-
 def machines(
     duration_s: Annotated[float, typer.Option(min=0, help="How long the task runs, in seconds.")] = 600.0,
     manager: Manager = None,
@@ -87,6 +83,35 @@ def machines(
         print_json({"machines": found})
         return
     print_machines(found)
+
+
+def machine(
+    name: Annotated[str, typer.Argument(metavar="MACHINE", help="The machine's name: that of its VM.")],
+    duration_s: Annotated[float, typer.Option(min=0, help="How long the task runs, in seconds.")] = 600.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Show how likely one machine keeps its cores for a task of this duration."""
+    found = ask(manager, token_file, lambda client: client.machine(name, duration_s))
+    if json:
+        print_json(found)
+    else:
+        print_machines([found])
+
+
+def health(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Say whether the manager runs."""
+    found = ask(manager, token_file, lambda client: client.health())
+    if json:
+        print_json(found)
+    else:
+        print(f"the manager answers: {found.status}")
+
+
+def openapi(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Print the OpenAPI document that the manager serves; it is JSON with and without --json."""
+    print_json(ask(manager, token_file, lambda client: client.openapi()))
 
 
 def print_machines(found: Sequence[MachineRanking]) -> None:
@@ -106,8 +131,3 @@ def print_machines(found: Sequence[MachineRanking]) -> None:
         ),
         "there are no machines",
     )
-
-
-def clock(at: float) -> str:
-    """A time of day, in the zone of this machine."""
-    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from deflation.explanations import Explanation, VMExplanation
 from deflation.messages import Vector
 from deflation.modes import HostMode
-from ebb.commands.cluster import clock
 from ebb.commands.options import Json, Manager, TokenFile, VMName, ask
 from ebb.commands.vms import amounts
-from ebb.output import print_json, print_table, size
+from ebb.output import clock, print_json, print_table, size
 
 
 def explain(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:

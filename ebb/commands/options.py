@@ -26,7 +26,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option("--token-file", envvar="EBB_TOKEN_FILE", help="File with the manager's token; default: the lab's."),
 ]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many at most, newest first.")]
+Limit = Annotated[int, typer.Option(min=1, help="How many at most, newest first.")]
 VMName = Annotated[str, typer.Argument(metavar="NAME", help="The VM's name.")]
 DeadlineS = Annotated[float, typer.Option(min=0, max=86400, help="Seconds that the deflations may take.")]
 

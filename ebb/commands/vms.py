@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -12,8 +12,9 @@ from deflation.allocations import Priority
 from deflation.errors import InvalidField
 from deflation.explanations import Forecast
 from deflation.instructions import Mode
-from deflation.messages import LedgerRow, Operation, OperationState, Vector, VMSpec, problem_of
+from deflation.messages import LedgerRow, ManagedVM, Operation, OperationState, Vector, VMSpec, problem_of
 from deflation.placement_policies import PlacementPolicy
+from deflation.rehearsals import Rehearsal
 from ebb.client import ManagerClient
 from ebb.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask
 from ebb.errors import EbbError, OperationFailed
@@ -21,15 +22,40 @@ from ebb.output import Steps, print_json, print_table, size
 
 Starter = Callable[[ManagerClient], Awaitable[Operation]]
 Cores = Annotated[float, typer.Option(help="Nominal CPU in cores.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
+Version = Annotated[str | None, typer.Option(help="Only if the VM still has this version (`ebb vm NAME --json`).")]
 MemoryMib = Annotated[float, typer.Option(help="Nominal memory in MiB.")]
 
 
-def vms(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def vms(
+    host: Annotated[str | None, typer.Option(help="Only VMs of this host.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only VMs in this state: running, failed, ...")] = None,
+    priority: Annotated[Priority | None, typer.Option(help="Only VMs of this priority.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only VMs whose names begin so.")] = None,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
     """List the VMs with their sizes."""
-    found = ask(manager, token_file, lambda client: client.vms())
+    wanted: dict[str, Any] = {"host": host, "state": state, "priority": priority, "prefix": prefix}
+    found = ask(manager, token_file, lambda client: client.vms(**wanted))
     if json:
         print_json({"vms": found})
-        return
+    else:
+        print_vms(found)
+
+
+def vm(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Show one VM; its version is in --json."""
+    found = ask(manager, token_file, lambda client: client.vm(name))
+    if json:
+        print_json(found)
+    else:
+        print_vms([found])
+
+
+def print_vms(found: Sequence[ManagedVM]) -> None:
+    """VMs as a table."""
     print_table(
         ("name", "host", "state", "priority", "nominal", "current", "minimum", "guest", "what happened last"),
         (
@@ -65,6 +91,7 @@ def create(
     template: Annotated[str, typer.Option(help="The template on the host.")] = "lab",
     policy: Annotated[PlacementPolicy | None, typer.Option(help="Default: the manager's.")] = None,
     deadline_s: DeadlineS = 60.0,
+    dry_run: DryRun = False,
     manager: Manager = None,
     token_file: TokenFile = None,
     json: Json = False,
@@ -96,6 +123,14 @@ def create(
         spec = VMSpec.model_validate(body)
     except (ValidationError, InvalidField) as error:
         raise EbbError(problem_of(error).error) from error
+    if dry_run:
+        rehearsal = ask(
+            manager,
+            token_file,
+            lambda client: client.rehearse_creation(spec, policy=policy, deadline_s=deadline_s),
+        )
+        print_json(rehearsal) if json else print_rehearsal(rehearsal)
+        return
     _carry_out(
         manager,
         token_file,
@@ -105,9 +140,33 @@ def create(
     )
 
 
-def delete(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def delete(
+    name: VMName,
+    version: Version = None,
+    dry_run: DryRun = False,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
     """Stop a VM and remove it; its host's deflated VMs grow into the room."""
-    _carry_out(manager, token_file, json, lambda client: client.delete(name), f"deleting {name}")
+    if dry_run:
+        rehearsal = ask(manager, token_file, lambda client: client.rehearse_deletion(name))
+        print_json(rehearsal) if json else print_rehearsal(rehearsal)
+        return
+    _carry_out(manager, token_file, json, lambda client: client.delete(name, version=version), f"deleting {name}")
+
+
+def print_rehearsal(rehearsal: Rehearsal) -> None:
+    """A dry run: the sentence, the hosts in their order, who would change."""
+    print(rehearsal.sentence)
+    if rehearsal.hosts:
+        rows = ((host.id, f"{host.fitness:.4f}", size(host.free), size(host.deflatable)) for host in rehearsal.hosts)
+        print_table(("host", "fitness", "free", "deflatable"), rows, "")
+    changes = [*rehearsal.deflated, *rehearsal.grown]
+    if changes:
+        print_table(("vm", "now", "then"), ((c.name, size(c.before), size(c.after)) for c in changes), "")
+    if rehearsal.preempted:
+        print(f"would preempt {', '.join(rehearsal.preempted)} (reason {rehearsal.reason})")
 
 
 def target(
@@ -118,7 +177,8 @@ def target(
     network_mib_s: Annotated[float | None, typer.Option(help="Network bandwidth to reach; default: as now.")] = None,
     mode: Annotated[Mode, typer.Option(help="ask: the application may refuse.")] = Mode.ASK,
     deadline_s: DeadlineS = 60.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")] = False,
+    version: Version = None,
+    dry_run: DryRun = False,
     manager: Manager = None,
     token_file: TokenFile = None,
     json: Json = False,
@@ -143,7 +203,8 @@ def target(
 
     async def start(client: ManagerClient) -> Operation:
         size_to_reach, generation = await wish(client)
-        return await client.set_target(name, size_to_reach, generation=generation, deadline_s=deadline_s, mode=mode)
+        limits: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "version": version}
+        return await client.set_target(name, size_to_reach, generation=generation, **limits)
 
     async def foretell(client: ManagerClient) -> Forecast:
         size_to_reach, generation = await wish(client)

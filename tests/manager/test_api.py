@@ -73,9 +73,9 @@ async def test_what_is_no_json_is_refused(cluster: Cluster, data: bytes) -> None
 
 
 async def nothing_happened(cluster: Cluster) -> None:
-    assert await cluster.get("/v1/vms") == {"vms": []}
-    assert await cluster.get("/v1/operations") == {"operations": []}
-    assert await cluster.get("/v1/events") == {"events": []}
+    assert await cluster.get("/v1/vms") == {"vms": [], "next": None}
+    assert await cluster.get("/v1/operations") == {"operations": [], "next": None}
+    assert await cluster.get("/v1/events") == {"events": [], "next": None}
     assert cluster.agents[0].arrived == []
 
 
@@ -241,7 +241,7 @@ async def test_a_vm_that_was_refused_can_be_deleted(cluster: Cluster) -> None:
     await cluster.create(vm("big", cpu_cores=60.0))
     assert (await cluster.get("/v1/vms/big"))["state"] == "failed"
     assert (await cluster.delete("big")).state is OperationState.DONE
-    assert await cluster.get("/v1/vms") == {"vms": []}
+    assert await cluster.get("/v1/vms") == {"vms": [], "next": None}
 
 
 @pytest.mark.parametrize(

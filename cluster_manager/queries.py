@@ -1,0 +1,114 @@
+"""Selects of the lists: filters and keyset pages, portable to any database that SQLAlchemy speaks to.
+
+What stands inside a JSON column (a plan's kind, a VM's priority) is looked for in its text. That may find a row too
+many and never one too few; :mod:`cluster_manager.lists` looks again at the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select, tuple_
+
+from cluster_manager import schema
+from cluster_manager.plans import VMPhase
+from deflation.messages import OperationState
+
+
+def vms(
+    limit: int, after: str | None, *, host: str | None, phases: list[str] | None, prefix: str | None
+) -> Select[Any]:
+    """VMs whose names are taken, by name."""
+    table = schema.vms
+    query = select(table).where(table.c.phase != VMPhase.ENDED.value).order_by(table.c.name).limit(limit)
+    if after is not None:
+        query = query.where(table.c.name > after)
+    if host is not None:
+        query = query.where(table.c.host == host)
+    if phases is not None:
+        query = query.where(table.c.phase.in_(phases))
+    if prefix:
+        query = query.where(table.c.name.startswith(prefix, autoescape=True))
+    return query
+
+
+def with_priority(query: Select[Any], priority: str) -> Select[Any]:
+    """Only VMs whose spec may have this priority."""
+    return query.where(schema.vms.c.spec.contains(f'"priority":"{priority}"', autoescape=True))
+
+
+def plans(
+    limit: int,
+    after: int | None,
+    *,
+    kind: str | None,
+    state: OperationState | None,
+    vm: str | None,
+    host: str | None,
+    since: float | None,
+) -> Select[Any]:
+    """What clients asked for, newest first."""
+    table = schema.plans
+    query = select(table).where(table.c.internal == 0).order_by(table.c.number.desc()).limit(limit)
+    if after is not None:
+        query = query.where(table.c.number < after)
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if state is not None:
+        query = query.where(table.c.finished == int(state is not OperationState.RUNNING))
+    for name, value in (("kind", kind), ("vm", vm), ("host", host)):
+        if value is not None:
+            query = query.where(table.c.state.contains(f'"{name}":"{value}"', autoescape=True))
+    return query
+
+
+def events(
+    limit: int,
+    after: int | None,
+    *,
+    kind: str | None,
+    vm: str | None,
+    host: str | None,
+    since: float | None,
+    since_id: int | None,
+) -> Select[Any]:
+    """The event log, newest first."""
+    table = schema.events
+    query = select(table).order_by(table.c.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(table.c.id < after)
+    if since is not None:
+        query = query.where(table.c.at >= since)
+    if since_id is not None:
+        query = query.where(table.c.id > since_id)
+    for column, value in ((table.c.kind, kind), (table.c.vm, vm), (table.c.host, host)):
+        if value is not None:
+            query = query.where(column == value)
+    return query
+
+
+def events_after(event_id: int, limit: int) -> Select[Any]:
+    """The event log behind one event, oldest first."""
+    table = schema.events
+    return select(table).where(table.c.id > event_id).order_by(table.c.id).limit(limit)
+
+
+def newest_event() -> Select[Any]:
+    """The row of the latest event, if there is one."""
+    return select(schema.events).order_by(schema.events.c.id.desc()).limit(1)
+
+
+def core_changes(
+    limit: int, after: tuple[float, int, str] | None, *, machine: str | None, since: float | None
+) -> Select[Any]:
+    """Core changes, newest first; of one moment, those of later hosts first, whose names tell them apart."""
+    table = schema.core_changes
+    key = (table.c.at, table.c.sequence, table.c.host)
+    query = select(table).order_by(*(column.desc() for column in key)).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(*key) < tuple_(*after))
+    if machine is not None:
+        query = query.where(table.c.machine == machine)
+    if since is not None:
+        query = query.where(table.c.at >= since)
+    return query

@@ -1,0 +1,35 @@
+"""The host agent's API against the document that it serves: no 5xx, no undocumented answer, wrong data refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+from aiohttp.test_utils import TestServer
+
+from deflation.messages import LARGEST
+from hostagent.agent import Agent
+from hostagent.api import make_app
+from tests import schema_run
+from tests.hostagent.conftest import TOKEN, low_vm
+
+
+async def test_what_may_be_asked_is_answered_as_documented(agent: Agent, tmp_path: Path) -> None:
+    seen: schema_run.Seen = Counter()
+    app = schema_run.watch(make_app(agent, TOKEN), seen)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        for name in ("web", "low-1"):
+            vm = low_vm(name, nominal={"cpu_cores": 2.0, "memory_mib": 1024.0})
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            async with aiohttp.request(
+                "POST", f"{url}/v1/vms", json={"request_id": f"c-{name}", "vm": vm}, headers=headers
+            ) as response:
+                assert response.status == 202, await response.text()
+        names: dict[str, list[str | int]] = {"path.name": ["web", "low-1"], "path.request_id": ["c-web", "c-low-1"]}
+        # Bodies raise the epoch as far as it goes; a deletion of an older manager is refused.
+        names["query.epoch"] = [LARGEST]
+        names["query.request_id"] = [f"delete-{number}" for number in range(50)]
+        await schema_run.run(url, TOKEN, tmp_path, names=names, max_examples=15)
+        assert schema_run.unreached(app, seen) == [], sorted(seen.items())

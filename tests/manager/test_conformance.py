@@ -1,0 +1,54 @@
+"""The manager's API against the document that it serves: no 5xx, no undocumented answer, wrong data refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.api import make_app
+from tests import schema_run
+from tests.manager import cluster as tests_cluster
+from tests.manager.cluster import TOKEN, cluster_of
+from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.with_agent import lab_of
+
+#: Streams do not end by themselves (tests/manager/test_event_stream.py); reports carry the agents' token.
+ROOT = Path(__file__).resolve().parents[2]
+STREAM, REPORT = "/v1/events/stream", "/v1/hosts/{id}/report"
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> schema_run.Seen:
+    """The answers of every manager that is started from now on."""
+    counted: schema_run.Seen = Counter()
+    monkeypatch.setattr(tests_cluster, "make_app", lambda manager: schema_run.watch(make_app(manager), counted))
+    return counted
+
+
+async def test_what_clients_may_ask_is_answered_as_documented(tmp_path: Path, seen: schema_run.Seen) -> None:
+    async with lab_of(tmp_path) as lab:
+        assert lab.cluster.server is not None
+        app = lab.cluster.server.app
+        await lab.create("web")
+        await lab.create("low-1", cpu_cores=1.0)
+        names = {"path.name": ["web", "low-1"], "path.id": ["host-a", "create-web"], "path.request_id": ["back"]}
+        await schema_run.run(lab.url, TOKEN, tmp_path, names=names, max_examples=15, without=(STREAM, REPORT))
+    assert schema_run.unreached(app, seen, without=(STREAM, REPORT)) == []
+
+
+async def test_what_agents_may_report_is_answered_as_documented(tmp_path: Path, seen: schema_run.Seen) -> None:
+    async with cluster_of(tmp_path) as cluster:
+        assert cluster.server is not None
+        url = str(cluster.server.make_url("")).rstrip("/")
+        await schema_run.run(
+            url,
+            AGENT_TOKEN,
+            tmp_path,
+            document=ROOT / "docs/openapi/manager.json",
+            names={"path.id": ["0"]},
+            max_examples=30,
+            only=(REPORT,),
+        )
+    assert seen["POST", REPORT, 200] > 20

@@ -1,0 +1,178 @@
+"""The OpenAPI documents: served, checked in and made from the router they are one; no route goes without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import jsonschema
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from pydantic import Field
+
+from cluster_manager.api import make_app as make_manager
+from cluster_manager.manager import Manager
+from cluster_manager.settings import Settings
+from deflation.errors import InvalidField
+from deflation.messages import Problem
+from deflation.pages import Health
+from ebb.openapi import documents
+from hostagent.agent import Agent
+from hostagent.api import make_app as make_agent
+from rest.descriptions import Parameter, UndescribedRoute, describe
+from rest.openapi import EVERYWHERE, document_of, text_of
+from rest.parameters import parameters_of
+from tests.hostagent.conftest import TOKEN, agent, world
+
+__all__ = ["agent", "world"]
+DIRECTORY = Path(__file__).resolve().parents[2] / "docs" / "openapi"
+
+
+@pytest.mark.parametrize("name", ["manager.json", "hostagent.json"])
+def test_the_document_that_is_checked_in_is_that_of_the_routes(name: str) -> None:
+    assert (DIRECTORY / name).read_text() == text_of(documents()[name]), "make openapi writes it anew"
+
+
+async def served(app: web.Application, token: str) -> Any:
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.get("/v1/openapi.json")).status == 401
+        answer = await client.get("/v1/openapi.json", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status == 200
+        return await answer.json()
+
+
+async def test_the_manager_serves_the_document_of_its_own_router(tmp_path: Path) -> None:
+    app = make_manager(Manager(Settings(tmp_path / "m.sqlite", "a-client-token", "an-agent-token")))
+    document = await served(app, "a-client-token")
+    assert document == documents()["manager.json"]
+    assert routes_of(app) == described(document)
+    assert "a-client-token" not in json.dumps(document)
+
+
+async def test_the_host_agent_serves_the_document_of_its_own_router(agent: Agent) -> None:
+    app = make_agent(agent, TOKEN)
+    document = await served(app, TOKEN)
+    assert document == documents()["hostagent.json"]
+    assert routes_of(app) == described(document)
+
+
+def routes_of(app: web.Application) -> set[tuple[str, str]]:
+    return {(r.method, r.resource.canonical) for r in app.router.routes() if r.resource is not None}
+
+
+def described(document: Any) -> set[tuple[str, str]]:
+    return {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+
+
+@pytest.mark.parametrize("name", ["manager.json", "hostagent.json"])
+def test_every_operation_has_a_summary_a_name_and_the_answers_that_all_have(name: str) -> None:
+    document = documents()[name]
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert operation["summary"]
+        if operation["security"]:
+            assert {str(status) for status in EVERYWHERE} <= set(operation["responses"])
+
+
+@pytest.mark.parametrize("name", ["manager.json", "hostagent.json"])
+def test_every_schema_is_one_and_every_example_fits_its_own(name: str) -> None:
+    document = documents()[name]
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    examples = 0
+    for operation in (o for methods in document["paths"].values() for o in methods.values()):
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        if "example" in content:
+            schema = {**content["schema"], "components": document["components"]}
+            jsonschema.Draft202012Validator(schema).validate(content["example"])
+            examples += 1
+    assert examples > 2
+
+
+def app_with(path: str, method: str = "GET", **description: Any) -> web.Application:
+    async def one(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(parameters_of(request))
+        except InvalidField as error:
+            return web.json_response({"field": error.field, "error": str(error)}, status=400)
+
+    app = web.Application()
+    described = describe("A route", tag="test", answers={200: Health}, **description)(one) if description else one
+    app.router.add_route(method, path, described)
+    return app
+
+
+def test_a_route_without_a_description_is_an_error() -> None:
+    with pytest.raises(UndescribedRoute, match="the handler one has no description"):
+        document_of(app_with("/v1/things"), "t", "s")
+
+
+def test_a_path_whose_names_are_not_described_is_an_error() -> None:
+    with pytest.raises(UndescribedRoute, match="other names than its path"):
+        document_of(app_with("/v1/things/{name}", problems=(404,)), "t", "s")
+
+
+def test_two_handlers_of_one_name_are_an_error() -> None:
+    app = app_with("/v1/a", problems=(404,))
+    app.router.add_get("/v1/b", next(iter(app.router.routes())).handler)
+    with pytest.raises(UndescribedRoute, match="two handlers are called one"):
+        document_of(app, "t", "s")
+
+
+def test_a_problem_is_described_as_one() -> None:
+    document = document_of(app_with("/v1/a", problems=(404,)), "t", "s")
+    answers = document["paths"]["/v1/a"]["get"]["responses"]
+    assert answers["404"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Problem"}
+    assert set(document["components"]["schemas"]["Problem"]["properties"]) == set(Problem.model_fields)
+
+
+QUERY = (
+    Parameter("limit", Annotated[int, Field(ge=1, le=10)], "so many", default=5),
+    Parameter("share", Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)], "a share"),
+    Parameter("all", bool, "all of them", default=False),
+    Parameter("word", Annotated[str, Field(pattern="^[a-z]+$")], "a word"),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "values"),
+    [
+        ("", {"limit": 5, "share": None, "all": False, "word": None}),
+        ("limit=7&share=0.5&all=true&word=a", {"limit": 7, "share": 0.5, "all": True, "word": "a"}),
+        ("share=1e-2", {"limit": 5, "share": 0.01, "all": False, "word": None}),
+        ("limit=2.0", {"limit": 2, "share": None, "all": False, "word": None}),
+    ],
+)
+async def test_parameters_are_read_as_they_are_described(query: str, values: dict[str, Any]) -> None:
+    async with TestClient(TestServer(app_with("/v1/a", query=QUERY))) as client:
+        answer = await client.get(f"/v1/a?{query}")
+        assert (answer.status, await answer.json()) == (200, values)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=11", "limit"),
+        ("limit=1.5", "limit"),
+        ("limit=1_0", "limit"),
+        ("limit=", "limit"),
+        ("limit=%D9%A3", "limit"),
+        ("limit=1&limit=1", "limit"),
+        ("share=nan", "share"),
+        ("share=Infinity", "share"),
+        ("share=1e999", "share"),
+        ("all=yes", "all"),
+        ("all=1", "all"),
+        ("word=A", "word"),
+        ("word=a%0A", "word"),
+        ("other=1", "other"),
+    ],
+)
+async def test_parameters_that_are_not_as_described_are_refused_by_name(query: str, field: str) -> None:
+    async with TestClient(TestServer(app_with("/v1/a", query=QUERY))) as client:
+        answer = await client.get(f"/v1/a?{query}")
+        assert (answer.status, (await answer.json())["field"]) == (400, field)
