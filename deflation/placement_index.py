@@ -332,10 +332,12 @@ class PlacementIndex:
 
     def _draw(self, wanted: Matrix, generator: np.random.Generator, accepts: Callable[[str], bool] | None) -> Slots:
         """Two feasible hosts, each pair as likely as any other; none where there are no more than two anyway."""
-        if not self._ids:
+        if not self._sorted:
             return _NO_SLOTS
         for count in (64, 512):
-            tried = self._taking(wanted, generator.integers(0, len(self._ids), count), accepts)
+            # By the place of the id, not of the slot: the same lot whatever the order in which hosts came.
+            drawn = (self._slots[self._sorted[place]] for place in generator.integers(0, len(self._sorted), count))
+            tried = self._taking(wanted, np.fromiter(drawn, np.intp, count), accepts)
             _, firsts = np.unique(tried, return_index=True)
             if len(firsts) >= 2:
                 return tried[np.sort(firsts)[:2]]
@@ -343,6 +345,7 @@ class PlacementIndex:
         blocks = self._by_shape
         possible = np.flatnonzero(holds(wanted, blocks.bounds[: blocks.count, _OFFER]))
         slots = self._taking(wanted, blocks.look(self._profile, possible.tolist()), accepts)
+        slots = slots[np.argsort(-self._profile[slots, _RANK])]
         return generator.choice(slots, size=2, replace=False) if len(slots) > 2 else _NO_SLOTS
 
 
