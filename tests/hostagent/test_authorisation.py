@@ -28,6 +28,7 @@ ROUTES = {
     ("GET", "/v1/operations/{request_id}"): "viewer",
     ("GET", "/v1/decisions"): "viewer",
     ("GET", "/v1/mode"): "viewer",
+    ("GET", "/v1/openapi.json"): "viewer",
     ("PUT", "/v1/mode"): "operator",
     ("POST", "/v1/vms"): "operator",
     ("DELETE", "/v1/vms/{name}"): "operator",

@@ -47,6 +47,8 @@ ROUTES = {
     ("GET", "/v1/machines"): "viewer",
     ("GET", "/v1/machines/{name}"): "viewer",
     ("GET", "/v1/events"): "viewer",
+    ("GET", "/v1/events/stream"): "viewer",
+    ("GET", "/v1/openapi.json"): "viewer",
 }
 LIMITS = ConnectionLimits(lingering_s=0.2)
 
