@@ -151,8 +151,12 @@ async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp
 
 
 @each_store
-@pytest.mark.parametrize("stored", [False, True], ids=["before-the-record", "after-the-record"])
-@pytest.mark.parametrize("name", ["place", "undo", "preempt", "delete"])
+@pytest.mark.parametrize(
+    ("database", "name", "stored"),
+    [("sqlite", name, stored) for name in ("place", "undo", "preempt", "delete") for stored in (False, True)]
+    + [("postgresql", "place", False), ("postgresql", "preempt", True), ("postgresql", "delete", True)],
+    indirect=["database"],
+)
 async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path, name: str, stored: bool) -> None:
     """The manager is killed at its first record, the next one at its second, and so on to the end."""
     async with prepared(tmp_path, name) as (scenario, cluster):
