@@ -31,6 +31,7 @@ class Agents:
 
     :param url_of: where a host's agent listens now; None for a host that is not known.
     :param token: what the agents ask for.
+    :param check: raises LostLeadership where this manager must not speak to agents (any more).
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class Agents:
         url_of: Callable[[str], str | None],
         token: str,
         limits: AgentLimits,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._url_of = url_of
         self._headers = {"Authorization": f"Bearer {token}"}
         self._limits = limits
+        self._check = check
 
     async def host(self, host: str, patient: bool = True) -> HostReport:
         """What the agent says of its host at this moment.
@@ -144,6 +147,7 @@ class Agents:
         body: Command | None,
         held_s: float,
     ) -> B:
+        self._check()
         url = self._url_of(host)
         if url is None:
             raise AgentUnreachable(f"{host} is not known")

@@ -12,8 +12,9 @@ from aiohttp import web
 
 from cluster_manager import api_events, api_hosts, api_itself, api_records, api_vms
 from cluster_manager.api_forms import MANAGER
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.manager import Manager
+from cluster_manager.standby import leader_middleware, store_problem
 from rest.access import Access, tokens_only
 from rest.problems import answer_problem, problem_middleware
 
@@ -29,7 +30,8 @@ def make_app(manager: Manager, access: Access | None = None) -> web.Application:
     settings = manager.settings
     access = access or tokens_only(settings.token, settings.agent_token)
     app = web.Application(
-        middlewares=[problem_middleware("manager", _known), access.middleware()], client_max_size=settings.body_limit
+        middlewares=[problem_middleware("manager", _known), access.middleware(), leader_middleware],
+        client_max_size=settings.body_limit,
     )
     app[MANAGER] = manager
     for routes in ROUTES:
@@ -54,4 +56,6 @@ async def _hang_up(app: web.Application) -> None:
 
 
 def _known(request: web.Request, error: Exception) -> web.Response | None:
+    if isinstance(error, StoreError):
+        return store_problem(request, error)
     return answer_problem(error.problem, error.status) if isinstance(error, RequestError) else None

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from cluster_manager.api_forms import MANAGER, answer
 from cluster_manager.api_records import HOST, SINCE, VM
+from cluster_manager.errors import StoreError
 from cluster_manager.event_feed import Listener
 from deflation.pages import Event, EventPage
 from rest.descriptions import Answer, Parameter, describe
@@ -67,7 +68,8 @@ async def event_stream(request: web.Request) -> web.StreamResponse:
             elif not listener.ended:
                 await _write(response, ": still here\n\n")
         await _write(response, f": ended, {listener.ended}\n\n")
-    except (TimeoutError, ClientConnectionResetError):
+    except (TimeoutError, ClientConnectionResetError, StoreError):
+        # A term that ends under a stream ends it, too: its client comes back with the last id that it has.
         # Whoever does not read any more is not waited for, nor is what it has not read.
         if request.transport is not None:
             request.transport.abort()

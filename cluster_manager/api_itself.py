@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 from aiohttp import web
 
-from cluster_manager.api_forms import answer
-from deflation.pages import Health
+from cluster_manager.api_forms import MANAGER, answer
+from cluster_manager.standby import unavailable
+from deflation.health_messages import ManagerHealth, Readiness
 from rest.descriptions import describe
 from rest.openapi import PATH, Document, document_of
 from rest.parameters import check_parameters
+
+#: How long a store that works may take for one row, seconds.
+STORE_ANSWER_S: Final = 2.0
 
 routes = web.RouteTableDef()
 
 
 @routes.get("/healthz", allow_head=False)
-@describe("Whether the manager runs", tag="manager", answers={200: Health}, security="none")
+@describe("Whether the manager runs", tag="manager", answers={200: ManagerHealth}, security="none")
 async def healthz(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(Health())
+    leads = request.app[MANAGER].leadership.leads()
+    return answer(ManagerHealth(role="leader" if leads else "standby"))
+
+
+@routes.get("/readyz", allow_head=False)
+@describe("Whether the manager leads and its store answers", tag="manager", answers={200: Readiness}, security="none")
+async def readyz(request: web.Request) -> web.Response:
+    check_parameters(request)
+    manager = request.app[MANAGER]
+    if not manager.leadership.leads():
+        return unavailable("this manager is a standby")
+    try:
+        async with asyncio.timeout(STORE_ANSWER_S):
+            answers = await manager.store.answers()
+    except TimeoutError:
+        answers = False
+    if not answers:
+        return unavailable("the store does not answer")
+    return answer(Readiness(epoch=manager.epoch, sentence=f"this manager leads with epoch {manager.epoch}"))
 
 
 def document(app: web.Application) -> dict[str, Any]:

@@ -50,3 +50,7 @@ class StoreError(ManagerError):
 
 class SettingsError(ManagerError):
     """A setting or a token file that the manager cannot start with."""
+
+
+class LostLeadership(StoreError):
+    """This manager does not lead (any more): nothing was stored, nothing sent."""

@@ -13,8 +13,10 @@ from pathlib import Path
 import structlog
 
 from cluster_manager.api import make_app
+from cluster_manager.database import database_of
 from cluster_manager.errors import ManagerError, SettingsError
 from cluster_manager.manager import Manager
+from cluster_manager.pruning import DAY_S, Retention
 from cluster_manager.settings import Settings
 from deflation.placement_policies import PlacementPolicy
 from deflation.roles import Role
@@ -25,6 +27,9 @@ from rest.settings import add_options, settings_of
 from rest.tokens import principal, read_token
 
 log = structlog.get_logger()
+
+#: A hundred years.
+MOST_DAYS = 36_500
 
 EXAMPLES = """\
 examples:
@@ -88,7 +93,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen", default="127.0.0.1:7100", metavar="HOST:PORT", help="default: %(default)s")
     parser.add_argument("--token-file", type=Path, help="token of an admin; needed where there is no --tokens-file")
     parser.add_argument("--agent-token-file", type=Path, required=True, help="token between manager and host agents")
-    parser.add_argument("--database", type=Path, required=True, help="SQLite file, made if it does not exist")
+    parser.add_argument(
+        "--database", required=True, metavar="FILE|URL",
+        help="SQLite file, made if it does not exist, or postgresql://USER@HOST/NAME (docs/high-availability.md)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--database-password-file", type=Path, help="password of the PostgreSQL user; without it as libpq finds one"
+    )
+    parser.add_argument("--url", help="where clients reach this manager; default: http:// and what it listens on")
+    parser.add_argument(
+        "--keep-days", type=float, default=Retention().age_s / DAY_S, metavar="DAYS",
+        help="how long events, ended operations, ended VMs and core changes are kept; default: %(default)g",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep-events", type=int, default=Retention().most_events, metavar="N",
+        help="and of events not more than these; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--policy", type=PlacementPolicy, choices=list(PlacementPolicy), default=PlacementPolicy.BEST_FIT,
         help="how hosts are chosen: best-fit, first-fit or two-choices; default: %(default)s",
@@ -105,6 +125,12 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         raise SettingsError(f"--listen must be HOST:PORT, but is {options.listen!r}")
     if options.seed < 0:
         raise SettingsError("--seed must not be negative")
+    if not 1 <= options.keep_days <= MOST_DAYS:
+        raise SettingsError(f"--keep-days must be within [1, {MOST_DAYS}]")
+    if options.keep_events < 1:
+        raise SettingsError("--keep-events must be at least 1")
+    if options.url is not None and not options.url.startswith(("http://", "https://")):
+        raise SettingsError("--url must begin with http:// or https://")
     if options.token_file is None and options.tokens_file is None:
         raise SettingsError("--token-file or --tokens-file must be given")
     host = host.strip("[]")
@@ -114,8 +140,9 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
     if token:
         own.append(principal("token-file", Role.ADMIN, token))
     gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False)
+    listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
     settings = Settings(
-        database=options.database,
+        database=database_of(options.database, options.database_password_file),
         token=token,
         agent_token=agent_token,
         host=host,
@@ -123,6 +150,8 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         policy=options.policy,
         seed=options.seed,
         agent_tls=gate.calls,
+        url=options.url.rstrip("/") if options.url else listens_at,
+        retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
     )
     return settings, gate
 

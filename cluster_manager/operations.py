@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.hosts import Hosts
 from cluster_manager.performer import Performer
 from cluster_manager.placements import start_placement
@@ -224,7 +224,8 @@ class Operations:
     # --- running -----------------------------------------------------------------------------------------------------
 
     def _launch(self, plan: StoredPlan) -> Operation:
-        if not plan.state.finished:
+        # A plan that was stored while its term ended is resumed in the next one.
+        if not plan.state.finished and not self._stopping:
             self._run(RunningPlan(plan), resumed=False)
         return self._view(plan)
 
@@ -241,11 +242,17 @@ class Operations:
             while not running.state.finished:
                 try:
                     step = advance(running.state, await self._perform(running, resumed))
+                except StoreError:
+                    raise
                 except Exception as error:
                     log.exception("plan failed by a defect of the manager", plan=plan_id, vm=running.state.vm)
                     step = _defect(running.state, error)
                 resumed = False
                 await self._save(running, step)
+        except StoreError as error:
+            # Whether this step was stored is unknown: the next term goes on from what the store says.
+            log.warning("plan left where it is", plan=plan_id, vm=running.state.vm, why=str(error))
+            self._store.give_up(str(error))
         finally:
             self._release(running)
             self._hosts.availability.reserve(plan_id, None, ZERO)
@@ -325,7 +332,7 @@ class Operations:
     async def _known(self, request_id: str, fingerprint: str) -> Operation | None:
         """The same request again gets the same operation; the same id for another request is refused."""
         if self._stopping:
-            raise RequestError(503, "the manager is shutting down")
+            raise RequestError(503, "the manager is shutting down, or leads no more")
         plan = await self._store.plan(request_id)
         if plan is None:
             return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
+from cluster_manager.database import Database
+from cluster_manager.leadership import LeadershipTimes
+from cluster_manager.pruning import Retention
 from deflation.placement_policies import PlacementPolicy
 
 
@@ -31,7 +33,8 @@ class AgentLimits:
 class Settings:
     """Of one manager. Tokens are secrets: never logged, never in a message."""
 
-    database: Path
+    #: The file of a SQLite database, or a PostgreSQL database.
+    database: Database
     #: What an admin carries; empty where all tokens stand in the tokens file.
     token: str
     #: What host agents carry towards the manager, and the manager towards them.
@@ -49,3 +52,7 @@ class Settings:
     agents: AgentLimits = AgentLimits()
     #: For calls of host agents, which then are reached by HTTPS only. None: also HTTP, or by whom this machine trusts.
     agent_tls: ssl.SSLContext | None = None
+    leadership: LeadershipTimes = field(default_factory=LeadershipTimes)
+    retention: Retention = field(default_factory=Retention)
+    #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.
+    url: str | None = None

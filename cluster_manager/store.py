@@ -1,74 +1,32 @@
-"""The manager's memory: hosts, VMs, plans, events and core changes in SQLite (WAL), every write a transaction.
-
-A write that has begun is finished even when the task that asked for it is cancelled, so that a shutdown leaves no
-half-made transaction behind.
-"""
+"""The manager's memory: hosts, VMs, plans, events and core changes in a database, every write a transaction."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-from sqlalchemy import event, func, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy import ColumnElement, Delete, bindparam, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import schema
-from cluster_manager.errors import StoreError
+from cluster_manager.engines import upsert
 from cluster_manager.plans import Effect, Finish, Note, OweReinflation, PlanState, SetVM, VMPhase
 from cluster_manager.rows import StoredChange, StoredEvent, StoredHost, StoredPlan, StoredVM
+from cluster_manager.transactions import Transactions
 from deflation.messages import CoreChange, HostReport, VMSpec
 
-T = TypeVar("T")
 
-#: How long a write waits for another process that holds the database, seconds.
-BUSY_S: Final = 10.0
+def _constant(value: str | int) -> Any:
+    """Written into the statement, so that an index over a part of a table fits it."""
+    return bindparam(None, value, literal_execute=True)
 
 
-class Store:
-    """One open database.
+#: The rows that hold their VMs' names.
+LIVING: Final[ColumnElement[bool]] = schema.vms.c.phase != _constant(VMPhase.ENDED.value)
 
-    :param clock: seconds since the epoch.
-    """
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        self._path = path
-        self._clock = clock
-        self._engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args={"timeout": BUSY_S})
-        event.listen(self._engine.sync_engine, "connect", _set_pragmas)
-        event.listen(self._engine.sync_engine, "begin", _begin)
-        #: One writer at a time, so that none waits for SQLite's lock while it holds the event loop's other work up.
-        self._lock = asyncio.Lock()
-        self._writes: set[asyncio.Task[Any]] = set()
-
-    async def open(self) -> int:
-        """Migrate, and raise the epoch by one.
-
-        :returns: the new epoch.
-        :raises StoreError: the file cannot be used, or was made by a newer version.
-        """
-
-        async def work(connection: AsyncConnection) -> int:
-            await connection.run_sync(schema.migrate)
-            table = schema.counters
-            raised = update(table).where(table.c.name == "epoch").values(value=table.c.value + 1)
-            return int((await connection.execute(raised.returning(table.c.value))).scalar_one())
-
-        await asyncio.to_thread(_check_file, self._path)
-        try:
-            return await self._write(work)
-        except SQLAlchemyError as error:
-            why = getattr(error, "orig", None) or error
-            raise StoreError(f"cannot use the database {self._path}: {why}") from error
-
-    async def close(self) -> None:
-        """Finish the writes under way and close."""
-        while self._writes:
-            await asyncio.gather(*self._writes, return_exceptions=True)
-        await self._engine.dispose()
+class Store(Transactions):
+    """One open database."""
 
     # --- plans -----------------------------------------------------------------------------------------------------
 
@@ -106,7 +64,7 @@ class Store:
                 )
             )
             if vm is not None:
-                await connection.execute(_living(vm.name).values(phase=VMPhase.ENDED.value))
+                await connection.execute(_living(vm.name).values(**_phase(VMPhase.ENDED, now)))
                 await connection.execute(
                     insert(schema.vms).values(
                         name=vm.name,
@@ -121,7 +79,7 @@ class Store:
                     )
                 )
             if deleting is not None:
-                changes = {"phase": _after_deletion(state), "request_id": state.request_id, "owes_removal": 0}
+                changes = {**_phase(_after_deletion(state), now), "request_id": state.request_id, "owes_removal": 0}
                 await connection.execute(_living(deleting).values(deleted_by_owner=1, **changes))
             if generation is not None and state.vm is not None:
                 await connection.execute(_living(state.vm).values(generation=generation))
@@ -156,7 +114,7 @@ class Store:
                 await connection.execute(insert(schema.events).values(**row))
             case SetVM(name, phase, host, sentence, owed):
                 await connection.execute(
-                    _living(name).values(phase=phase.value, host=host, sentence=sentence, owes_removal=int(owed))
+                    _living(name).values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
             case OweReinflation(host, owed):
                 table = schema.hosts
@@ -165,7 +123,7 @@ class Store:
     async def unfinished_plans(self) -> list[StoredPlan]:
         """In the order in which they were made."""
         table = schema.plans
-        return await self._plans(select(table).where(table.c.finished == 0).order_by(table.c.number))
+        return await self._values(select(table).where(table.c.finished == _constant(0)), table.c.number, _plan)
 
     async def plan(self, request_id: str) -> StoredPlan | None:
         """The plan of a client's request."""
@@ -181,19 +139,18 @@ class Store:
         )
 
     async def _plans(self, query: Any) -> list[StoredPlan]:
-        return [
-            StoredPlan(PlanState.model_validate_json(row.state), row.fingerprint, row.started_at, row.updated_at)
-            for row in await self._read(query)
-        ]
+        return [_plan(row) for row in await self._read(query)]
 
     # --- VMs and hosts ---------------------------------------------------------------------------------------------
 
     async def vms(self, name: str | None = None) -> list[StoredVM]:
         """Those whose names are taken, or the one that has this name; by name."""
         table = schema.vms
-        query = select(table).where(table.c.phase != VMPhase.ENDED.value).order_by(table.c.name)
-        return [
-            StoredVM(
+        query = select(table).where(LIVING)
+        return await self._values(
+            query if name is None else query.where(table.c.name == name),
+            table.c.name,
+            lambda row: StoredVM(
                 row.name,
                 row.host,
                 VMPhase(row.phase),
@@ -202,22 +159,22 @@ class Store:
                 bool(row.owes_removal),
                 row.request_id,
                 row.generation,
-            )
-            for row in await self._read(query if name is None else query.where(table.c.name == name))
-        ]
+            ),
+        )
 
     async def owed_removals(self) -> dict[str, str]:
-        """VMs that may still be on a host and are to be removed there: the host by the VM's name."""
+        """VMs that may still be on a host and are to be removed there: host by name."""
         table = schema.vms
-        query = select(table.c.name, table.c.host).where(
-            table.c.phase != VMPhase.ENDED.value, table.c.owes_removal == 1, table.c.host.is_not(None)
-        )
-        return {row.name: row.host for row in await self._read(query)}
+        query = select(table.c.name, table.c.host).where(table.c.owes_removal == _constant(1), LIVING)
+        return {row.name: row.host for row in await self._read(query) if row.host}
 
     async def hosts(self) -> list[StoredHost]:
         """Every host that has ever reported, by id."""
-        rows = await self._read(select(schema.hosts).order_by(schema.hosts.c.id))
-        return [StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation)) for row in rows]
+        return await self._values(
+            select(schema.hosts),
+            schema.hosts.c.id,
+            lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation)),
+        )
 
     async def save_hosts(self, reports: Sequence[HostReport]) -> None:
         """Hosts' reports, without their core changes, in one transaction."""
@@ -231,13 +188,21 @@ class Store:
             }
             for report in reports
         ]
-        statement = upsert(schema.hosts)
+        statement = upsert(self._engine, schema.hosts)
         newest = {"seen_at": statement.excluded.seen_at, "report": statement.excluded.report}
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
 
         await self._write(work)
+
+    async def prune(self, statement: Delete) -> int:
+        """Delete what :mod:`cluster_manager.pruning` says; returns how many rows."""
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(statement)).rowcount
+
+        return await self._write(work)
 
     # --- events and core changes -----------------------------------------------------------------------------------
 
@@ -264,19 +229,13 @@ class Store:
         table = schema.core_changes
 
         async def work(connection: AsyncConnection) -> int:
-            for change in changes:
-                newest = select(schema.vms).where(schema.vms.c.name == change.machine).order_by(schema.vms.c.id.desc())
-                row = (await connection.execute(newest.limit(1))).first()
-                spec = VMSpec.model_validate_json(row.spec) if row else None
-                await connection.execute(
-                    upsert(table)
-                    .values(
-                        **{**change.model_dump(), "host": host},
-                        variable=int(spec is None or spec.priority.value != "fixed"),
-                        by_owner=int(row is not None and bool(row.deleted_by_owner) and change.cores_after == 0),
-                    )
-                    .on_conflict_do_nothing()
-                )
+            if changes:
+                vms = schema.vms
+                named = select(func.max(vms.c.id)).where(vms.c.name.in_({change.machine for change in changes}))
+                query = select(vms).where(vms.c.id.in_(named.group_by(vms.c.name)))
+                newest = {row.name: row for row in (await connection.execute(query)).all()}
+                statement = upsert(self._engine, table).on_conflict_do_nothing()
+                await connection.execute(statement, [_change_row(host, c, newest.get(c.machine)) for c in changes])
             highest = select(func.coalesce(func.max(table.c.sequence), 0)).where(table.c.host == host)
             return int((await connection.execute(highest)).scalar_one())
 
@@ -304,51 +263,42 @@ class Store:
         recent = select(table).where(table.c.at > at).order_by(table.c.at, table.c.host, table.c.sequence)
         return older + _changes(await self._read(recent))
 
-    # --- transactions ----------------------------------------------------------------------------------------------
+    # --- anything --------------------------------------------------------------------------------------------------
 
     async def rows(self, query: Any) -> Sequence[Any]:
         """The rows of a select of :mod:`cluster_manager.queries`."""
         return await self._read(query)
 
-    async def _read(self, query: Any) -> Sequence[Any]:
-        async with self._engine.connect() as connection:
-            return (await connection.execute(query)).all()
-
-    async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        async def transaction() -> T:
-            async with self._lock, self._engine.begin() as connection:
-                return await work(connection)
-
-        task = asyncio.create_task(transaction(), name="store write")
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-        return await asyncio.shield(task)
-
-
-def _check_file(path: Path) -> None:
-    """Say in plain words what the driver would say late.
-
-    :raises StoreError: the file is there and no SQLite database, or it cannot be made.
-    """
-    try:
-        with path.open("ab+") as file:
-            file.seek(0)
-            header = file.read(16)
-    except OSError as error:
-        raise StoreError(f"cannot use the database {path}: {error.strerror}") from error
-    if header not in (b"", b"SQLite format 3\x00"):
-        raise StoreError(f"cannot use the database {path}: it is no SQLite file")
-
 
 def _living(name: str) -> Any:
     """An update of the row that holds a name."""
     table = schema.vms
-    return update(table).where(table.c.name == name, table.c.phase != VMPhase.ENDED.value)
+    return update(table).where(table.c.name == name, LIVING)
 
 
-def _after_deletion(state: PlanState) -> str:
+def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
+    """The columns that a phase sets."""
+    return {"phase": phase.value, **({"ended_at": now} if phase is VMPhase.ENDED else {})}
+
+
+def _after_deletion(state: PlanState) -> VMPhase:
     """A VM that is on no host is gone with its deletion's record."""
-    return (VMPhase.ENDED if isinstance(state.instruction, Finish) else VMPhase.DELETING).value
+    return VMPhase.ENDED if isinstance(state.instruction, Finish) else VMPhase.DELETING
+
+
+def _change_row(host: str, change: CoreChange, vm: Any) -> dict[str, Any]:
+    """The row of a core change, with what the newest row of its VM says of it."""
+    spec = VMSpec.model_validate_json(vm.spec) if vm is not None else None
+    return {
+        **change.model_dump(),
+        "host": host,
+        "variable": int(spec is None or spec.priority.value != "fixed"),
+        "by_owner": int(vm is not None and bool(vm.deleted_by_owner) and change.cores_after == 0),
+    }
+
+
+def _plan(row: Any) -> StoredPlan:
+    return StoredPlan(PlanState.model_validate_json(row.state), row.fingerprint, row.started_at, row.updated_at)
 
 
 def _changes(rows: Sequence[Any]) -> list[StoredChange]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from deflation.allocations import Priority
 from deflation.explanations import Forecast, VMExplanation
+from deflation.health_messages import ManagerHealth, Readiness
 from deflation.instructions import Mode
 from deflation.messages import (
     CoreChange,
@@ -30,11 +31,12 @@ from deflation.messages import (
     VMSpec,
 )
 from deflation.modes import HostMode
-from deflation.pages import Event, Health
+from deflation.pages import Event
 from deflation.placement_policies import PlacementPolicy
 from deflation.rehearsals import Rehearsal
-from ebb.errors import ManagerRefused, ManagerUnreachable
+from ebb.errors import ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebb.event_stream import events_in
+from ebb.managers import ANSWER_S, Managers
 from ebb.tls import tls_problem
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.
@@ -56,7 +58,8 @@ Progress = Callable[[str], None]
 class ManagerClient:
     """One conversation with a manager. Use as an asynchronous context manager.
 
-    :param url: where the manager listens, for example ``http://127.0.0.1:7100``.
+    :param url: where the manager listens, for example ``http://127.0.0.1:7100``; several, of which one leads, with
+        commas between them.
     :param token: the bearer token of the manager's users.
     :param tls: for an https URL; default: whom this machine trusts.
 
@@ -64,10 +67,19 @@ class ManagerClient:
     """
 
     def __init__(self, url: str, token: str, *, tls: ssl.SSLContext | None = None) -> None:
-        self.url = url.rstrip("/")
+        self._managers = Managers(url)
         self._token = token
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the manager listens that answered last."""
+        return self._managers.url
+
+    @url.setter
+    def url(self, url: str) -> None:
+        self._managers = Managers(url)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -83,9 +95,13 @@ class ManagerClient:
         if self._session is not None:
             await self._session.close()
 
-    async def health(self) -> Health:
+    async def health(self) -> ManagerHealth:
         """Whether the manager runs. Needs no token."""
-        return await self._one("GET", "/healthz", Health)
+        return await self._one("GET", "/healthz", ManagerHealth)
+
+    async def readiness(self) -> Readiness:
+        """Whether a manager leads and its store answers; ManagerStandsBy where none does."""
+        return await self._one("GET", "/readyz", Readiness)
 
     async def openapi(self) -> dict[str, Any]:
         """The document that describes the manager's API."""
@@ -271,6 +287,7 @@ class ManagerClient:
                         yield event
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 failed += 1
+                self._managers.turn()
                 if failed > STREAM_ATTEMPTS:
                     why = str(error) or type(error).__name__
                     raise ManagerUnreachable(f"no manager answers at {self.url}: {why}") from error
@@ -353,18 +370,23 @@ class ManagerClient:
     ) -> Any:
         if self._session is None:
             raise RuntimeError("ManagerClient is used outside of its context")
-        data = body.model_dump(mode="json") if body is not None else None
-        try:
-            url = self.url + path
-            async with self._session.request(method, url, params=query, json=data, headers=headers) as answer:
-                content = await answer.json(content_type=None)
-                if answer.status >= 400:
-                    raise _refusal(answer.status, content)
-                return content
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            if (why := tls_problem(self.url, error)) is not None:
-                raise ManagerUnreachable(f"no connection with {self.url}: {why}") from error
-            raise ManagerUnreachable(f"no manager answers at {self.url}: {error or type(error).__name__}") from error
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S if self._managers.several else REQUEST_TIMEOUT_S)
+        session, data = self._session, body.model_dump(mode="json") if body is not None else None
+        options: dict[str, Any] = {"params": query, "json": data, "headers": headers, "timeout": timeout}
+
+        async def once(url: str) -> Any:
+            try:
+                async with session.request(method, url + path, **options) as answer:
+                    content = await answer.json(content_type=None)
+                    if answer.status >= 400:
+                        raise _refusal(answer.status, content, "Retry-After" in answer.headers)
+                    return content
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if (why := tls_problem(url, error)) is not None:
+                    raise ManagerUnreachable(f"no connection with {url}: {why}") from error
+                raise ManagerUnreachable(f"no manager answers at {url}: {error or type(error).__name__}") from error
+
+        return await self._managers.ask(once)
 
 
 def new_request_id() -> str:
@@ -385,8 +407,9 @@ def _if_match(version: str | None) -> dict[str, str] | None:
     return None if version is None else {"If-Match": f'"{version}"'}
 
 
-def _refusal(status: int, content: Any) -> ManagerRefused:
+def _refusal(status: int, content: Any, may_come: bool = False) -> ManagerRefused:
     problem = content if isinstance(content, dict) else {}
     sentence = problem.get("error") or f"the manager answered with status {status}"
     field = problem.get("field")
-    return ManagerRefused(status, str(sentence), str(field) if field else None)
+    kind = ManagerStandsBy if status == 503 and may_come else ManagerRefused
+    return kind(status, str(sentence), str(field) if field else None)

@@ -24,6 +24,10 @@ class ManagerRefused(EbbError):
         self.field = field
 
 
+class ManagerStandsBy(ManagerRefused):
+    """A manager that does not lead (yet, or any more): another one may, and the same request again is harmless."""
+
+
 class OperationFailed(EbbError):
     """An operation ended, but not with what was asked for."""
 

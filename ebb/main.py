@@ -33,7 +33,7 @@ app.add_typer(sim_app, name="sim")
 #: Where each command stands, what runs it, and an example for its help page.
 COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (app, "doctor", doctor.doctor, "ebb doctor; ebb doctor web --json; ebb doctor --probe-acpi"),
-    (app, "health", cluster.health, "ebb health"),
+    (app, "health", cluster.health, "ebb health; ebb health --ready"),
     (app, "openapi", cluster.openapi, "ebb openapi > manager.json"),
     (app, "hosts", cluster.hosts, "ebb hosts --state ready"),
     (app, "host", cluster.host, "ebb host host-a --json"),

@@ -97,7 +97,7 @@ def _access(arguments: argparse.Namespace) -> AccessSettings:
     if arguments.url is None and address.strip("[]") in ("0.0.0.0", "::"):
         raise AccessError(f"--listen {address} is no address that the manager could call: give --url")
     secret = caller is not None or arguments.manager_ca is not None
-    if secret and arguments.manager is not None and not arguments.manager.startswith("https://"):
+    if secret and not all(url.startswith("https://") for url in arguments.manager or ()):
         raise AccessError("--manager must begin with https:// where --manager-ca or --certificate is given")
     return replace(settings, server_ca=arguments.manager_ca, caller=caller)
 
@@ -141,7 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--capacity", required=True, type=_capacity, help="the slice of this machine to hand out")
     add("--token-file", required=True, type=Path, help="holds the bearer token of this API")
     add("--listen", type=_listen, default=("127.0.0.1", 7101), metavar="ADDRESS:PORT", help="default 127.0.0.1:7101")
-    add("--manager", help="base URL of the manager; without it the agent serves its API only")
+    add(
+        "--manager", action="append", metavar="URL",
+        help="base URL of the manager, given again for each standby; without it the agent serves its API only",
+    )  # fmt: skip
     add("--manager-token-file", type=Path, help="token for the manager; default: the same as --token-file")
     add("--manager-ca", type=Path, metavar="FILE", help="PEM: CA of an HTTPS manager; default: --client-ca")
     add("--certificate", type=Path, metavar="FILE", help="PEM, shown to the manager; default: --tls-certificate")

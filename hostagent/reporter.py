@@ -1,10 +1,14 @@
-"""Tells the manager what this host has: regularly, and at once after every change. Works on when nobody listens."""
+"""Tells the manager what this host has: regularly, and at once after every change. Works on when nobody listens.
+
+Of several managers one leads; the others refuse reports, so the next one is tried until one takes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Sequence
 from typing import Final
 
 import aiohttp
@@ -24,14 +28,15 @@ log = structlog.get_logger()
 class Reporter:
     """Sends reports until cancelled.
 
-    :param manager: base URL of the manager.
+    :param manager: base URL of the manager, or of each of several.
     :param tls: for an HTTPS URL; default: whom this machine trusts, and no certificate of our own.
     """
 
-    def __init__(self, host: Host, manager: str, token: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: Host, manager: str | Sequence[str], token: str, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
         self._tls = tls
-        self._url = f"{manager.rstrip('/')}/v1/hosts/{host.slice.host_id}/report"
+        #: The one that took the last report is in front.
+        self._managers = [url.rstrip("/") for url in ([manager] if isinstance(manager, str) else manager)]
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._acknowledged = 0
         self._silent = False
@@ -44,25 +49,46 @@ class Reporter:
             while True:
                 self._host.changed.clear()
                 try:
-                    await self._send(session)
+                    await self._send_to_leader(session)
                     if self._silent:
-                        log.info("the manager answers again", manager=self._url)
+                        log.info("the manager answers again", manager=self._managers[0])
                     self._silent = False
                 except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
                     if not self._silent:
-                        log.warning("the manager does not take our report; we go on", manager=self._url, why=str(error))
+                        log.warning(
+                            "the manager does not take our report; we go on",
+                            manager=", ".join(self._managers),
+                            why=str(error) or type(error).__name__,
+                        )
                     self._silent = True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self._host.changed.wait()
                 await asyncio.sleep(BURST_S)
 
-    async def _send(self, session: aiohttp.ClientSession) -> None:
-        async with session.post(self._url, data=self._host.report().model_dump_json()) as response:
+    async def _send_to_leader(self, session: aiohttp.ClientSession) -> None:
+        """Try each manager once."""
+        for left in range(len(self._managers) - 1, -1, -1):
+            try:
+                return await self._send(session, self._managers[0])
+            except (aiohttp.ClientError, TimeoutError, ValueError):
+                self._managers.append(self._managers.pop(0))
+                if not left:
+                    raise
+
+    async def _send(self, session: aiohttp.ClientSession, manager: str) -> None:
+        url = f"{manager}/v1/hosts/{self._host.slice.host_id}/report"
+        async with session.post(url, data=self._host.report().model_dump_json()) as response:
             if response.status >= 400:
                 sentence = (await response.content.read(500)).decode(errors="replace")
                 raise ValueError(f"it answers {response.status}: {sentence}")
             reply = ReportReply.model_validate_json(await response.read())
+        epoch = self._host.journal.epoch
+        if reply.epoch < epoch:
+            raise ValueError(f"the manager at {manager} has epoch {reply.epoch}, but {epoch} was seen")
+        if reply.epoch > epoch:
+            # From now on no command of an earlier leader is taken, even if the new one commands nothing yet.
+            await asyncio.to_thread(self._host.journal.raise_epoch, reply.epoch)
         if reply.acknowledged != self._acknowledged:
             await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
             self._acknowledged = reply.acknowledged

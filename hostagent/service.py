@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -32,7 +33,7 @@ async def serve(
     address: str,
     port: int,
     token_file: Path,
-    manager: str | None,
+    manager: str | Sequence[str] | None,
     manager_token_file: Path | None,
     stop: asyncio.Event,
     access: AccessSettings = AccessSettings(),  # noqa: B008 - frozen

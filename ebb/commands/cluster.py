@@ -100,13 +100,19 @@ def machine(
         print_machines([found])
 
 
-def health(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Say whether the manager runs."""
-    found = ask(manager, token_file, lambda client: client.health())
-    if json:
-        print_json(found)
-    else:
-        print(f"the manager answers: {found.status}")
+def health(
+    ready: Annotated[bool, typer.Option("--ready", help="Also ask whether one leads and its store answers.")] = False,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Whether the manager runs, and its role."""
+    if ready:
+        found = ask(manager, token_file, lambda client: client.readiness())
+        print_json(found) if json else print(found.sentence)
+        return
+    alive = ask(manager, token_file, lambda client: client.health())
+    print_json(alive) if json else print(f"the manager runs ({alive.role})")
 
 
 def openapi(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:

@@ -20,7 +20,12 @@ Result = TypeVar("Result")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Manager = Annotated[
     str | None,
-    typer.Option("--manager", envvar="EBB_MANAGER", metavar="URL", help="The manager's address; default: the lab's."),
+    typer.Option(
+        "--manager",
+        envvar="EBB_MANAGER",
+        metavar="URL[,URL]",
+        help="The manager's address, or several of which one leads; default: the lab's.",
+    ),
 ]
 TokenFile = Annotated[
     Path | None,

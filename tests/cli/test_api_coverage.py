@@ -32,6 +32,7 @@ SIZES = ["--cpu-cores", "1", "--memory-mib", "512"]
 COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms"): ("create", ["create", "web", *SIZES]),
     ("GET", "/healthz"): ("health", ["health"]),
+    ("GET", "/readyz"): ("readiness", ["health", "--ready"]),
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
     ("GET", "/v1/hosts"): ("hosts", ["hosts", "--state", "ready", "--mode", "active"]),
     ("GET", "/v1/hosts/{id}"): ("host", ["host", "host-a"]),

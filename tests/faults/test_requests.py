@@ -99,7 +99,7 @@ async def test_without_its_manager_a_host_goes_on_and_loses_no_core_change(
     async def take(request: web.Request) -> web.Response:
         got.append(await request.json())
         sequence = max((change["sequence"] for change in got[-1]["core_changes"]), default=0)
-        return web.json_response({"epoch": 1, "acknowledged": sequence})
+        return web.json_response({"epoch": 0, "acknowledged": sequence})
 
     manager = web.Application()
     manager.router.add_post(f"/v1/hosts/{ward.host_id}/report", take)

@@ -85,7 +85,7 @@ async def running_agent(libvirt: StandIn, directory: Path) -> AsyncIterator[Call
     async def report(request: web.Request) -> web.Response:
         nonlocal reports
         reports += 1
-        return web.json_response({"epoch": 1, "acknowledged": reports})
+        return web.json_response({"epoch": 0, "acknowledged": reports})
 
     manager.router.add_post("/v1/hosts/host-a/report", report)
     settings = LibvirtSettings("host-a", "stand-in", "qemu", directory, directory / "disks")

@@ -13,6 +13,8 @@ import aiohttp
 from aiohttp.test_utils import TestServer
 
 from cluster_manager.api import make_app
+from cluster_manager.database import Database
+from cluster_manager.leadership import LeadershipTimes
 from cluster_manager.manager import Manager
 from cluster_manager.settings import AgentLimits, Settings
 from deflation.messages import Operation, OperationState
@@ -20,6 +22,14 @@ from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
 TOKEN = "clients"
 QUICK = AgentLimits(answer_s=5.0, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0)
+
+#: Nobody is to lose the lead in a test because the machine is busy, but where that is the test.
+LEADERSHIP = LeadershipTimes(check_s=0.1, limit_s=20.0, release_s=30.0, pause_s=0.1)
+
+
+def database_in(directory: Path) -> Database:
+    """The store of a cluster; the fixture ``each_store`` has others."""
+    return directory / "manager.sqlite"
 
 
 def vm(name: str, priority: str = "deflatable", cpu_cores: float = 3.0, memory_mib: float = 1000.0, **more: Any) -> Any:
@@ -115,7 +125,12 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def cluster_of(path: Path, *agents: FakeAgent, **changes: Any) -> AsyncIterator[Cluster]:
     settings = Settings(
-        database=path / "manager.sqlite", token=TOKEN, agent_token=AGENT_TOKEN, silent_after_s=1.0, agents=QUICK
+        database=database_in(path),
+        token=TOKEN,
+        agent_token=AGENT_TOKEN,
+        silent_after_s=1.0,
+        agents=QUICK,
+        leadership=LEADERSHIP,
     )
     async with aiohttp.ClientSession() as session:
         cluster = Cluster(replace(settings, **changes), agents, session)

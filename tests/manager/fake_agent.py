@@ -81,6 +81,7 @@ class FakeAgent:
         self.epoch = 0
         #: Set when the command ``trouble.hangs_at`` has arrived (and been carried out, if it is).
         self.hanging = asyncio.Event()
+        #: One URL, or several with commas between them, of which one leads.
         self.manager: str | None = None
         self.reported = asyncio.Event()
         #: Set when an operation that has not ended is asked for.
@@ -194,12 +195,18 @@ class FakeAgent:
                         await self._ever.wait()
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
-        url = f"{self.manager}/v1/hosts/{self.id}/report"
-        # One at a time, like an agent's: an older report must not overtake a newer one.
-        async with self._sending, session.post(url, json=self.report().model_dump(mode="json")) as response:
-            if response.status != 200:
-                return
-            reply = ReportReply.model_validate(await response.json())
+        for manager in (self.manager or "").split(","):
+            url = f"{manager}/v1/hosts/{self.id}/report"
+            # One at a time, like an agent's: an older report must not overtake a newer one.
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._sending, session.post(url, json=self.report().model_dump(mode="json")) as response:
+                    if response.status == 200:
+                        return self._taken(ReportReply.model_validate(await response.json()))
+
+    def _taken(self, reply: ReportReply) -> None:
+        if reply.epoch < self.epoch:
+            return
+        self.epoch = reply.epoch
         self.changes = [change for change in self.changes if change.sequence > reply.acknowledged]
         self.reported.set()
 

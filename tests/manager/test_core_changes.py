@@ -10,6 +10,9 @@ import pytest
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
+#: Once on each kind of store.
+pytestmark = pytest.mark.usefixtures("each_store")
+
 
 def host() -> FakeAgent:
     return FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)

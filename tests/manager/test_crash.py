@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import signal
-import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
@@ -20,9 +19,12 @@ from deflation.messages import Operation, OperationState
 from deflation.proportional import share_room
 from deflation.resources import ZERO
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.databases import rows_of
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
 pytestmark = pytest.mark.service
+#: Once on each kind of store.
+each_store = pytest.mark.usefixtures("each_store")
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -51,7 +53,7 @@ class Scenario:
                 await cluster.call("DELETE", f"/v1/vms/high-1?request_id={self.request_id}")
             else:
                 cores = 5.3 if self.name == "preempt" else 3.0
-                body = {"request_id": self.request_id, "vm": vm("high-1", "fixed", cores, 800.0), "deadline_s": 5.0}
+                body = {"request_id": self.request_id, "vm": vm("high-1", "fixed", cores, 800.0), "deadline_s": 30.0}
                 await cluster.call("POST", "/v1/vms", json={**body, "policy": "first-fit"})
 
     @property
@@ -116,6 +118,7 @@ async def test_a_manager_killed_while_a_command_is_under_way_finishes_the_plan(
         await ended_well(scenario, cluster)
 
 
+@each_store
 async def test_a_reclaim_that_is_under_way_at_a_restart_is_waited_for_and_not_repeated(tmp_path: Path) -> None:
     async with prepared(tmp_path, "place") as (scenario, cluster):
         agent = scenario.first
@@ -134,6 +137,7 @@ async def test_a_reclaim_that_is_under_way_at_a_restart_is_waited_for_and_not_re
         assert [row.name for row in operation.vms] == ["low-1", "low-2"]
 
 
+@each_store
 @pytest.mark.parametrize("name", ["place", "delete"])
 async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp_path: Path, name: str) -> None:
     async with prepared(tmp_path, name) as (scenario, cluster):
@@ -146,8 +150,13 @@ async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp
         await ended_well(scenario, cluster)
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["before-the-record", "after-the-record"])
-@pytest.mark.parametrize("name", ["place", "undo", "preempt", "delete"])
+@each_store
+@pytest.mark.parametrize(
+    ("database", "name", "stored"),
+    [("sqlite", name, stored) for name in ("place", "undo", "preempt", "delete") for stored in (False, True)]
+    + [("postgresql", "place", False), ("postgresql", "preempt", True), ("postgresql", "delete", True)],
+    indirect=["database"],
+)
 async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path, name: str, stored: bool) -> None:
     """The manager is killed at its first record, the next one at its second, and so on to the end."""
     async with prepared(tmp_path, name) as (scenario, cluster):
@@ -213,6 +222,7 @@ async def _one_record(cluster: Cluster) -> None:
         await passed.wait()
 
 
+@each_store
 async def test_the_epoch_rises_with_every_start_and_is_in_every_command(tmp_path: Path) -> None:
     async with prepared(tmp_path, "place") as (scenario, cluster):
         assert scenario.first.epoch == 1
@@ -355,6 +365,7 @@ async def test_sigterm_and_sigint_end_the_manager_cleanly(tmp_path: Path) -> Non
     assert await asyncio.to_thread(lambda: [path.name for path in tmp_path.glob("*-wal")]) == []
 
 
+@each_store
 @pytest.mark.parametrize("restart", [False, True])
 async def test_two_plans_on_one_host_run_one_after_the_other(tmp_path: Path, restart: bool) -> None:
     """Also after a restart: the plan that was at work goes on first, even where the one that waited is older."""
@@ -371,8 +382,7 @@ async def test_two_plans_on_one_host_run_one_after_the_other(tmp_path: Path, res
                 await agent.polled.wait()
         if restart:
             await cluster.kill_manager()
-            with contextlib.closing(sqlite3.connect(tmp_path / "manager.sqlite")) as connection, connection:
-                connection.execute("UPDATE plans SET number = 1000 WHERE request_id = 'first'")
+            rows_of(cluster.settings.database, "UPDATE plans SET number = 1000 WHERE request_id = 'first'")
             agent.polled.clear()
             await cluster.start_manager()
             await cluster.ready()

@@ -1,0 +1,49 @@
+"""What a manager that does not lead, or whose store fails, answers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+from aiohttp import hdrs, web
+
+from cluster_manager.api_forms import MANAGER
+from cluster_manager.errors import LostLeadership, StoreError
+from cluster_manager.manager import Manager
+from deflation.messages import Problem
+from deflation.roles import OPEN_ROUTES
+from rest.problems import Handler, answer_problem
+
+log = structlog.get_logger()
+
+#: When a client may ask again, seconds: a take-over takes a few of them.
+RETRY_AFTER_S: Final = 1
+
+
+@web.middleware
+async def leader_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A standby knows nothing for sure: it answers only for its health, and says who leads."""
+    resource = request.match_info.route.resource
+    if resource is None or resource.canonical in OPEN_ROUTES or request.app[MANAGER].leadership.leads():
+        return await handler(request)
+    return _refusal(request.app[MANAGER])
+
+
+def store_problem(request: web.Request, error: StoreError) -> web.Response:
+    """A request that the store failed: the same request again, with its request id, is harmless."""
+    if not isinstance(error, LostLeadership):
+        log.error("request failed by the store", method=request.method, path=request.path, why=str(error))
+    elif not request.app[MANAGER].leadership.leads():
+        return _refusal(request.app[MANAGER])
+    return unavailable("the store does not answer; send the same request again")
+
+
+def unavailable(sentence: str) -> web.Response:
+    """503 for a while."""
+    return answer_problem(Problem(error=sentence, field=None), 503, {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)})
+
+
+def _refusal(manager: Manager) -> web.Response:
+    leader = manager.leadership.leader
+    where = f"the manager at {leader} leads" if leader is not None else "it is not known which manager leads"
+    return unavailable(f"this manager is a standby; {where}")
