@@ -32,7 +32,15 @@ from cluster_manager.plans import (
     SetVM,
     VMPhase,
 )
-from cluster_manager.readings import allocations_of, demand_of, failed_layer, missing_on, reclaim_need
+from cluster_manager.readings import (
+    allocations_of,
+    demand_of,
+    failed_layer,
+    missing_on,
+    reclaim_need,
+    room_for_start,
+    start_size,
+)
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
 from deflation.allocations import Allocation, Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
@@ -114,7 +122,7 @@ def _on_hosts(state: PlanState, event: HostsChosen) -> Step:
 
 def _next_host(state: PlanState, elapsed_s: float) -> Step:
     """The next host in line; then preemption, for a fixed VM; then the refusal."""
-    late = bool(state.failures) and state.purpose == "place" and _time_left(state, elapsed_s) <= 0
+    late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
     if state.hosts_left and state.tried < MOST_HOSTS and not late:
         host, *rest = state.hosts_left
         return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
@@ -124,8 +132,13 @@ def _next_host(state: PlanState, elapsed_s: float) -> Step:
     if state.purpose == "place" and spec.priority is Priority.FIXED:
         said = "no host can hold it by deflation alone: looking where preemption would do"
         return instruct(state, ChooseHosts(purpose="preempt"), said, host=None, purpose="preempt", hosts_left=())
+    if state.purpose == "place" and spec.start == "deflated":
+        said = "no host can hold its nominal size: looking where it can start deflated"
+        return instruct(state, ChooseHosts(purpose="deflated"), said, host=None, purpose="deflated", hosts_left=())
     why = "; ".join(dict.fromkeys(state.failures)) or "no host is ready"
     rule = "" if spec.priority is Priority.FIXED else f". A {spec.priority.value} VM preempts no other"
+    if state.purpose == "deflated":
+        rule = f", and {spec.least_start()} are the least that it can start with{rule}"
     sentence = f"refused {spec.name} ({spec.nominal.vector()}): {why}{rule}"
     return finish(state, OperationState.FAILED, sentence).also(
         SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, None, sentence)
@@ -145,6 +158,7 @@ def _arrival(host: str) -> dict[str, Any]:
         "reason": None,
         "targets": {},
         "conclusion": None,
+        "initial": None,
     }
 
 
@@ -163,6 +177,8 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
         return _on_present(state, present, event.elapsed_s)
     if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
         return _leave(state, why, event.elapsed_s)
+    if state.purpose == "deflated":
+        return _on_reading_deflated(state, report, event.elapsed_s)
     missing = missing_on(report, demand_of(spec, report))
     if missing.is_zero():
         return _start(state, report.id)
@@ -177,10 +193,7 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
     if complete and not need.is_zero() and (enough or state.purpose == "preempt"):
         left = _time_left(state, event.elapsed_s)
         if left > 0:
-            instruction = Reclaim(host=report.id, step=state.step, need=Vector.of(need), deadline_s=round(left, 3))
-            tried = state.tried + (1 if state.reclaims == 0 else 0)
-            said = f"reclaiming {need} on {report.id}"
-            return instruct(state, instruction, said, reclaims=state.reclaims + 1, tried=tried)
+            return _reclaim(state, report.id, need, left)
         state = state.model_copy(update={"failed_layer": state.failed_layer or "none: the deadline has passed"})
     if state.purpose == "preempt":
         return _preempt(state, report, missing, event.elapsed_s)
@@ -201,8 +214,40 @@ def _start(state: PlanState, host: str) -> Step:
     if state.starts and state.lapses >= MOST_LAPSES:
         return _clean_up(state, "the agent forgets that it was told to start the VM")
     tried = state.tried + (1 if state.reclaims == 0 and state.starts == 0 else 0)
-    instruction = Create(host=host, step=state.step)
-    return instruct(state, instruction, f"starting {state.vm} on {host}", starts=state.starts + 1, tried=tried)
+    instruction = Create(host=host, step=state.step, initial=state.initial)
+    said = f"starting {state.vm} on {host}"
+    if state.initial is not None:
+        said += f" with {state.initial.vector()}"
+    return instruct(state, instruction, said, starts=state.starts + 1, tried=tried)
+
+
+def _on_reading_deflated(state: PlanState, report: HostReport, elapsed_s: float) -> Step:
+    """Make the room that the VM gets as one of the host's VMs, then start it with what there is of that."""
+    spec = _spec(state)
+    if state.initial is None:
+        plan = start_size(spec, report)
+        if plan is None:
+            least = demand_of(spec, report, spec.least_start())
+            return _leave(state, _short(state, report, missing_on(report, least)), elapsed_s)
+        state = state.model_copy(update={"initial": Vector.of(plan.size)})
+    assert state.initial is not None
+    missing = missing_on(report, demand_of(spec, report, state.initial.vector()))
+    need = reclaim_need(missing, report)
+    left = _time_left(state, elapsed_s)
+    again = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
+    if not need.is_zero() and again and state.lapses < MOST_LAPSES and left > 0:
+        return _reclaim(state, report.id, need, left)
+    # What the layers did not give it does without, as long as that is enough to start with.
+    size = room_for_start(spec, report, state.initial.vector())
+    if not spec.least_start().fits_in(size):
+        return _leave(state, _short(state, report, missing), elapsed_s)
+    return _start(state.model_copy(update={"initial": Vector.of(size)}), report.id)
+
+
+def _reclaim(state: PlanState, host: str, need: ResourceVector, left_s: float) -> Step:
+    instruction = Reclaim(host=host, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3))
+    tried = state.tried + (1 if state.reclaims == 0 else 0)
+    return instruct(state, instruction, f"reclaiming {need} on {host}", reclaims=state.reclaims + 1, tried=tried)
 
 
 def _on_reclaimed(state: PlanState, operation: Operation) -> Step:
@@ -243,7 +288,10 @@ def _placed(state: PlanState, said: str) -> Step:
     how = f"after deflating {', '.join(vm.name for vm in state.outcomes)}" if state.reclaims else "in free room"
     if state.victims:
         how = f"after preempting {', '.join(state.victims)}"
-    sentence = f"placed {spec.name} ({spec.nominal.vector()}) on {host} {how}"
+    size = f"{spec.nominal.vector()}"
+    if state.initial is not None and not spec.nominal.vector().fits_in(state.initial.vector()):
+        size = f"deflated, {state.initial.vector()} of {spec.nominal.vector()}"
+    sentence = f"placed {spec.name} ({size}) on {host} {how}"
     effects = (SetVM(spec.name, VMPhase.RUNNING, host, sentence), Note("placed", spec.name, host, sentence))
     changes = {"shortfall": Vector(), "progress": (*state.progress, said)}
     state = state.model_copy(update=changes)
