@@ -46,6 +46,7 @@ class RoomWatch:
     _rooms: deque[tuple[float, ResourceVector]] = field(default_factory=deque)
     _sizes: dict[str, ResourceVector] = field(default_factory=dict)
     _shrunk_at: dict[str, float] = field(default_factory=dict)
+    _grown_at: dict[str, float] = field(default_factory=dict)
 
     def observe(self, now: float, allocations: Iterable[Allocation], room: ResourceVector) -> None:
         """Take in a reading.
@@ -55,16 +56,23 @@ class RoomWatch:
         """
         if self._rooms and now - self._rooms[-1][0] > LONGEST_GAP_S:
             self._rooms.clear()
-        self._rooms.append((now, room))
         # The newest reading that is as old as the hold time stays: the window must reach back that far.
         while len(self._rooms) > 1 and self._rooms[1][0] <= now - self.pace.hold_s:
             self._rooms.popleft()
-        sizes = {allocation.name: allocation.current for allocation in allocations}
+        sizes, taken = {allocation.name: allocation.current for allocation in allocations}, ZERO
         for name, size in sizes.items():
-            if name in self._sizes and not self._sizes[name].fits_in(size):
+            before = self._sizes.get(name, size)
+            if not before.fits_in(size):
                 self._shrunk_at[name] = now
+            if not size.fits_in(before):
+                self._grown_at[name] = now
+                taken += size.less(before)
+        # What was given away since was there before, but is not there any more.
+        self._rooms = deque([*((at, had.less(taken)) for at, had in self._rooms), (now, room)])
         self._sizes = sizes
-        self._shrunk_at = {name: at for name, at in self._shrunk_at.items() if name in sizes}
+        for moments in (self._shrunk_at, self._grown_at):
+            for name in moments.keys() - sizes.keys():
+                del moments[name]
 
     def steady(self, now: float) -> ResourceVector:
         """What has been there all through the hold time; nothing if the host was not watched for so long."""
@@ -103,6 +111,8 @@ class RoomWatch:
             size = patient.get(row.name, row.current).smaller(most)
             if row.name in pressed or _grows_by(row, most, row.upper * self.pace.large_share):
                 size = most
+            elif now - self._grown_at.get(row.name, -self.pace.hold_s) < self.pace.hold_s:
+                continue
             if size != row.current and (row.name in pressed or _is_worth_while(row, size)):
                 targets[row.name] = size
         return targets
