@@ -5,7 +5,6 @@ Source: seed 004 §5; docs/contracts.md, splitting a need. Low-priority VMs neve
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from cluster_manager.plans import (
@@ -32,6 +31,7 @@ from cluster_manager.plans import (
     SetVM,
     VMPhase,
 )
+from cluster_manager.preemption import why_preempted, with_reason
 from cluster_manager.readings import (
     allocations_of,
     demand_of,
@@ -42,12 +42,12 @@ from cluster_manager.readings import (
     start_size,
 )
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
-from deflation.allocations import Allocation, Priority
+from deflation.allocations import Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.placement_policies import PlacementPolicy
-from deflation.proportional import choose_victims, split_need
-from deflation.resources import ZERO, ResourceVector
+from deflation.proportional import choose_victims
+from deflation.resources import ResourceVector
 
 
 def start_placement(
@@ -55,7 +55,8 @@ def start_placement(
 ) -> PlanState:
     """A placement before its first instruction is carried out.
 
-    :param deadline_s: for finding a place without preemption; a fixed VM that has to preempt gets it once more.
+    :param deadline_s: for finding a place for the nominal size without preemption; a fixed VM that has to preempt, and
+        one that may start deflated, gets it once more.
     """
     return PlanState(
         kind="create",
@@ -186,7 +187,7 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
         return _preempt(state, report, missing, event.elapsed_s)
     enough = missing.fits_in(report.deflatable.vector())
     if state.purpose == "preempt" and state.reclaims == 0:
-        state = _with_reason(state, report, missing)
+        state = with_reason(state, report, missing)
     need = reclaim_need(missing, report)
     complete = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
     complete = complete and state.lapses < MOST_LAPSES
@@ -304,18 +305,6 @@ def _placed(state: PlanState, said: str) -> Step:
 # --- preemption ------------------------------------------------------------------------------------------------------
 
 
-def _with_reason(state: PlanState, report: HostReport, missing: ResourceVector) -> PlanState:
-    """Why this host would have to preempt, and the sizes its VMs should reach, as they are before anything changes."""
-    rows = allocations_of(report)
-    reason: Reason = "shortfall" if missing.fits_in(report.deflatable.vector()) else "minimum"
-    if reason == "minimum":
-        # Where the need alone would put them: below their minimums.
-        rows = [row if row.priority is Priority.FIXED else replace(row, minimum=ZERO) for row in rows]
-    targets = {row.name: row.current for row in rows} | dict(split_need(rows, missing).targets)
-    wire = {name: Vector.of(target) for name, target in targets.items()}
-    return state.model_copy(update={"reason": reason, "targets": wire})
-
-
 def _preempt(state: PlanState, report: HostReport, missing: ResourceVector, elapsed_s: float) -> Step:
     """Stop one VM, the one farthest from its target, and read again."""
     rows = allocations_of(report)
@@ -327,19 +316,11 @@ def _preempt(state: PlanState, report: HostReport, missing: ResourceVector, elap
     if victim.name in state.victims:
         return _give_up(state, f"{report.id} still shows {victim.name}, which it has stopped", reachable=True)
     reason: Reason = state.reason or "shortfall"
-    sentence = _why_preempted(state, victim, reason, missing)
+    sentence = why_preempted(state, victim.name, reason, missing)
     remove = Remove(host=report.id, step=state.step, vm=victim.name, reason=reason)
     return instruct(state, remove, sentence, victims=(*state.victims, victim.name), reason=reason).also(
         Note("preempting", victim.name, report.id, sentence)
     )
-
-
-def _why_preempted(state: PlanState, victim: Allocation, reason: Reason, missing: ResourceVector) -> str:
-    why = f"the minimums leave {missing} too little" if reason == "minimum" else f"deflation fell short of {missing}"
-    if state.failed_layer:
-        why += f" in layer {state.failed_layer}"
-    why += f" for {state.vm}"
-    return f"preempting {victim.name} on {state.host} (reason {reason}): {why}"
 
 
 def _on_removed(state: PlanState, event: OperationEnded) -> Step:

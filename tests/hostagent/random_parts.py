@@ -12,7 +12,7 @@ from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from deflation.resources import ResourceVector
 from hostagent.vms import ManagedVM
-from tests.hostagent.local_world import ROUNDING, Domain
+from tests.hostagent.local_world import ROUNDING, Domain, LocalWorld
 
 EXAMPLES: Final = 60
 STEPS_EACH: Final = 200
@@ -52,6 +52,19 @@ def specs(draw: st.DrawFn) -> VMSpec:
         minimum=Vector.of(minimum),
         ceiling=ceiling,
     )
+
+
+class Count:
+    """Steps over all examples, and the world whose guests are spoken to now."""
+
+    steps = 0
+    world: LocalWorld | None = None
+
+
+async def connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To a guest of the present world."""
+    assert Count.world is not None
+    return await Count.world.connect(path, limit)
 
 
 def between(low: ResourceVector, high: ResourceVector, share: float) -> Vector:

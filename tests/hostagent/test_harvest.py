@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deflation.harvest import harvested
 from deflation.hysteresis import Pace
 from deflation.resources import ZERO, ResourceVector
 from hostagent import harvest
@@ -79,7 +80,7 @@ async def test_it_stays_within_a_smaller_budget(client: Client, spare: Domain, h
     await grant(client, 1, cpu_cores=1.5, memory_mib=612.0)
     await until(lambda: size(host) == ResourceVector(2, 1124))
     await host_idle(host)
-    assert harvest.harvested([host.vms["spare"].allocation()]) == ResourceVector(1.5, 612)
+    assert harvested([host.vms["spare"].allocation()]) == ResourceVector(1.5, 612)
 
 
 async def test_without_a_budget_or_with_a_revoked_one_nothing_grows(

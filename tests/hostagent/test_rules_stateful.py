@@ -60,14 +60,7 @@ from tests.hostagent.local_faults import FAULTS, started
 from tests.hostagent.local_guest import Application
 from tests.hostagent.local_hypervisor import Faults, Fence, FencedJournal, LocalHypervisor
 from tests.hostagent.local_world import ROUNDING, LocalWorld
-from tests.hostagent.random_parts import CAPACITY, ERRORS, HOST, deadlines, indices, moments, shares, specs
-
-
-class Count:
-    """Steps over all examples, and the machine whose guests are spoken to now."""
-
-    steps = 0
-    machine: HostMachine | None = None
+from tests.hostagent.random_parts import CAPACITY, ERRORS, HOST, Count, deadlines, indices, moments, shares, specs
 
 
 class HostMachine(RuleBasedStateMachine):
@@ -83,9 +76,8 @@ class HostMachine(RuleBasedStateMachine):
         #: How each request was sent, to send it again.
         self.sent: list[Callable[[], Awaitable[Operation]]] = []
         self.broken: list[str] = []
-        Count.machine = self
         self.faults = Faults()
-        self.world = LocalWorld(self.loop, Random(0))
+        self.world = Count.world = LocalWorld(self.loop, Random(0))
         self.agent: Agent | None = None
 
     @initialize(
@@ -426,17 +418,12 @@ class HostMachine(RuleBasedStateMachine):
         return "; ".join([*states, *(f"{o.kind} {o.state}: {o.sentence}" for o in operations[-3:])])
 
 
-async def _connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    assert Count.machine is not None
-    return await Count.machine.world.connect(path, limit)
-
-
 @pytest.mark.service
 @pytest.mark.timeout(900)
 # A task that is cancelled before its first step never comes to await what it was to run.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_the_rules_hold_whatever_happens_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "open_unix_connection", _connect)
+    monkeypatch.setattr(asyncio, "open_unix_connection", parts.connect)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     configured = structlog.get_config()
     structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))

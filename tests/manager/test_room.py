@@ -10,7 +10,7 @@ import pytest
 
 from cluster_manager import operations
 from cluster_manager.growth import FIRST_PAUSE_S, Growth, budget_for
-from cluster_manager.plans import Create, Finish, Reclaim
+from cluster_manager.plans import Create, Finish, HostRead, Reclaim, Remove
 from cluster_manager.transitions import advance
 from deflation.hysteresis import Pace
 from deflation.messages import OperationState, Vector, VMSpec
@@ -31,7 +31,7 @@ HARVEST = {
     "minimum": {"cpu_cores": 0.5, "memory_mib": 400.0},
     "ceiling": {"cpu_cores": 8.0, "memory_mib": 800.0},
 }
-LATER = {"start": "deflated"}
+LATER: Any = {"start": "deflated"}
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +150,16 @@ def test_where_the_layers_gave_too_little_it_is_undone_and_the_next_host_is_trie
     state = advance(state, ended("reinflate")).state
     assert (state.instruction.do, state.host) == ("read-host", "b")
     assert state.initial is None
+
+
+def test_a_guest_under_pressure_is_a_shortfall_of_its_layer_and_no_minimum() -> None:
+    state = advance(advance(placement(spec_of("high-1")), chosen()).state, chosen("a")).state
+    pressed = status_of(LOW, "a").model_copy(update={"pressure": "under memory pressure"})
+    report = report_of("a", pressed, cpu_cores=4.0).model_copy(update={"deflatable": Vector()})
+    state = advance(state, HostRead(0.0, report)).state
+    assert isinstance(state.instruction, Remove)
+    assert (state.instruction.vm, state.instruction.reason) == ("low-1", "shortfall")
+    assert "in layer guest (low-1 under pressure gives nothing)" in state.progress[-1]
 
 
 # --- growing when room appears ---------------------------------------------------------------------------------------
