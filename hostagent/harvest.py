@@ -34,6 +34,8 @@ HARVEST_S: Final = 2.0
 #: Time for harvest VMs to shrink and to grow, in seconds.
 SHRINK_S: Final = 30.0
 GROW_S: Final = 60.0
+#: A guest that boots grows when it has said hello, or does not after this, in seconds.
+BOOT_S: Final = 60.0
 
 log = structlog.get_logger()
 
@@ -45,6 +47,8 @@ class Harvest:
         self._host = host
         self._watch = RoomWatch(HARVEST_PACE)
         self._news = asyncio.Event()
+        #: Since when each harvest VM is known.
+        self._since: dict[str, float] = {}
 
     # --- the budget ----------------------------------------------------------------------------------------------
 
@@ -156,6 +160,7 @@ class Harvest:
         if not vms:
             return
         await self._host.sample()
+        self._since = {vm.name: self._since.get(vm.name, _now()) for vm in vms}
         self._watch.observe(_now(), [vm.allocation() for vm in vms], self._host.free())
         if not self._targets(vms, frozenset()):
             return
@@ -185,9 +190,14 @@ class Harvest:
             return {}
         others = [vm.allocation() for vm in self._harvest_vms() if vm not in vms]
         budget = host.journal.budget.room.less(harvested(others))
-        ready = [vm.allocation() for vm in vms if vm.running and vm.intent.phase is Phase.SETTLED and not vm.uncertain]
+        ready = [vm.allocation() for vm in vms if self._is_ready(vm)]
         busy = [vm.allocation() for vm in vms if vm.allocation() not in ready]
         return harvest_targets(ready, host.free(), budget.less(harvested(busy)), self._watch, _now(), whole)
+
+    def _is_ready(self, vm: ManagedVM) -> bool:
+        """Whether a VM can make something of a growth now."""
+        settled = vm.running and vm.intent.phase is Phase.SETTLED and not vm.uncertain
+        return settled and (vm.link.connected or _now() - self._since.get(vm.name, _now()) >= BOOT_S)
 
     async def _whole(self, vms: list[ManagedVM]) -> frozenset[str]:
         """Names of the VMs whose vCPUs cannot be given quotas: their guests can use whole cores only."""
