@@ -22,6 +22,7 @@ from deflation.mechanisms import Mechanism
 from deflation.messages import Vector
 from deflation.modes import HostEvent
 from deflation.proportional import split_need
+from deflation.reconcile import RepairPace
 from deflation.resources import ResourceVector
 from hostagent.errors import HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.history import sizes
@@ -47,8 +48,9 @@ class Harvest:
         self._host = host
         self._watch = RoomWatch(HARVEST_PACE)
         self._news = asyncio.Event()
-        #: Since when each harvest VM is known.
+        #: Since when each harvest VM runs, and when one whose growth fell short may be tried again.
         self._since: dict[str, float] = {}
+        self._paces: dict[str, RepairPace] = {}
 
     # --- the budget ----------------------------------------------------------------------------------------------
 
@@ -160,7 +162,8 @@ class Harvest:
         if not vms:
             return
         await self._host.sample()
-        self._since = {vm.name: self._since.get(vm.name, _now()) for vm in vms}
+        self._since = {vm.name: self._since.get(vm.name, _now()) for vm in vms if vm.running}
+        self._paces = {vm.name: self._paces.get(vm.name, RepairPace()) for vm in vms}
         self._watch.observe(_now(), [vm.allocation() for vm in vms], self._host.free())
         if not self._targets(vms, frozenset()):
             return
@@ -180,7 +183,9 @@ class Harvest:
             if self._host.journal.budget != granted:
                 await asyncio.gather(*(vm.unplan() for vm in members))
                 return
-            await self._host.resize(members, GROW_S)
+            for outcome in await self._host.resize(members, GROW_S):
+                pace = self._paces[outcome.name]
+                pace.held() if outcome.shortfall.vector().is_zero() else pace.tried(_now())
 
     def _targets(self, vms: list[ManagedVM], whole: frozenset[str]) -> dict[str, ResourceVector]:
         """Who of these VMs may grow to what now."""
@@ -197,6 +202,8 @@ class Harvest:
     def _is_ready(self, vm: ManagedVM) -> bool:
         """Whether a VM can make something of a growth now."""
         settled = vm.running and vm.intent.phase is Phase.SETTLED and not vm.uncertain
+        if vm.name in self._paces and not self._paces[vm.name].due(_now()):
+            return False
         return settled and (vm.link.connected or _now() - self._since.get(vm.name, _now()) >= BOOT_S)
 
     async def _whole(self, vms: list[ManagedVM]) -> frozenset[str]:

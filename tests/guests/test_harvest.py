@@ -23,17 +23,17 @@ NAME = "spare"
 VM = {
     "name": NAME,
     "priority": "harvest",
-    "nominal": {"cpu_cores": 1.0, "memory_mib": 640.0},
+    "nominal": {"cpu_cores": 1.5, "memory_mib": 640.0},
     "minimum": {"cpu_cores": 0.5, "memory_mib": 400.0},
     "ceiling": {"cpu_cores": 2.0, "memory_mib": 768.0},
 }
-INITIAL = {"cpu_cores": 0.5, "memory_mib": 512.0}
+INITIAL = {"cpu_cores": 1.0, "memory_mib": 512.0}
 
 Ask = Callable[..., Awaitable[str]]
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(400):
         while not await condition():
             await asyncio.sleep(0.5)
 
@@ -66,7 +66,7 @@ async def test_a_harvest_vm_starts_deflated_and_grows_to_its_ceiling(lab: Runnin
         operation = await ended(await ask("POST", "/v1/vms", json=body))
         assert operation.state is OperationState.DONE, operation.sentence
         try:
-            assert f"{NAME} runs with 0.5 cores, 512 MiB" in operation.sentence
+            assert f"{NAME} runs with 1 cores, 512 MiB" in operation.sentence
             xml = await asyncio.to_thread(virsh, "dumpxml", domain) or ""
             # All vCPUs are there from the start, and the definition asks for no more memory than it starts with.
             assert re.search(r"<vcpu[^>]*>2</vcpu>", xml)
@@ -79,7 +79,10 @@ async def test_a_harvest_vm_starts_deflated_and_grows_to_its_ceiling(lab: Runnin
                 grown = (now.current.cpu_cores, round(now.current.memory_mib / 8)) == (2.0, 96)
                 return grown and now.state is VMState.RUNNING
 
-            await until(whole)
+            try:
+                await until(whole)
+            except TimeoutError:
+                pytest.fail(await ask("GET", "/v1/decisions") + (await status()).model_dump_json())
             budget = BudgetStatus.model_validate_json(await ask("GET", "/v1/budget"))
             assert budget.number > before.number
             assert budget.held.cpu_cores == 1.5

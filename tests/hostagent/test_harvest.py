@@ -258,3 +258,15 @@ async def test_a_size_that_was_set_by_a_target_is_reported_as_held(
     assert {vm.name: vm.held for vm in host.report().vms} == {"low-1": True, "low-2": False}
     assert (await command("POST", "/v1/reinflations", {"request_id": "r"})).state == "done"
     assert not host.vms["low-1"].status().held
+
+
+async def test_a_growth_that_falls_short_is_not_tried_again_and_again(
+    client: Client, spare: Domain, host: Host, world: World
+) -> None:
+    world.failures["set_plugged"] = "the device is stuck"
+    await grant(client, 1)
+    await until(lambda: size(host).cpu_cores == 4)
+    await looks(world, 10)
+    await host_idle(host)
+    assert size(host) == ResourceVector(4, 1024)
+    assert [method for method, _ in world.calls].count("set_plugged") <= 2
