@@ -44,6 +44,8 @@ class Growth:
         self._pace = pace
         self._watches: dict[str, RoomWatch] = {}
         self._tries: dict[str, _Tried] = {}
+        #: Of hosts on which nobody lacks anything, the latest report: thousands of hosts report every two seconds.
+        self._idle: dict[str, HostReport] = {}
 
     def due(self, report: HostReport, reserved: ResourceVector, now: float) -> Due | None:
         """Take in a report, and say who is to grow; None if nobody is.
@@ -51,8 +53,16 @@ class Growth:
         :param reserved: room that running plans have chosen there.
         :param now: seconds of one monotonic clock.
         """
+        idle = self._idle.pop(report.id, None)
+        if idle is report or not _is_anybody_deflated(report):
+            self._idle[report.id] = report
+            self._watches.pop(report.id, None)
+            return None
         rows, room = allocations_of(report), report.free.vector().less(reserved)
         watch = self._watches.setdefault(report.id, RoomWatch(self._pace))
+        if idle is not None:
+            # What was taken since then was taken just now.
+            watch.observe(now, allocations_of(idle), idle.free.vector().less(reserved))
         watch.observe(now, rows, room)
         if reaction(report.mode, HostEvent.REINFLATE) is not Reaction.DONE:
             return None
@@ -79,6 +89,19 @@ class Growth:
         self._tries[host] = _Tried(due, pause_s, now + pause_s)
 
 
+def _is_anybody_deflated(report: HostReport) -> bool:
+    return any(
+        vm.priority is Priority.DEFLATABLE
+        and (
+            vm.current.cpu_cores < vm.nominal.cpu_cores
+            or vm.current.memory_mib < vm.nominal.memory_mib
+            or vm.current.disk_mib_s < vm.nominal.disk_mib_s
+            or vm.current.network_mib_s < vm.nominal.network_mib_s
+        )
+        for vm in report.vms
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Tried:
     due: Due
@@ -90,14 +113,19 @@ class _Tried:
         return (self.due.vms, self.due.sizes) == (due.vms, due.sizes)
 
 
+def has_harvest_vms(report: HostReport) -> bool:
+    """Whether a host has any to grant a budget for."""
+    return any(vm.priority is Priority.HARVEST for vm in report.vms)
+
+
 def budget_for(report: HostReport, reserved: ResourceVector, epoch: int) -> Budget | None:
     """The next budget for a host's harvest VMs; None if it has none, or one that is about right.
 
     :param reserved: room that running plans have chosen there.
     """
-    rows = allocations_of(report)
-    if not any(row.priority is Priority.HARVEST for row in rows):
+    if not has_harvest_vms(report):
         return None
+    rows = allocations_of(report)
     if reaction(report.mode, HostEvent.HARVEST) is not Reaction.DONE:
         return None
     held = [vm.name for vm in report.vms if vm.held]

@@ -15,8 +15,8 @@ from functools import partial
 import structlog
 
 from cluster_manager.errors import RequestError
-from cluster_manager.growth import Due, Growth, budget_for
-from cluster_manager.hosts import Hosts
+from cluster_manager.growth import Due, Growth, budget_for, has_harvest_vms
+from cluster_manager.hosts import Host, Hosts
 from cluster_manager.performer import Performer
 from cluster_manager.placements import start_placement
 from cluster_manager.plans import (
@@ -217,7 +217,7 @@ class Operations:
         # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
         grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
         if not (owed or grows):
-            await self._share(host, due)
+            await self._share(host, known, due)
             return
         now = asyncio.get_running_loop().time()
         if now < self._retry_at.get(host, now):
@@ -234,7 +234,7 @@ class Operations:
                 stored = await self._store.add_plan(state, state.id, internal=True)
             self._launch(stored)
 
-    async def _share(self, host: str, due: Due | None) -> None:
+    async def _share(self, host: str, known: Host, due: Due | None) -> None:
         """Have VMs grow into room that has appeared; what nobody has a claim to is for harvest VMs."""
         now = asyncio.get_running_loop().time()
         if now < self._share_at.get(host, now):
@@ -245,7 +245,7 @@ class Operations:
             async with self._admission:
                 state = start_reinflation(_plan_id("reinflate", host), host, due.vms, Vector.of(due.room))
                 self._launch(await self._store.add_plan(state, state.id, internal=True))
-        elif f"budget of {host}" not in self._tasks:
+        elif has_harvest_vms(known.report) and f"budget of {host}" not in self._tasks:
             task = asyncio.create_task(self._grant(host), name=f"budget of {host}")
             self._tasks[task.get_name()] = task
             task.add_done_callback(lambda done: self._tasks.pop(done.get_name(), None))

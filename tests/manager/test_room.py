@@ -225,6 +225,17 @@ def test_vms_that_do_not_grow_when_told_to_are_told_ever_more_rarely() -> None:
     assert told == [0.0, FIRST_PAUSE_S, 3 * FIRST_PAUSE_S, 7 * FIRST_PAUSE_S]
 
 
+def test_a_host_on_which_nobody_lacks_anything_is_passed_over_but_not_forgotten() -> None:
+    growth = Growth(Pace(hold_s=10.0, rest_s=20.0))
+    small = status_of(LOW, "a", Vector(cpu_cores=1.0, memory_mib=1000.0))
+    for now in range(0, 60, 2):
+        assert growth.due(report_of("a", status_of(LOW, "a")), ZERO, float(now)) is None
+    # It was shrunk just now, so it rests.
+    assert growth.due(report_of("a", small), ZERO, 60.0) is None
+    assert growth.due(report_of("a", small), ZERO, 70.0) is None
+    assert growth.due(report_of("a", small), ZERO, 80.0) is not None
+
+
 def test_room_that_a_plan_has_chosen_is_not_shared() -> None:
     small = status_of(LOW, "a", Vector(cpu_cores=1.0, memory_mib=1000.0))
     report = report_of("a", small, cpu_cores=3.0)
