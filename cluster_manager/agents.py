@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_manager.errors import AgentRefused, AgentUnreachable
 from cluster_manager.settings import AgentLimits
+from deflation.budget_messages import Budget, BudgetStatus
 from deflation.explanations import Explanation, Forecast
 from deflation.messages import Command, HostReport, ModeCommand, Operation, OperationState, Problem, TargetCommand
 
@@ -67,6 +68,10 @@ class Agents:
         :raises AgentRefused: it was not taken on.
         """
         return await self._call(Operation, host, method, path, body=command)
+
+    async def grant(self, host: str, budget: Budget) -> BudgetStatus:
+        """Give a host a budget for its harvest VMs. Raises as :meth:`command`; no absence is waited for."""
+        return await self._call(BudgetStatus, host, "PUT", "/v1/budget", body=budget, patient=False)
 
     async def remove(self, host: str, vm: str, request_id: str, epoch: int, reason: str) -> Operation:
         """Stop a VM. Raises as :meth:`command`; 404 where there is no such VM."""
@@ -121,7 +126,7 @@ class Agents:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        body: Command | None = None,
+        body: BaseModel | None = None,
         held_s: float = 0.0,
         patient: bool = True,
     ) -> B:
@@ -144,7 +149,7 @@ class Agents:
         method: str,
         path: str,
         params: Mapping[str, str] | None,
-        body: Command | None,
+        body: BaseModel | None,
         held_s: float,
     ) -> B:
         self._check()

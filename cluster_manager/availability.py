@@ -37,6 +37,8 @@ class Availability:
 
     def __init__(self) -> None:
         self._indexes: dict[Purpose, PlacementIndex] = {"place": PlacementIndex(), "preempt": PlacementIndex()}
+        #: One that may start deflated is placed by the same figures.
+        self._index_of = self._indexes | {"deflated": self._indexes["place"]}
         self._offers: dict[str, _Offer] = {}
         #: Where each running placement is, and by host what its placements want besides the overhead.
         self._at: dict[str, str] = {}
@@ -77,6 +79,10 @@ class Availability:
             self._reserved.setdefault(host, {})[plan] = nominal
             self._renew(host)
 
+    def reserved(self, host: str) -> ResourceVector:
+        """The room that running placements have chosen on a host, without their overheads."""
+        return sum(self._reserved.get(host, {}).values(), ResourceVector())
+
     def rank(
         self,
         demand: ResourceVector,
@@ -90,20 +96,20 @@ class Availability:
 
         :param accepts: whether a host that could hold it comes into question.
         """
-        return self._indexes[purpose].rank(demand, most, policy, generator, accepts)
+        return self._index_of[purpose].rank(demand, most, policy, generator, accepts)
 
     def offers(self, purpose: Purpose, most: int) -> list[tuple[str, ResourceVector]]:
         """The first open hosts by id with what each has for another VM."""
-        index = self._indexes[purpose]
+        index = self._index_of[purpose]
         return [(host, index.availability(host)) for host in index.ids(most)]
 
     def view(self, host: str, purpose: Purpose, demand: ResourceVector) -> tuple[HostView, float]:
         """An open host as the ranking sees it, and its fitness for a demand. Raises KeyError for any other."""
         offer = self._offers[host]
         taken, free = ResourceVector(*self._taken(host, offer)), ResourceVector(*offer.free)
-        beyond = ResourceVector(*(offer.deflatable if purpose == "place" else offer.low))
+        beyond = ResourceVector(*(offer.low if purpose == "preempt" else offer.deflatable))
         left = beyond.less(taken.less(free))
-        score = self._indexes[purpose].fitness_of(host, demand)
+        score = self._index_of[purpose].fitness_of(host, demand)
         return HostView(host, ResourceVector(*offer.capacity), free.less(taken), left), score
 
     def _taken(self, host: str, offer: _Offer) -> _Amounts:

@@ -10,11 +10,13 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from cluster_manager.errors import RequestError, StoreError
-from cluster_manager.hosts import Hosts
+from cluster_manager.growth import Due, Growth, budget_for, has_harvest_vms
+from cluster_manager.hosts import Host, Hosts
 from cluster_manager.performer import Performer
 from cluster_manager.placements import start_placement
 from cluster_manager.plans import (
@@ -33,13 +35,14 @@ from cluster_manager.plans import (
     VMPhase,
     host_of,
 )
+from cluster_manager.readings import asked_of_hosts
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
 from cluster_manager.versions import ANY_VERSION, Precondition
-from deflation.messages import Operation, OperationState, TargetCommand, VMRequest
+from deflation.messages import Operation, OperationState, TargetCommand, Vector, VMRequest
 from deflation.modes import HostEvent, Reaction, reaction
 from deflation.placement_policies import PlacementPolicy
 from deflation.resources import ZERO
@@ -48,6 +51,8 @@ log = structlog.get_logger()
 
 #: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
 RETRY_S = 30.0
+#: Seconds between two looks at what a host's free room is for.
+SHARE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -86,6 +91,9 @@ class Operations:
         #: VMs to be removed as soon as their host answers: host by name. And when a host may be tried again.
         self._owed: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
+        self._growth = Growth()
+        #: When a host's free room may be shared again.
+        self._share_at: dict[str, float] = {}
         self._stopping = False
 
     async def start(self, performer: Performer) -> None:
@@ -200,11 +208,16 @@ class Operations:
         """On a report: remove and reinflate what could not be done while the host was away."""
         known = self._hosts.get(host)
         owed = sorted(name for name, where in self._owed.items() if where == host)
-        if known is None or self._stopping or self._is_busy(host):
+        if known is None or self._stopping:
+            return
+        # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
+        due = self._growth.due(known.report, self._hosts.availability.reserved(host), asyncio.get_running_loop().time())
+        if self._is_busy(host):
             return
         # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
         grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
         if not (owed or grows):
+            await self._share(host, known, due)
             return
         now = asyncio.get_running_loop().time()
         if now < self._retry_at.get(host, now):
@@ -220,6 +233,32 @@ class Operations:
                 state = start_reinflation(_plan_id("reinflate", host), host)
                 stored = await self._store.add_plan(state, state.id, internal=True)
             self._launch(stored)
+
+    async def _share(self, host: str, known: Host, due: Due | None) -> None:
+        """Have VMs grow into room that has appeared; what nobody has a claim to is for harvest VMs."""
+        now = asyncio.get_running_loop().time()
+        if now < self._share_at.get(host, now):
+            return
+        self._share_at[host] = now + SHARE_S
+        if due is not None:
+            self._growth.tried(host, due, now)
+            async with self._admission:
+                state = start_reinflation(_plan_id("reinflate", host), host, due.vms, Vector.of(due.room))
+                self._launch(await self._store.add_plan(state, state.id, internal=True))
+        elif has_harvest_vms(known.report) and f"budget of {host}" not in self._tasks:
+            task = asyncio.create_task(self._grant(host), name=f"budget of {host}")
+            self._tasks[task.get_name()] = task
+            task.add_done_callback(lambda done: self._tasks.pop(done.get_name(), None))
+
+    async def _grant(self, host: str) -> None:
+        """Grant the next budget, never while a plan holds the host."""
+        assert self._performer is not None, "started"
+        known = self._hosts.get(host)
+        if known is None or self._is_busy(host):
+            return
+        report, reserved = known.report, self._hosts.availability.reserved(host)
+        async with self._locks.setdefault(host, asyncio.Lock()):
+            await self._performer.grant(host, partial(budget_for, report, reserved))
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -286,7 +325,7 @@ class Operations:
         """The room that a running placement has chosen is no other's to count on."""
         if state.spec is not None:
             host = None if state.finished else state.host
-            self._hosts.availability.reserve(state.id, host, state.spec.nominal.vector())
+            self._hosts.availability.reserve(state.id, host, asked_of_hosts(state.spec, state.purpose))
 
     def _remember(self, effects: Iterable[Effect]) -> None:
         for effect in effects:

@@ -29,7 +29,9 @@ from cluster_manager.plans import (
     Remove,
     SetTarget,
 )
+from cluster_manager.readings import asked_of_hosts
 from cluster_manager.settings import AgentLimits
+from deflation.budget_messages import Budget
 from deflation.messages import (
     CreateCommand,
     Operation,
@@ -92,19 +94,33 @@ class Performer:
             case _:
                 return await self._command(state, instruction, resumed, elapsed_s)
 
+    async def grant(self, host: str, budget_of: Callable[[int], Budget | None]) -> None:
+        """Give a host the next budget for its harvest VMs, if there is one; one that fails is given another time.
+
+        :param budget_of: the budget, given this manager's epoch.
+        """
+        budget = budget_of(self._epoch)
+        if budget is None:
+            return
+        try:
+            await self._agents.grant(host, budget)
+            await self._refresh(host)
+        except AgentError as error:
+            log.info("budget not granted", host=host, why=str(error))
+
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def choices(self, state: PlanState, instruction: ChooseHosts) -> tuple[HostsChosen, list[tuple[HostView, float]]]:
         """The hosts that a placement would try now, and each as it is seen, with its fitness."""
         assert state.spec is not None, "only placements choose hosts"
-        chosen, demand = self._choose(state, instruction, 0.0), state.spec.nominal.vector()
+        chosen, demand = self._choose(state, instruction, 0.0), asked_of_hosts(state.spec, instruction.purpose)
         seen = self._hosts.availability
         return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
 
     def _choose(self, state: PlanState, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert state.spec is not None, "only placements choose hosts"
         began = time.perf_counter()
-        demand, purpose = state.spec.nominal.vector(), instruction.purpose
+        demand, purpose = asked_of_hosts(state.spec, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
         chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator)
         ms = round((time.perf_counter() - began) * 1000, 3)
@@ -162,14 +178,16 @@ class Performer:
             case Reclaim(need=need, deadline_s=deadline_s):
                 reclaim = ReclaimCommand(request_id=request_id, epoch=epoch, need=need, deadline_s=deadline_s)
                 return lambda: agents.command(host, "POST", "/v1/reclaims", reclaim), deadline_s + grace_s
-            case Create():
+            case Create(initial=initial):
                 assert state.spec is not None, "only placements start VMs"
-                create = CreateCommand(request_id=request_id, epoch=epoch, vm=state.spec)
+                create = CreateCommand(request_id=request_id, epoch=epoch, vm=state.spec, initial=initial)
                 return lambda: agents.command(host, "POST", "/v1/vms", create), self._limits.start_stop_s
             case Remove(vm=vm, reason=reason):
                 return lambda: agents.remove(host, vm, request_id, epoch, reason), self._limits.start_stop_s
-            case Reinflate():
-                share = ReinflateCommand(request_id=request_id, epoch=epoch, deadline_s=REINFLATION_DEADLINE_S)
+            case Reinflate(vms=vms, room=room):
+                share = ReinflateCommand(
+                    request_id=request_id, epoch=epoch, deadline_s=REINFLATION_DEADLINE_S, vms=vms, room=room
+                )
                 path, limit_s = "/v1/reinflations", REINFLATION_DEADLINE_S + grace_s
                 return lambda: agents.command(host, "POST", path, share), limit_s
             case SetTarget(vm=vm, generation=generation, target=target, deadline_s=deadline_s, mode=mode):

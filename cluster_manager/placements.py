@@ -5,7 +5,6 @@ Source: seed 004 §5; docs/contracts.md, splitting a need. Low-priority VMs neve
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from cluster_manager.plans import (
@@ -32,14 +31,23 @@ from cluster_manager.plans import (
     SetVM,
     VMPhase,
 )
-from cluster_manager.readings import allocations_of, demand_of, failed_layer, missing_on, reclaim_need
+from cluster_manager.preemption import why_preempted, with_reason
+from cluster_manager.readings import (
+    allocations_of,
+    demand_of,
+    failed_layer,
+    missing_on,
+    reclaim_need,
+    room_for_start,
+    start_size,
+)
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
-from deflation.allocations import Allocation, Priority
+from deflation.allocations import Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.placement_policies import PlacementPolicy
-from deflation.proportional import choose_victims, split_need
-from deflation.resources import ZERO, ResourceVector
+from deflation.proportional import choose_victims
+from deflation.resources import ResourceVector
 
 
 def start_placement(
@@ -47,7 +55,8 @@ def start_placement(
 ) -> PlanState:
     """A placement before its first instruction is carried out.
 
-    :param deadline_s: for finding a place without preemption; a fixed VM that has to preempt gets it once more.
+    :param deadline_s: for finding a place for the nominal size without preemption; a fixed VM that has to preempt, and
+        one that may start deflated, gets it once more.
     """
     return PlanState(
         kind="create",
@@ -114,7 +123,7 @@ def _on_hosts(state: PlanState, event: HostsChosen) -> Step:
 
 def _next_host(state: PlanState, elapsed_s: float) -> Step:
     """The next host in line; then preemption, for a fixed VM; then the refusal."""
-    late = bool(state.failures) and state.purpose == "place" and _time_left(state, elapsed_s) <= 0
+    late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
     if state.hosts_left and state.tried < MOST_HOSTS and not late:
         host, *rest = state.hosts_left
         return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
@@ -124,8 +133,13 @@ def _next_host(state: PlanState, elapsed_s: float) -> Step:
     if state.purpose == "place" and spec.priority is Priority.FIXED:
         said = "no host can hold it by deflation alone: looking where preemption would do"
         return instruct(state, ChooseHosts(purpose="preempt"), said, host=None, purpose="preempt", hosts_left=())
+    if state.purpose == "place" and spec.start == "deflated":
+        said = "no host can hold its nominal size: looking where it can start deflated"
+        return instruct(state, ChooseHosts(purpose="deflated"), said, host=None, purpose="deflated", hosts_left=())
     why = "; ".join(dict.fromkeys(state.failures)) or "no host is ready"
     rule = "" if spec.priority is Priority.FIXED else f". A {spec.priority.value} VM preempts no other"
+    if state.purpose == "deflated":
+        rule = f", and {spec.least_start()} are the least that it can start with{rule}"
     sentence = f"refused {spec.name} ({spec.nominal.vector()}): {why}{rule}"
     return finish(state, OperationState.FAILED, sentence).also(
         SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, None, sentence)
@@ -145,6 +159,7 @@ def _arrival(host: str) -> dict[str, Any]:
         "reason": None,
         "targets": {},
         "conclusion": None,
+        "initial": None,
     }
 
 
@@ -163,6 +178,8 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
         return _on_present(state, present, event.elapsed_s)
     if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
         return _leave(state, why, event.elapsed_s)
+    if state.purpose == "deflated":
+        return _on_reading_deflated(state, report, event.elapsed_s)
     missing = missing_on(report, demand_of(spec, report))
     if missing.is_zero():
         return _start(state, report.id)
@@ -170,17 +187,14 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
         return _preempt(state, report, missing, event.elapsed_s)
     enough = missing.fits_in(report.deflatable.vector())
     if state.purpose == "preempt" and state.reclaims == 0:
-        state = _with_reason(state, report, missing)
+        state = with_reason(state, report, missing)
     need = reclaim_need(missing, report)
     complete = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
     complete = complete and state.lapses < MOST_LAPSES
     if complete and not need.is_zero() and (enough or state.purpose == "preempt"):
         left = _time_left(state, event.elapsed_s)
         if left > 0:
-            instruction = Reclaim(host=report.id, step=state.step, need=Vector.of(need), deadline_s=round(left, 3))
-            tried = state.tried + (1 if state.reclaims == 0 else 0)
-            said = f"reclaiming {need} on {report.id}"
-            return instruct(state, instruction, said, reclaims=state.reclaims + 1, tried=tried)
+            return _reclaim(state, report.id, need, left)
         state = state.model_copy(update={"failed_layer": state.failed_layer or "none: the deadline has passed"})
     if state.purpose == "preempt":
         return _preempt(state, report, missing, event.elapsed_s)
@@ -201,8 +215,40 @@ def _start(state: PlanState, host: str) -> Step:
     if state.starts and state.lapses >= MOST_LAPSES:
         return _clean_up(state, "the agent forgets that it was told to start the VM")
     tried = state.tried + (1 if state.reclaims == 0 and state.starts == 0 else 0)
-    instruction = Create(host=host, step=state.step)
-    return instruct(state, instruction, f"starting {state.vm} on {host}", starts=state.starts + 1, tried=tried)
+    instruction = Create(host=host, step=state.step, initial=state.initial)
+    said = f"starting {state.vm} on {host}"
+    if state.initial is not None:
+        said += f" with {state.initial.vector()}"
+    return instruct(state, instruction, said, starts=state.starts + 1, tried=tried)
+
+
+def _on_reading_deflated(state: PlanState, report: HostReport, elapsed_s: float) -> Step:
+    """Make the room that the VM gets as one of the host's VMs, then start it with what there is of that."""
+    spec = _spec(state)
+    if state.initial is None:
+        plan = start_size(spec, report)
+        if plan is None:
+            least = demand_of(spec, report, spec.least_start())
+            return _leave(state, _short(state, report, missing_on(report, least)), elapsed_s)
+        state = state.model_copy(update={"initial": Vector.of(plan.size)})
+    assert state.initial is not None
+    missing = missing_on(report, demand_of(spec, report, state.initial.vector()))
+    need = reclaim_need(missing, report)
+    left = _time_left(state, elapsed_s)
+    again = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
+    if not need.is_zero() and again and state.lapses < MOST_LAPSES and left > 0:
+        return _reclaim(state, report.id, need, left)
+    # What the layers did not give it does without, as long as that is enough to start with.
+    size = room_for_start(spec, report, state.initial.vector())
+    if not spec.least_start().fits_in(size):
+        return _leave(state, _short(state, report, missing), elapsed_s)
+    return _start(state.model_copy(update={"initial": Vector.of(size)}), report.id)
+
+
+def _reclaim(state: PlanState, host: str, need: ResourceVector, left_s: float) -> Step:
+    instruction = Reclaim(host=host, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3))
+    tried = state.tried + (1 if state.reclaims == 0 else 0)
+    return instruct(state, instruction, f"reclaiming {need} on {host}", reclaims=state.reclaims + 1, tried=tried)
 
 
 def _on_reclaimed(state: PlanState, operation: Operation) -> Step:
@@ -243,7 +289,10 @@ def _placed(state: PlanState, said: str) -> Step:
     how = f"after deflating {', '.join(vm.name for vm in state.outcomes)}" if state.reclaims else "in free room"
     if state.victims:
         how = f"after preempting {', '.join(state.victims)}"
-    sentence = f"placed {spec.name} ({spec.nominal.vector()}) on {host} {how}"
+    size = f"{spec.nominal.vector()}"
+    if state.initial is not None and not spec.nominal.vector().fits_in(state.initial.vector()):
+        size = f"deflated, {state.initial.vector()} of {spec.nominal.vector()}"
+    sentence = f"placed {spec.name} ({size}) on {host} {how}"
     effects = (SetVM(spec.name, VMPhase.RUNNING, host, sentence), Note("placed", spec.name, host, sentence))
     changes = {"shortfall": Vector(), "progress": (*state.progress, said)}
     state = state.model_copy(update=changes)
@@ -254,18 +303,6 @@ def _placed(state: PlanState, said: str) -> Step:
 
 
 # --- preemption ------------------------------------------------------------------------------------------------------
-
-
-def _with_reason(state: PlanState, report: HostReport, missing: ResourceVector) -> PlanState:
-    """Why this host would have to preempt, and the sizes its VMs should reach, as they are before anything changes."""
-    rows = allocations_of(report)
-    reason: Reason = "shortfall" if missing.fits_in(report.deflatable.vector()) else "minimum"
-    if reason == "minimum":
-        # Where the need alone would put them: below their minimums.
-        rows = [row if row.priority is Priority.FIXED else replace(row, minimum=ZERO) for row in rows]
-    targets = {row.name: row.current for row in rows} | dict(split_need(rows, missing).targets)
-    wire = {name: Vector.of(target) for name, target in targets.items()}
-    return state.model_copy(update={"reason": reason, "targets": wire})
 
 
 def _preempt(state: PlanState, report: HostReport, missing: ResourceVector, elapsed_s: float) -> Step:
@@ -279,19 +316,11 @@ def _preempt(state: PlanState, report: HostReport, missing: ResourceVector, elap
     if victim.name in state.victims:
         return _give_up(state, f"{report.id} still shows {victim.name}, which it has stopped", reachable=True)
     reason: Reason = state.reason or "shortfall"
-    sentence = _why_preempted(state, victim, reason, missing)
+    sentence = why_preempted(state, victim.name, reason, missing)
     remove = Remove(host=report.id, step=state.step, vm=victim.name, reason=reason)
     return instruct(state, remove, sentence, victims=(*state.victims, victim.name), reason=reason).also(
         Note("preempting", victim.name, report.id, sentence)
     )
-
-
-def _why_preempted(state: PlanState, victim: Allocation, reason: Reason, missing: ResourceVector) -> str:
-    why = f"the minimums leave {missing} too little" if reason == "minimum" else f"deflation fell short of {missing}"
-    if state.failed_layer:
-        why += f" in layer {state.failed_layer}"
-    why += f" for {state.vm}"
-    return f"preempting {victim.name} on {state.host} (reason {reason}): {why}"
 
 
 def _on_removed(state: PlanState, event: OperationEnded) -> Step:

@@ -26,7 +26,8 @@ MOST_RECLAIMS: Final = 3
 MOST_LAPSES: Final = 2
 
 PlanKind = Literal["create", "delete", "target", "reinflate"]
-Purpose = Literal["place", "preempt"]
+#: ``deflated``: its VM may start at less than its nominal size.
+Purpose = Literal["place", "deflated", "preempt"]
 Reason = Literal["delete", "minimum", "shortfall"]
 
 
@@ -72,9 +73,10 @@ class Reclaim(Commanding):
 
 
 class Create(Commanding):
-    """Start the plan's VM on the host."""
+    """Start the plan's VM on the host, at its nominal size unless another one is given."""
 
     do: Literal["create"] = "create"
+    initial: Vector | None = None
 
 
 class Remove(Commanding):
@@ -86,9 +88,11 @@ class Remove(Commanding):
 
 
 class Reinflate(Commanding):
-    """Share the host's free room among the VMs that lack something."""
+    """Share the host's free room among the VMs that lack something, or among those named."""
 
     do: Literal["reinflate"] = "reinflate"
+    vms: tuple[str, ...] = ()
+    room: Vector | None = None
 
 
 class SetTarget(Commanding):
@@ -275,6 +279,8 @@ class PlanState(Record):
     reason: Reason | None = None
     targets: dict[str, Vector] = {}
     victims: tuple[str, ...] = ()
+    #: On the present host, when starting deflated: the size to start at.
+    initial: Vector | None = None
     #: How the plan ends once the sizes it changed are given back; None: with the next host.
     conclusion: Finish | None = None
 

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from deflation.allocations import Allocation
+from cluster_manager.plans import Purpose
+from deflation.allocations import Allocation, undeclared
 from deflation.messages import HostReport, Operation, VMSpec
+from deflation.proportional import Joining, joining
 from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
 
 #: Figures travel with four decimals; less than that is missing to nobody.
 _WIRE_ROUNDING = 1e-3
 
 
-def demand_of(spec: VMSpec, report: HostReport) -> ResourceVector:
-    """The nominal size and, in memory, what a VM costs that host besides."""
-    return spec.nominal.vector() + ResourceVector(memory_mib=report.vm_overhead_mib)
+def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = None) -> ResourceVector:
+    """The nominal size, or the one that is given, and, in memory, what a VM costs that host besides."""
+    return (size or spec.nominal.vector()) + ResourceVector(memory_mib=report.vm_overhead_mib)
+
+
+def asked_of_hosts(spec: VMSpec, purpose: Purpose) -> ResourceVector:
+    """The size that a host must be able to hold to be tried."""
+    return spec.least_start() if purpose == "deflated" else spec.nominal.vector()
+
+
+def start_size(spec: VMSpec, report: HostReport) -> Joining | None:
+    """At what size a VM that may start deflated joins a host, and what the others give; None: it does not fit."""
+    newcomer = spec.allocation(spec.nominal.vector(), report.vm_overhead_mib)
+    free = report.free.vector().larger(undeclared(report.capacity.vector(), newcomer.charge))
+    # By what the agent's split will be: a VM under pressure gives nothing.
+    pressed = pressed_on(report)
+    rows = [replace(row, minimum=row.current) if row.name in pressed else row for row in allocations_of(report)]
+    return joining(rows, newcomer, free, spec.least_start())
+
+
+def room_for_start(spec: VMSpec, report: HostReport, wished: ResourceVector) -> ResourceVector:
+    """As much of the wished size as is free on the host, on the grid of sizes."""
+    free = report.free.vector().less(ResourceVector(memory_mib=report.vm_overhead_mib))
+    have = wished.smaller(free.larger(undeclared(report.capacity.vector(), wished)))
+    steps = (
+        value if value >= wish - TOLERANCE else math.floor(value / quantum + TOLERANCE) * quantum
+        for value, wish, quantum in zip(have, wished, QUANTUM, strict=True)
+    )
+    return ResourceVector(*(round(step, 6) for step in steps))
+
+
+def pressed_on(report: HostReport) -> set[str]:
+    """Names of the VMs under pressure."""
+    return {vm.name for vm in report.vms if vm.pressure}
 
 
 def missing_on(report: HostReport, demand: ResourceVector) -> ResourceVector:

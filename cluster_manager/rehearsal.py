@@ -25,10 +25,11 @@ from cluster_manager.plans import (
     Reinflate,
     Remove,
 )
-from cluster_manager.readings import allocations_of
+from cluster_manager.readings import allocations_of, pressed_on
 from cluster_manager.transitions import advance
 from deflation.allocations import deflatable_capacity
 from deflation.errors import ProtocolViolation
+from deflation.harvest import without_harvest
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.proportional import share_room, split_need
@@ -147,14 +148,15 @@ class _World:
                 state_after = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
                 return self._ended("reclaim", state_after, f"would shrink {told}", outcomes, short)
             case Reinflate():
-                outcomes = self._resize(report, share_room(allocations_of(report), report.free.vector()))
+                rows = without_harvest(allocations_of(report))
+                outcomes = self._resize(report, share_room(rows, report.free.vector(), pressed_on(report)))
                 told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM lacks anything"
                 return self._ended("reinflate", OperationState.DONE, f"would grow {told}", outcomes)
             case Remove(vm=vm):
                 self._put(report, tuple(row for row in report.vms if row.name != vm))
                 return self._ended("delete", OperationState.DONE, f"would stop {vm}")
-            case Create():
-                self._put(report, (*report.vms, _started(state, report)))
+            case Create(initial=initial):
+                self._put(report, (*report.vms, _started(state, report, initial)))
                 return self._ended("create", OperationState.DONE, f"would start {state.vm}")
         raise ProtocolViolation("plan", f"{instruction.do} cannot be rehearsed")
 
@@ -223,7 +225,7 @@ def _outcome(vm: VMStatus, size: Vector) -> VMOutcome:
     )
 
 
-def _started(state: PlanState, report: HostReport) -> VMStatus:
+def _started(state: PlanState, report: HostReport, initial: Vector | None) -> VMStatus:
     spec = state.spec
     assert spec is not None, "only placements start VMs"
     return VMStatus(
@@ -235,7 +237,7 @@ def _started(state: PlanState, report: HostReport) -> VMStatus:
         nominal=spec.nominal,
         minimum=Vector.of(spec.allocation(ZERO).minimum),
         ceiling=spec.ceiling,
-        current=spec.nominal,
+        current=initial or spec.nominal,
         overhead_mib=report.vm_overhead_mib,
         generation=1,
         guest_connected=False,

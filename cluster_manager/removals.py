@@ -18,7 +18,7 @@ from cluster_manager.plans import (
     VMPhase,
 )
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
-from deflation.messages import OperationState
+from deflation.messages import OperationState, Vector
 
 
 def start_removal(plan_id: str, request_id: str, vm: str, host: str) -> PlanState:
@@ -83,9 +83,13 @@ def advance_target(state: PlanState, event: Event) -> Step:
     raise unexpected(state, event)
 
 
-def start_reinflation(plan_id: str, host: str) -> PlanState:
-    """A host whose VMs may be smaller than they need be. The manager's own plan: nobody asked for it."""
-    instruction = Reinflate(host=host, step=0)
+def start_reinflation(plan_id: str, host: str, vms: tuple[str, ...] = (), room: Vector | None = None) -> PlanState:
+    """A host whose VMs may be smaller than they need be. The manager's own plan: nobody asked for it.
+
+    :param vms: those that are to grow; none named: all that lack something.
+    :param room: what they are to share; default: all that is free.
+    """
+    instruction = Reinflate(host=host, step=0, vms=vms, room=room)
     return PlanState(kind="reinflate", id=plan_id, request_id=plan_id, instruction=instruction, host=host)
 
 

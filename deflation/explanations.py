@@ -36,6 +36,8 @@ class DecisionKind(StrEnum):
     #: A VM stopped, and not by us.
     STOPPED = "stopped"
     MODE = "mode"
+    #: Harvest VMs grow, or give back for others.
+    HARVEST = "harvest"
 
 
 class Decision(Body):

@@ -15,13 +15,17 @@ from deflation.allocations import HARD_FLOOR, Allocation, Priority, check_sizes,
 from deflation.errors import InvalidField
 from deflation.instructions import Mode, Outcome
 from deflation.ledger import Layer, LedgerEntry
+from deflation.minimum_messages import AnyShares, Utility
 from deflation.modes import HostMode
 from deflation.placement_policies import PlacementPolicy
-from deflation.resources import ResourceVector
+from deflation.resources import ZERO, ResourceVector
+from deflation.utility import size_of_shares
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letters, digits and hyphens, 1 to 40")]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,80}$", description="makes a repeated request harmless")]
+#: Memory that a guest boots with where nothing else is said, MiB.
+LEAST_BOOT_MIB = 384.0
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)]
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=True)]
 #: The largest whole number that any JSON parser keeps exactly; databases hold it too.
@@ -65,6 +69,9 @@ class VMSpec(Body):
     priority: Priority = Priority.DEFLATABLE
     nominal: Vector
     minimum: Vector = Vector()
+    minimum_share: AnyShares | None = Field(None, description="the minimum as a share of nominal, instead of minimum")
+    utility: Utility | None = Field(None, description="the minimum by the application's utility, instead of minimum")
+    start: Literal["nominal", "deflated"] = Field("nominal", description="deflated: smaller where nominal does not fit")
     ceiling: Vector | None = Field(None, description="harvest VMs only: up to where they may grow")
     template: Name = "lab"
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
@@ -72,7 +79,7 @@ class VMSpec(Body):
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
         ceiling = self.ceiling.vector() if self.ceiling is not None else None
-        check_sizes(self.priority, self.nominal.vector(), self.minimum.vector(), ceiling)
+        check_sizes(self.priority, self.nominal.vector(), self.asked_minimum(), ceiling)
         if self.boot_memory_mib is not None:
             if self.boot_memory_mib > self.nominal.memory_mib:
                 raise InvalidField("boot_memory_mib", "exceeds nominal.memory_mib")
@@ -80,10 +87,31 @@ class VMSpec(Body):
                 raise InvalidField("boot_memory_mib", f"must be at least {HARD_FLOOR.memory_mib:g}")
         return self
 
+    def asked_minimum(self) -> ResourceVector:
+        """The minimum as it was asked for, in whichever way.
+
+        :raises InvalidField: it was asked for in two ways, or its curve is none.
+        """
+        nominal, minimum = self.nominal.vector(), self.minimum.vector()
+        for field, other in (("minimum_share", self.minimum_share), ("utility", self.utility)):
+            if other is not None and not minimum.is_zero():
+                raise InvalidField(field, "contradicts minimum: give one of minimum, minimum_share and utility")
+        if self.utility is not None:
+            if self.minimum_share is not None:
+                raise InvalidField("utility", "contradicts minimum_share: give one of them")
+            return size_of_shares(nominal, self.utility.shares())
+        return size_of_shares(nominal, self.minimum_share.vector()) if self.minimum_share is not None else minimum
+
+    def least_start(self) -> ResourceVector:
+        """The smallest size at which it can be started: its minimum, and the memory to boot with."""
+        nominal = self.nominal.vector()
+        boot_mib = self.boot_memory_mib if self.boot_memory_mib is not None else LEAST_BOOT_MIB
+        return self.allocation(ZERO).minimum.larger(ResourceVector(memory_mib=boot_mib)).smaller(nominal)
+
     def allocation(self, current: ResourceVector, overhead_mib: float = 0.0) -> Allocation:
         """The row that policies read, with the effective minimum."""
         nominal = self.nominal.vector()
-        minimum = nominal if self.priority is Priority.FIXED else effective_minimum(self.minimum.vector(), nominal)
+        minimum = nominal if self.priority is Priority.FIXED else effective_minimum(self.asked_minimum(), nominal)
         ceiling = self.ceiling.vector() if self.ceiling is not None else None
         return Allocation(self.name, self.priority, nominal, minimum, current, ceiling, overhead_mib)
 
@@ -176,9 +204,10 @@ class Command(Body):
 
 
 class CreateCommand(Command):
-    """POST /v1/vms of a host agent: start a VM at its nominal size."""
+    """POST /v1/vms of a host agent: start a VM at its nominal size, or deflated."""
 
     vm: VMSpec
+    initial: Vector | None = Field(None, description="the size to start at; default: nominal")
 
 
 class TargetCommand(Command):
@@ -206,6 +235,7 @@ class ReinflateCommand(Command):
     """POST /v1/reinflations of a host agent: share this room among the VMs that lack something."""
 
     room: Vector | None = Field(None, description="what to share; default: all that the host has free")
+    vms: tuple[Name, ...] = Field((), description="who may grow; none named: all but harvest VMs")
     deadline_s: Seconds = 60.0
     dry_run: DryRun = False
 
@@ -253,6 +283,7 @@ class VMStatus(Body):
         None, description="share of periods in which its quota stopped a vCPU, lately; null: it has no quota"
     )
     drift_total: int = Field(0, description="how often something had to be put right that somebody else had changed")
+    held: bool = Field(False, description="a target has set its size: it does not grow by itself, only by command")
 
     def allocation(self) -> Allocation:
         """The row that policies read."""
@@ -294,6 +325,8 @@ class HostReport(Body):
     mode_reason: str = ""
     vms: tuple[VMStatus, ...]
     core_changes: tuple[CoreChange, ...] = ()
+    budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
+    budget_number: int = Field(0, description="of the latest budget that was granted")
 
 
 class ReportReply(Body):
@@ -345,6 +378,12 @@ class VMRequest(Body):
     policy: PlacementPolicy | None = Field(None, description="default: as the manager is configured")
     deadline_s: Seconds = 60.0
     dry_run: DryRun = False
+
+    @model_validator(mode="after")
+    def _start_fits_priority(self) -> Self:
+        if self.vm.start == "deflated" and self.vm.priority is Priority.FIXED:
+            raise InvalidField("vm.start", "is deflated, but a fixed VM always has its nominal size")
+        return self
 
 
 class MachineRanking(Body):

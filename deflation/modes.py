@@ -46,6 +46,8 @@ class HostEvent(StrEnum):
     PRESSURE = "pressure"
     #: The host has room and a VM lacks something.
     ROOM = "room"
+    #: The host has room within the budget of its harvest VMs.
+    HARVEST = "harvest"
     #: A memory limit of ours is no longer backed by swap.
     LIMIT_UNBACKED = "limit-unbacked"
     #: A creation or deletion that was begun when the mode changed or the agent was killed.

@@ -6,7 +6,7 @@ Every function works one component at a time, so that each resource has an alpha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from deflation.allocations import Allocation, Priority
@@ -48,18 +48,55 @@ def split_need(allocations: Sequence[Allocation], need: ResourceVector) -> Split
     return Split(changed, ZERO if shortfall.is_zero() else shortfall)
 
 
-def share_room(allocations: Sequence[Allocation], room: ResourceVector) -> dict[str, ResourceVector]:
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How a VM joins a host that has no room for its nominal size: its own size there, and what the others give."""
+
+    size: ResourceVector
+    #: What is to be reclaimed from the host's other VMs, without their room that is free already.
+    need: ResourceVector
+
+
+def joining(
+    allocations: Sequence[Allocation], newcomer: Allocation, free: ResourceVector, least: ResourceVector
+) -> Joining | None:
+    """The largest proportional size at which a VM can be started: it takes part in the split as one of the VMs.
+
+    One alpha for all: what its nominal size and overhead lack is split over the host's VMs and itself.
+
+    :param newcomer: at its nominal size, with its overhead.
+    :param free: what the host has left; components in which anything fits hold at least the newcomer's charge.
+    :param least: the smallest size at which it can be started; at least its minimum.
+    :returns: None if even its smallest size does not fit.
+    """
+    split = split_need([*allocations, newcomer], newcomer.charge.less(free))
+    size = split.targets.get(newcomer.name, newcomer.current).larger(least)
+    # Where its smallest size is more than its share, the others give more than theirs.
+    need = (size + ResourceVector(memory_mib=newcomer.overhead_mib)).less(free)
+    if not split_need(allocations, need).shortfall.is_zero():
+        return None
+    return Joining(size, need)
+
+
+def share_room(
+    allocations: Sequence[Allocation], room: ResourceVector, pressed: Collection[str] = ()
+) -> dict[str, ResourceVector]:
     """Give free room back: deflated VMs in proportion up to nominal, then harvest VMs up to their ceiling.
 
     The mirror of :func:`split_need`: afterwards the deflation of every VM that still lacks something is
     ``(M_i - m_i)(1 - alpha)`` with one alpha, except that nobody shrinks. Never hands out more than ``room``.
 
+    :param pressed: names of VMs under pressure: of the deflated ones, they get theirs before the others.
     :returns: targets of the VMs whose size changes.
     """
     sizes = {allocation.name: allocation.current for allocation in allocations}
     left = room
-    for group in (Priority.DEFLATABLE, Priority.HARVEST):
-        members = [allocation for allocation in allocations if allocation.priority is group]
+    deflatable = [allocation for allocation in allocations if allocation.priority is Priority.DEFLATABLE]
+    for members in (
+        [allocation for allocation in deflatable if allocation.name in pressed],
+        [allocation for allocation in deflatable if allocation.name not in pressed],
+        [allocation for allocation in allocations if allocation.priority is Priority.HARVEST],
+    ):
         for component in COMPONENTS:
             if left[component] <= TOLERANCE or not members:
                 continue

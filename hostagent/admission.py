@@ -1,4 +1,4 @@
-"""A VM that somebody else has started: it runs on only at its committed size, or not at all.
+"""Who may start or grow on this host, and at what size: VMs that the manager has placed, and those that others start.
 
 docs/contracts.md, accounting: every start is admitted at the VM's committed size before its vCPUs run. The persistent
 definition carries the limits, so that a start by anybody comes up with them; what it cannot carry (the balloon, which
@@ -7,11 +7,18 @@ only a running guest can fill) must fit into what is free, or the VM stays pause
 
 from __future__ import annotations
 
-from deflation.messages import Vector
+from collections.abc import Callable, Sequence
+
+from deflation.allocations import Allocation, check_target, undeclared
+from deflation.errors import InvalidField
+from deflation.harvest import without_harvest
+from deflation.messages import CreateCommand, ReinflateCommand, Vector
 from deflation.reconcile import SLACK
-from hostagent.errors import HypervisorError
+from deflation.resources import ZERO, ResourceVector
+from hostagent.errors import HypervisorError, RequestRefused
 from hostagent.host import Host
-from hostagent.intents import Phase
+from hostagent.hypervisor import domain_name
+from hostagent.intents import Cause, Intent, Phase
 from hostagent.vms import ManagedVM
 
 
@@ -51,3 +58,78 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     host.note(vm.name, "admit", "started by somebody else and admitted at its committed size", inputs)
     vm.stir()
     return True
+
+
+def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) -> ResourceVector:
+    """Whether a VM may be started now.
+
+    :param spare: what harvest VMs could give for it.
+    :returns: its charge if harvest VMs have to give first; zero if it fits in what is free.
+    :raises RequestRefused: its name is taken, or it does not fit.
+    :raises InvalidField: it cannot be started at this size.
+    """
+    spec = command.vm
+    if spec.name in host.vms:
+        raise RequestRefused(409, f"there is a VM {spec.name} on {host.slice.host_id} already", "vm.name")
+    allocation, free = _newcomer(host, command), host.free()
+    anything = undeclared(host.slice.capacity, allocation.current)
+    if allocation.charge.fits_in(free.larger(anything)):
+        return ZERO
+    if allocation.charge.fits_in((free + spare).larger(anything)):
+        return allocation.charge
+    what = "vm.nominal" if command.initial is None else "initial"
+    raise RequestRefused(409, f"{what} with its overhead ({allocation.charge}) exceeds what is free ({free})", what)
+
+
+def adopt_new(
+    host: Host, command: CreateCommand, cause: Cause, boot_mib: Callable[[float, float | None], float]
+) -> ManagedVM:
+    """Charge a VM that is to be started, from this moment on, so that nobody else counts on the room.
+
+    Raises as :func:`check_new`.
+    """
+    check_new(host, command)
+    spec, size = command.vm, _newcomer(host, command).current
+    boot = boot_mib(spec.nominal.memory_mib, spec.boot_memory_mib)
+    for most_mib in (size.memory_mib, size.memory_mib - 1):
+        # What it boots with must not exceed what it starts with; the layout rounds up by a MiB.
+        if boot > size.memory_mib:
+            boot = boot_mib(spec.nominal.memory_mib, most_mib)
+    intent = Intent(
+        owner=host.slice.host_id,
+        spec=spec,
+        boot_mib=boot,
+        generation=1,
+        phase=Phase.CREATING,
+        target=Vector.of(size),
+        committed=Vector.of(size),
+        cause=cause,
+    )
+    return host.adopt(domain_name(host.slice.host_id, spec.name), intent, running=False)
+
+
+def _newcomer(host: Host, command: CreateCommand) -> Allocation:
+    """The row of a VM that is to be started, at the size that it starts with."""
+    spec = command.vm
+    row = spec.allocation(spec.nominal.vector(), host.slice.vm_overhead_mib)
+    if command.initial is None:
+        return row
+    initial = command.initial.vector()
+    try:
+        check_target(row, initial)
+    except InvalidField as error:
+        raise InvalidField(error.field.replace("target", "initial", 1), error.problem) from error
+    if not spec.least_start().fits_in(initial) or not initial.fits_in(row.nominal):
+        raise InvalidField("initial", f"must be within [{spec.least_start()}, {row.nominal}], but is {initial}")
+    return spec.allocation(initial, host.slice.vm_overhead_mib)
+
+
+def growing(vms: Sequence[ManagedVM], command: ReinflateCommand) -> list[Allocation]:
+    """The rows of the VMs that a reinflation is for: those it names, or all but harvest VMs, which have a budget."""
+    rows = without_harvest([vm.allocation() for vm in vms])
+    return [row for row in rows if row.name in command.vms] if command.vms else rows
+
+
+def pressed(host: Host) -> list[str]:
+    """Names of the VMs under pressure."""
+    return [vm.name for vm in host.vms.values() if vm.pressure.sentence]

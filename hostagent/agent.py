@@ -36,6 +36,7 @@ class Agent:
         self._eternal = [
             asyncio.create_task(guarded(Watch(self.host).run()), name="watch"),
             asyncio.create_task(guarded(self.mode_commands.run()), name="mode"),
+            asyncio.create_task(guarded(self.commands.harvest.run()), name="harvest"),
         ]
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -30,11 +31,12 @@ from deflation.messages import (
 from deflation.modes import HostEvent
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
+from hostagent.admission import adopt_new, check_new, growing, pressed
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.harvest import Harvest
 from hostagent.history import sizes
 from hostagent.host import RESIZING, Host
-from hostagent.hypervisor import domain_name
-from hostagent.intents import Cause, Intent, Phase
+from hostagent.intents import Cause, Phase
 from hostagent.operations import Kind, Operations, concluded, split_told
 from hostagent.vms import ManagedVM
 
@@ -61,6 +63,7 @@ class Commands:
         self._host = host
         self._boot_mib = boot_mib
         self.operations = Operations(host.slice.host_id)
+        self.harvest = Harvest(host)
 
     def resume(self) -> None:
         """Go on with whatever an earlier agent left unfinished, under the request ids that it had."""
@@ -84,7 +87,7 @@ class Commands:
             )
 
     async def create(self, command: CreateCommand) -> Operation:
-        """Start a VM at its nominal size.
+        """Start a VM, at its nominal size or deflated; harvest VMs make room for it where they have to.
 
         :raises RequestRefused: it does not fit, the name is taken, or the request is not acceptable.
         """
@@ -94,35 +97,22 @@ class Commands:
             return known
         spec = command.vm
         await self._host.hypervisor.check(spec)
+        await self.harvest.revoke(f"{spec.name} is to be created")
         await self._host.sample()
         if known := self.operations.known(command.request_id, "create", body):
             return known
         self._host.modes.check(HostEvent.CREATE)
-        if spec.name in self._host.vms:
-            raise RequestRefused(409, f"there is a VM {spec.name} on {self._host.slice.host_id} already", "vm.name")
-        nominal = spec.nominal.vector()
-        allocation = spec.allocation(nominal, self._host.slice.vm_overhead_mib)
-        free = self._host.free()
-        if not allocation.charge.fits_in(free.larger(undeclared(self._host.slice.capacity, nominal))):
-            raise RequestRefused(
-                409, f"vm.nominal with its overhead ({allocation.charge}) exceeds what is free ({free})", "vm.nominal"
-            )
-        boot_mib = self._boot_mib(spec.nominal.memory_mib, spec.boot_memory_mib)
-        intent = Intent(
-            owner=self._host.slice.host_id,
-            spec=spec,
-            boot_mib=boot_mib,
-            generation=1,
-            phase=Phase.CREATING,
-            target=spec.nominal,
-            committed=spec.nominal,
-            cause=self._cause(command, "create", body, ZERO),
-        )
-        # Charged from this moment on, so that nobody else counts on the room.
-        vm = self._host.adopt(domain_name(self._host.slice.host_id, spec.name), intent, running=False)
-        return self.operations.begin(
-            command.request_id, "create", body, lambda operation: self._create(operation, vm, fresh=True), vm=spec.name
-        )
+        charge = check_new(self._host, command, self.harvest.spare())
+        adopt = partial(adopt_new, self._host, command, self._cause(command, "create", body, ZERO), self._boot_mib)
+        vm = adopt() if charge.is_zero() else None
+
+        async def run(operation: Operation) -> Operation:
+            if vm is not None:
+                return await self._create(operation, vm, fresh=True)
+            await self.harvest.make_room(charge, f"{spec.name} is to be started")
+            return await self._create(operation, adopt(), fresh=True)
+
+        return self.operations.begin(command.request_id, "create", body, run, vm=spec.name)
 
     async def delete(self, name: str, command: Command, reason: str) -> Operation:
         """Stop a VM and remove it.
@@ -165,19 +155,20 @@ class Commands:
             earlier = {key: value for key, value in cause.body.items() if key != "request_id"}
             if earlier == {key: value for key, value in body.items() if key != "request_id"}:
                 return self.operations.begin(command.request_id, "target", body, self._repeated(vm), vm=name)
-        self.check_target(vm, command)
+        self.check_target(vm, command, self.harvest.spare(name))
         self._host.modes.check(target_event(vm, command))
         return self.operations.begin(
             command.request_id, "target", body, lambda operation: self._target(operation, vm, command, body), vm=name
         )
 
-    def check_target(self, vm: ManagedVM, command: TargetCommand) -> None:
+    def check_target(self, vm: ManagedVM, command: TargetCommand, spare: ResourceVector = ZERO) -> None:
         """Whether a VM may be brought to a size now.
 
+        :param spare: what harvest VMs could give for it.
         :raises RequestRefused: an old generation, or no room to grow.
         :raises InvalidField: a target outside its range.
         """
-        wanted, free = command.target.vector(), self._host.free()
+        wanted, free = command.target.vector(), self._host.free() + spare
         check_target(vm.allocation(), wanted)
         if command.generation <= vm.intent.generation:
             raise RequestRefused(
@@ -199,6 +190,9 @@ class Commands:
         if known := self.operations.known(command.request_id, "reclaim", body):
             return known
         self._host.modes.check(HostEvent.RECLAIM)
+        await self.harvest.revoke(f"{command.need.vector()} are to be reclaimed")
+        if known := self.operations.known(command.request_id, "reclaim", body):
+            return known
         return self.operations.begin(
             command.request_id, "reclaim", body, lambda operation: self._reclaim(operation, command, body)
         )
@@ -291,6 +285,7 @@ class Commands:
         self, operation: Operation, vm: ManagedVM, command: TargetCommand, body: dict[str, Any]
     ) -> Operation:
         until = _now() + command.deadline_s
+        await self.harvest.make_room(command.target.vector().less(vm.allocation().current), f"{vm.name} grows", vm.name)
         async with vm.lock:
             await self._host.sample()
             # Again: other operations may have ended since this one was taken on.
@@ -322,7 +317,7 @@ class Commands:
                 room = room.smaller(command.room.vector())
             # A resize that failed is given up: otherwise it would be tried again after this.
             targets = {vm.name: vm.allocation().current for vm in claim.vms if vm.intent.phase in RESIZING}
-            targets |= share_room([vm.allocation() for vm in claim.vms], room)
+            targets |= share_room(growing(claim.vms, command), room, pressed(self._host))
             members = self._plan(targets, command, "reinflate", body)
             claim.keep(members)
             await self._persist(members)

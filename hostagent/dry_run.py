@@ -13,6 +13,7 @@ from deflation.messages import ReclaimCommand, ReinflateCommand, RequestId, Targ
 from deflation.modes import HostEvent, refusal
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
+from hostagent.admission import growing, pressed
 from hostagent.commands import Commands, target_event
 from hostagent.errors import RequestRefused
 from hostagent.explain import survey
@@ -37,7 +38,7 @@ class DryRun:
         :raises InvalidField: a target outside its range.
         """
         vm = self._host.vm(name)
-        self._commands.check_target(vm, command)
+        self._commands.check_target(vm, command, self._commands.harvest.spare(name))
         if vm not in self._host.resizable():
             raise RequestRefused(409, f"{name} cannot be resized now: it is stopped or being removed", "name")
         targets, event = {name: command.target.vector()}, target_event(vm, command)
@@ -56,7 +57,7 @@ class DryRun:
         room = self._host.free()
         if command.room is not None:
             room = room.smaller(command.room.vector())
-        targets = share_room([vm.allocation() for vm in self._host.resizable()], room)
+        targets = share_room(growing(self._host.resizable(), command), room, pressed(self._host))
         return await self._answer(command.request_id, "reinflate", targets, command.deadline_s, HostEvent.REINFLATE)
 
     async def _answer(

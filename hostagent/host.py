@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 import structlog
 
-from deflation.allocations import deflatable_capacity, free_capacity
+from deflation.allocations import Priority, deflatable_capacity, free_capacity
 from deflation.instructions import Mode
 from deflation.messages import HostReport, Vector, VMOutcome
 from deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
@@ -121,6 +121,8 @@ class Host:
             mode_reason=self.modes.reason,
             vms=tuple(vm.status() for vm in self.vms.values()),
             core_changes=tuple(self.journal.changes[:MOST_CHANGES]),
+            budget=Vector.of(self.journal.budget.room),
+            budget_number=self.journal.budget.number,
         )
 
     def vm(self, name: str) -> ManagedVM:
@@ -135,20 +137,26 @@ class Host:
         return [vm for vm in self.vms.values() if vm.running and vm.intent.phase in (Phase.SETTLED, *RESIZING)]
 
     @contextlib.asynccontextmanager
-    async def claimed(self, wait_s: float) -> AsyncIterator[Claim]:
+    async def claimed(self, wait_s: float, priority: Priority | None = None) -> AsyncIterator[Claim]:
         """Hold the locks of all VMs that may be resized; one that is busy for longer than ``wait_s`` is left out.
+
+        :param priority: only those of this one.
 
         Nothing is waited for while something is held, so that two who claim never wait for each other.
         """
         claim = Claim([])
+
+        def wanted() -> list[ManagedVM]:
+            return [vm for vm in self.resizable() if priority in (None, vm.intent.spec.priority)]
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 # Nothing is held while one is waited for: others, a relief above all, may work on the rest.
-                while busy := next((vm for vm in self.resizable() if vm.lock.locked()), None):
+                while busy := next((vm for vm in wanted() if vm.lock.locked()), None):
                     async with busy.lock:
                         pass
         try:
-            for vm in self.resizable():
+            for vm in wanted():
                 try:
                     async with asyncio.timeout(0):  # what is free is had at once
                         await vm.lock.acquire()
@@ -156,7 +164,7 @@ class Host:
                     log.info("busy for too long, so left out of the operation", vm=vm.name)
                     continue
                 claim.vms.append(vm)
-            present = self.resizable()
+            present = wanted()
             claim.keep([vm for vm in claim.vms if vm in present])
             yield claim
         finally:

@@ -1,4 +1,5 @@
-"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, epoch and mode."""
+"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, epoch, mode and
+budget."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Final
 
 from deflation.messages import CoreChange
 from deflation.modes import HostMode
+from deflation.resources import ZERO, ResourceVector
 from hostagent.errors import JournalError
 
 
@@ -22,6 +24,16 @@ class StoredMode:
     reason: str = ""
     #: Seconds since the epoch; None: it was never changed.
     since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBudget:
+    """What the harvest VMs may grow to hold together above their minimums."""
+
+    number: int = 0
+    #: As the manager granted it, and what of it is in force: nothing once it was revoked.
+    granted: ResourceVector = ZERO
+    room: ResourceVector = ZERO
 
 
 #: Deletions that are remembered.
@@ -42,6 +54,7 @@ class Journal:
         self._lock = threading.Lock()
         self.epoch = 0
         self.mode = StoredMode()
+        self.budget = StoredBudget()
         self._sequence = 0
         #: The last change of each machine, as (cause, cores after): one that a kill made us repeat is known by it.
         self._last: dict[str, tuple[str, float]] = {}
@@ -55,6 +68,9 @@ class Journal:
             if "mode" in state:
                 mode, reason, since = state["mode"]
                 self.mode = StoredMode(HostMode(mode), reason, since)
+            if "budget" in state:
+                number, granted, room = state["budget"]
+                self.budget = StoredBudget(number, ResourceVector.of(granted), ResourceVector.of(room))
         if self._changes_path.exists():
             for line in self._changes_path.read_text().splitlines():
                 try:
@@ -146,6 +162,26 @@ class Journal:
                 self.mode = before
                 raise JournalError(f"the mode could not be written: {error}") from error
 
+    def grant(self, number: int, room: ResourceVector) -> None:
+        """Remember a budget.
+
+        :raises JournalError: it could not be written; the budget is as before.
+        """
+        self._set_budget(StoredBudget(number, room, room))
+
+    def revoke_budget(self) -> None:
+        """Remember that the budget is not in force any more; its number stays taken. Raises as :meth:`grant`."""
+        self._set_budget(StoredBudget(self.budget.number, self.budget.granted))
+
+    def _set_budget(self, budget: StoredBudget) -> None:
+        with self._lock:
+            before, self.budget = self.budget, budget
+            try:
+                self._save_state()
+            except OSError as error:
+                self.budget = before
+                raise JournalError(f"the budget could not be written: {error}") from error
+
     def _save_state(self) -> None:
         state = {
             "epoch": self.epoch,
@@ -153,6 +189,7 @@ class Journal:
             "last": self._last,
             "deleted": self.deleted,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
+            "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
         }
         _replace(self._state_path, json.dumps(state))
 

@@ -154,8 +154,10 @@ class LibvirtHypervisor:
                 DomainParameters(
                     name=domain,
                     uuid=identity,
-                    cpu_cores=spec.nominal.cpu_cores,
+                    # All vCPUs up to the ceiling are there from the start: what limits the VM is its quota.
+                    cpu_cores=(spec.ceiling or spec.nominal).cpu_cores,
                     memory_mib=int(spec.nominal.memory_mib),
+                    initial_memory_mib=int(intent.committed.memory_mib),
                     accelerator=self._settings.accelerator,
                     kernel=self._settings.image_dir / "vmlinuz",
                     initrd=self._settings.image_dir / "initrd",

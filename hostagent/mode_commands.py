@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 
+from deflation.harvest import without_harvest
 from deflation.messages import ModeCommand, Operation, OperationState, Vector, VMOutcome
 from deflation.modes import HostEvent, HostMode
 from deflation.proportional import share_room
@@ -173,7 +174,7 @@ class ModeCommands:
                 targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
                 shared = undone(rows, self._host.free())
             case HostMode.DRAINING:
-                targets, shared = {}, share_room(rows, self._host.free())
+                targets, shared = {}, share_room(without_harvest(rows), self._host.free())
             case _:
                 return {}
         by_name = {row.name: row for row in rows}

@@ -69,6 +69,8 @@ class DomainParameters:
     ceiling_cpu_cores: float | None = None
     ceiling_memory_mib: int | None = None
     boot_memory_mib: int | None = None
+    #: Memory to start with; default nominal.
+    initial_memory_mib: int | None = None
     kernel_arguments: tuple[str, ...] = ()
     metadata: str | None = None
 
@@ -117,6 +119,9 @@ class DomainParameters:
         requested_mib = (self.memory_mib - boot_mib) // MEMORY_BLOCK_MIB * MEMORY_BLOCK_MIB
         boot_mib = self.memory_mib - requested_mib
         room_mib = max(self.ceiling_memory_mib or 0, self.memory_mib) - boot_mib
+        if self.initial_memory_mib is not None:
+            more_mib = max(self.initial_memory_mib - boot_mib, 0) // MEMORY_BLOCK_MIB * MEMORY_BLOCK_MIB
+            requested_mib = min(requested_mib, more_mib)
         # Whole guest blocks, since a kernel leaves the rest of a device unplugged.
         device_mib = max(1, math.ceil(room_mib / GUEST_BLOCK_MIB)) * GUEST_BLOCK_MIB
         return MemoryLayout(boot_mib, device_mib, requested_mib)

@@ -179,6 +179,7 @@ class ManagedVM:
             asks=Vector.of(self.asks if self.pressure.sentence else ZERO),
             drift_total=self.upkeep.drift_total,
             throttled_share=self.upkeep.throttled_share,
+            held=self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
         )
 
     def _state(self) -> VMState:

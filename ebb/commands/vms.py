@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,13 @@ Cores = Annotated[float, typer.Option(help="Nominal CPU in cores.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
 Version = Annotated[str | None, typer.Option(help="Only if the VM still has this version (`ebb vm NAME --json`).")]
 MemoryMib = Annotated[float, typer.Option(help="Nominal memory in MiB.")]
+
+
+class Start(StrEnum):
+    """At what size a VM starts."""
+
+    NOMINAL = "nominal"
+    DEFLATED = "deflated"
 
 
 def vms(
@@ -85,6 +93,10 @@ def create(
     priority: Annotated[Priority, typer.Option(help="fixed VMs are never deflated.")] = Priority.DEFLATABLE,
     minimum_cpu_cores: Annotated[float, typer.Option(help="Below this it is preempted instead.")] = 0.0,
     minimum_memory_mib: Annotated[float, typer.Option(help="Below this it is preempted instead.")] = 0.0,
+    minimum_share: Annotated[float | None, typer.Option(help="The minimum as a share of nominal, instead.")] = None,
+    start: Annotated[
+        Start, typer.Option(help="deflated: smaller, where the nominal size fits nowhere.")
+    ] = Start.NOMINAL,
     ceiling_cpu_cores: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
     ceiling_memory_mib: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
     boot_memory_mib: Annotated[float | None, typer.Option(help="Memory that cannot be unplugged.")] = None,
@@ -115,6 +127,8 @@ def create(
             "network_mib_s": network_mib_s,
         },
         "minimum": {"cpu_cores": minimum_cpu_cores, "memory_mib": minimum_memory_mib},
+        "minimum_share": minimum_share,
+        "start": start.value,
         "ceiling": ceiling,
         "boot_memory_mib": boot_memory_mib,
         "template": template,

@@ -73,9 +73,9 @@ class FakeHypervisor:
             "create",
             domain=domain,
             intent=intent.model_dump_json(),
-            vcpus=math.ceil(nominal.cpu_cores),
+            vcpus=math.ceil((intent.spec.ceiling or nominal).cpu_cores),
             boot_mib=intent.boot_mib,
-            plugged_mib=nominal.memory_mib - intent.boot_mib,
+            plugged_mib=intent.committed.memory_mib - intent.boot_mib,
             shares=cpu_shares(intent.spec.priority, nominal.cpu_cores),
         )
 

@@ -72,6 +72,16 @@ class FencedJournal(Journal):
         super().add(machine, host, at, before, after, cause)
         self._fence.after()
 
+    def grant(self, number: int, room: ResourceVector) -> None:
+        self._fence.before()
+        super().grant(number, room)
+        self._fence.after()
+
+    def revoke_budget(self) -> None:
+        self._fence.before()
+        super().revoke_budget()
+        self._fence.after()
+
     def raise_epoch(self, epoch: int) -> None:
         self._fence.before()
         super().raise_epoch(epoch)
@@ -424,10 +434,10 @@ class LocalHypervisor:
 def make_domain(intent: Intent, now: float) -> Domain:
     """A domain as the template would make it: vCPUs for the nominal size, a device with room up to the ceiling."""
     spec = intent.spec
-    vcpus = math.ceil(spec.nominal.cpu_cores)
+    vcpus = math.ceil((spec.ceiling or spec.nominal).cpu_cores)
     most = spec.ceiling.memory_mib if spec.ceiling is not None else spec.nominal.memory_mib
     domain = Domain(intent, vcpus, intent.boot_mib, most - intent.boot_mib, Guest(set(range(vcpus))))
-    domain.starts_plugged_mib = spec.nominal.memory_mib - intent.boot_mib
+    domain.starts_plugged_mib = math.floor((intent.committed.memory_mib - intent.boot_mib) / 2) * 2.0
     domain.shares = cpu_shares(spec.priority, spec.nominal.cpu_cores)
     domain.start(now)
     domain.guest.boots_until = now + 2.0

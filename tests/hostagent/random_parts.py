@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from deflation.resources import ResourceVector
+from hostagent.vms import ManagedVM
+from tests.hostagent.local_world import ROUNDING, Domain, LocalWorld
 
 EXAMPLES: Final = 60
 STEPS_EACH: Final = 200
@@ -41,7 +43,8 @@ def specs(draw: st.DrawFn) -> VMSpec:
     priority = draw(st.sampled_from([*[Priority.DEFLATABLE] * 3, Priority.FIXED, Priority.HARVEST]))
     minimum = ResourceVector(*(round(value * share) for value in nominal.vector()))
     harvest = priority is Priority.HARVEST
-    ceiling = Vector.of(nominal.vector() + ResourceVector(memory_mib=512)) if harvest else None
+    more = ResourceVector(draw(st.sampled_from([0.0, 1.0, 1.5])), 512)
+    ceiling = Vector.of(nominal.vector() + more) if harvest else None
     return VMSpec(
         name=draw(st.sampled_from(NAMES)),
         priority=priority,
@@ -49,6 +52,33 @@ def specs(draw: st.DrawFn) -> VMSpec:
         minimum=Vector.of(minimum),
         ceiling=ceiling,
     )
+
+
+class Count:
+    """Steps over all examples, and the world whose guests are spoken to now."""
+
+    steps = 0
+    world: LocalWorld | None = None
+
+
+async def connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To a guest of the present world."""
+    assert Count.world is not None
+    return await Count.world.connect(path, limit)
+
+
+def between(low: ResourceVector, high: ResourceVector, share: float) -> Vector:
+    """A size between two."""
+    return Vector.of(ResourceVector(*(round(a + (b - a) * share, 2) for a, b in zip(low, high, strict=True))))
+
+
+def assert_whole(vm: ManagedVM, domain: Domain, last: str) -> None:
+    """The VM has all that it may have, in the world and on the books."""
+    upper, held = vm.allocation().upper, domain.may_hold()
+    assert upper.fits_in(held + ROUNDING), f"{vm.name} was left with {held} of {upper}: {last}"
+    assert domain.held_mib >= upper.memory_mib - ROUNDING.memory_mib, f"{vm.name} holds {domain.held_mib}"
+    assert domain.limit_mib is None or domain.limit_mib >= domain.held_mib
+    assert upper.fits_in(vm.allocation().current + ROUNDING), f"{vm.name} has {upper}, but not on the books"
 
 
 async def ended(tasks: set[asyncio.Task[None]]) -> None:

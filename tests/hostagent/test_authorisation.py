@@ -30,6 +30,8 @@ ROUTES = {
     ("GET", "/v1/mode"): "viewer",
     ("GET", "/v1/openapi.json"): "viewer",
     ("PUT", "/v1/mode"): "operator",
+    ("GET", "/v1/budget"): "viewer",
+    ("PUT", "/v1/budget"): "operator",
     ("POST", "/v1/vms"): "operator",
     ("DELETE", "/v1/vms/{name}"): "operator",
     ("PUT", "/v1/vms/{name}/target"): "operator",

@@ -31,7 +31,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from deflation.budget_messages import Budget
 from deflation.errors import InvalidField
+from deflation.harvest import HARVEST_PACE
 from deflation.instructions import Mode
 from deflation.messages import (
     Command,
@@ -58,14 +60,7 @@ from tests.hostagent.local_faults import FAULTS, started
 from tests.hostagent.local_guest import Application
 from tests.hostagent.local_hypervisor import Faults, Fence, FencedJournal, LocalHypervisor
 from tests.hostagent.local_world import ROUNDING, LocalWorld
-from tests.hostagent.random_parts import CAPACITY, ERRORS, HOST, deadlines, indices, moments, shares, specs
-
-
-class Count:
-    """Steps over all examples, and the machine whose guests are spoken to now."""
-
-    steps = 0
-    machine: HostMachine | None = None
+from tests.hostagent.random_parts import CAPACITY, ERRORS, HOST, Count, deadlines, indices, moments, shares, specs
 
 
 class HostMachine(RuleBasedStateMachine):
@@ -81,9 +76,8 @@ class HostMachine(RuleBasedStateMachine):
         #: How each request was sent, to send it again.
         self.sent: list[Callable[[], Awaitable[Operation]]] = []
         self.broken: list[str] = []
-        Count.machine = self
         self.faults = Faults()
-        self.world = LocalWorld(self.loop, Random(0))
+        self.world = Count.world = LocalWorld(self.loop, Random(0))
         self.agent: Agent | None = None
 
     @initialize(
@@ -96,10 +90,18 @@ class HostMachine(RuleBasedStateMachine):
 
     # --- commands ------------------------------------------------------------------------------------------------
 
-    @rule(spec=specs(), wait_s=moments)
-    def create(self, spec: VMSpec, wait_s: float) -> None:
-        command = CreateCommand(request_id=self._request_id(), epoch=self.epoch, vm=spec)
+    @rule(spec=specs(), share=st.none() | shares, wait_s=moments)
+    def create(self, spec: VMSpec, share: float | None, wait_s: float) -> None:
+        initial = None if share is None else parts.between(spec.least_start(), spec.nominal.vector(), share)
+        command = CreateCommand(request_id=self._request_id(), epoch=self.epoch, vm=spec, initial=initial)
         self._send(lambda: self.commands.create(command), wait_s)
+
+    @rule(share=shares, newer=st.sampled_from([1, 1, 1, 0, -1]), wait_s=moments)
+    def budget(self, share: float, newer: int, wait_s: float) -> None:
+        number = max(self.host.journal.budget.number + newer, 1)
+        budget = Budget(number=number, epoch=self.epoch, room=Vector.of(CAPACITY * share))
+        self._try(lambda: self.commands.harvest.grant(budget))
+        self._go(wait_s)
 
     @rule(which=indices, wait_s=moments)
     def delete(self, which: int, wait_s: float) -> None:
@@ -290,13 +292,12 @@ class HostMachine(RuleBasedStateMachine):
         command = ReinflateCommand(request_id=self._request_id(), epoch=self.epoch)
         self._try(lambda: self.commands.reinflate(command))
         self._calm()
+        # Harvest VMs need a budget, and have patience.
+        self._try(lambda: self.commands.harvest.grant(Budget(number=10**6, epoch=self.epoch, room=Vector.of(CAPACITY))))
+        self._run(asyncio.sleep(HARVEST_PACE.hold_s + HARVEST_PACE.rest_s + 30.0))
+        self._calm()
         for vm in self.host.vms.values():
-            domain, upper = self.world.domains[vm.domain], vm.allocation().upper
-            held = domain.may_hold()
-            assert upper.fits_in(held + ROUNDING), f"{vm.name} was left with {held} of {upper}: {self._last()}"
-            assert domain.held_mib >= upper.memory_mib - ROUNDING.memory_mib, f"{vm.name} holds {domain.held_mib}"
-            assert domain.limit_mib is None or domain.limit_mib >= domain.held_mib
-            assert upper.fits_in(vm.allocation().current + ROUNDING), f"{vm.name} has {upper}, but not on the books"
+            parts.assert_whole(vm, self.world.domains[vm.domain], self._last())
 
     # --- hands ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +331,7 @@ class HostMachine(RuleBasedStateMachine):
         self._try(send)
         self._go(wait_s)
 
-    def _try(self, send: Callable[[], Awaitable[Operation]]) -> None:
+    def _try(self, send: Callable[[], Awaitable[object]]) -> None:
         try:
             self._run(send())
         except (RequestRefused, InvalidField):
@@ -417,17 +418,12 @@ class HostMachine(RuleBasedStateMachine):
         return "; ".join([*states, *(f"{o.kind} {o.state}: {o.sentence}" for o in operations[-3:])])
 
 
-async def _connect(path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    assert Count.machine is not None
-    return await Count.machine.world.connect(path, limit)
-
-
 @pytest.mark.service
 @pytest.mark.timeout(900)
 # A task that is cancelled before its first step never comes to await what it was to run.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_the_rules_hold_whatever_happens_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "open_unix_connection", _connect)
+    monkeypatch.setattr(asyncio, "open_unix_connection", parts.connect)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     configured = structlog.get_config()
     structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))

@@ -14,7 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import BaseModel
 
-from deflation.allocations import deflatable_capacity, free_capacity
+from deflation.allocations import Priority, deflatable_capacity, free_capacity
+from deflation.budget_messages import Budget, BudgetStatus
+from deflation.harvest import harvested, without_harvest
 from deflation.ledger import Layer
 from deflation.messages import (
     Command,
@@ -79,6 +81,9 @@ class FakeAgent:
         self.reasons: dict[str, str] = {}
         self.changes: list[CoreChange] = []
         self.epoch = 0
+        #: What harvest VMs may hold above their minimums; they take up what they may at once. All that were granted.
+        self.budget = ZERO
+        self.budgets: list[Budget] = []
         #: Set when the command ``trouble.hangs_at`` has arrived (and been carried out, if it is).
         self.hanging = asyncio.Event()
         #: One URL, or several with commas between them, of which one leads.
@@ -106,6 +111,7 @@ class FakeAgent:
         app.router.add_put("/v1/vms/{name}/target", self._target)
         app.router.add_post("/v1/reclaims", self._reclaim)
         app.router.add_post("/v1/reinflations", self._reinflate)
+        app.router.add_put("/v1/budget", self._budget)
         self._server = TestServer(app, port=self._port)
         await self._server.start_server(shutdown_timeout=0.0)
         self._port = self._server.port
@@ -152,6 +158,8 @@ class FakeAgent:
             mode_reason=self.mode_reason,
             vms=tuple(self.vms.values()),
             core_changes=tuple(self.changes),
+            budget=Vector.of(self.budget),
+            budget_number=self.budgets[-1].number if self.budgets else 0,
         )
 
     def cores(self, name: str) -> float:
@@ -238,7 +246,8 @@ class FakeAgent:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         command = CreateCommand.model_validate_json(await request.read())
-        spec = command.vm
+        spec, initial = command.vm, command.initial or command.vm.nominal
+        self.budget = ZERO
 
         def work() -> dict[str, Any]:
             self.vms[spec.name] = VMStatus(
@@ -250,17 +259,21 @@ class FakeAgent:
                 nominal=spec.nominal,
                 minimum=Vector.of(spec.allocation(ZERO).minimum),
                 ceiling=spec.ceiling,
-                current=spec.nominal,
+                current=initial,
                 overhead_mib=self.overhead_mib,
                 generation=1,
                 guest_connected=True,
                 boot_memory_mib=384,
             )
-            self.add_change(spec.name, 0.0, spec.nominal.cpu_cores)
+            self.add_change(spec.name, 0.0, initial.cpu_cores)
             return {"sentence": f"{spec.name} runs"}
 
-        charge = spec.nominal.vector() + ResourceVector(memory_mib=self.overhead_mib)
+        charge = initial.vector() + ResourceVector(memory_mib=self.overhead_mib)
         problem = None
+        if not charge.fits_in(self.free()):
+            # Harvest VMs make room for others.
+            rows = [vm.allocation() for vm in self.vms.values() if vm.priority is Priority.HARVEST]
+            self._resize(dict(split_need(rows, charge.less(self.free())).targets))
         if spec.name in self.vms:
             problem = Problem(error=f"there is a VM {spec.name} already", field="vm.name")
         elif not charge.fits_in(self.free()):
@@ -285,11 +298,12 @@ class FakeAgent:
         command = TargetCommand.model_validate_json(await request.read())
         name = request.match_info["name"]
         return await self._carry_out(
-            command, "target", name, lambda: self._resize({name: command.target.vector()}, command.generation)
+            command, "target", name, lambda: self._resize({name: command.target.vector()}, command.generation, True)
         )
 
     async def _reclaim(self, request: web.Request) -> web.StreamResponse:
         command = ReclaimCommand.model_validate_json(await request.read())
+        self.budget = ZERO
 
         def work() -> dict[str, Any]:
             rows = [vm.allocation() for vm in self.vms.values()]
@@ -306,9 +320,25 @@ class FakeAgent:
         command = ReinflateCommand.model_validate_json(await request.read())
 
         def work() -> dict[str, Any]:
-            return self._resize(share_room([vm.allocation() for vm in self.vms.values()], self.free()))
+            rows = without_harvest([vm.allocation() for vm in self.vms.values()])
+            rows = [row for row in rows if row.name in command.vms] if command.vms else rows
+            room = self.free() if command.room is None else self.free().smaller(command.room.vector())
+            return self._resize(share_room(rows, room))
 
         return await self._carry_out(command, "reinflate", "", work)
+
+    async def _budget(self, request: web.Request) -> web.Response:
+        budget = Budget.model_validate_json(await request.read())
+        if budget.epoch < self.epoch or (self.budgets and budget.number <= self.budgets[-1].number):
+            return _json(Problem(error="an old epoch or number", field="number"), 409)
+        self.budgets.append(budget)
+        self.budget = budget.room.vector()
+        rows = [vm.allocation() for vm in self.vms.values()]
+        # Without patience: that is the real agent's.
+        mine = [row for row in rows if row.priority is Priority.HARVEST]
+        self._resize(share_room(mine, self.free().smaller(self.budget.less(harvested(rows)))))
+        held = harvested([vm.allocation() for vm in self.vms.values()])
+        return _json(BudgetStatus(number=budget.number, room=budget.room, held=Vector.of(held)))
 
     # --- operations ------------------------------------------------------------------------------------------------
 
@@ -372,14 +402,16 @@ class FakeAgent:
             self.done.append((kind, operation.vm or ""))
         return operation.model_copy(update=changes)
 
-    def _resize(self, targets: dict[str, ResourceVector], generation: int | None = None) -> dict[str, Any]:
+    def _resize(
+        self, targets: dict[str, ResourceVector], generation: int | None = None, held: bool = False
+    ) -> dict[str, Any]:
         outcomes = []
         for name, target in sorted(targets.items()):
             vm = self.vms[name]
             before, share = vm.current.vector(), self.trouble.gives.get(name, 1.0)
             taken = before.less(target) * share
             after = before.less(taken).larger(target.smaller(before)) + target.less(before)
-            change = {"current": Vector.of(after), "generation": generation or vm.generation + 1}
+            change = {"current": Vector.of(after), "generation": generation or vm.generation + 1, "held": held}
             self.vms[name] = vm.model_copy(update=change)
             outcomes.append(_outcome(name, self.vms[name].generation, before, after, target))
             if before.cpu_cores != after.cpu_cores:

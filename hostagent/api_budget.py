@@ -1,0 +1,36 @@
+"""The routes of the budget within which harvest VMs grow."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from deflation.budget_messages import Budget, BudgetStatus
+from deflation.messages import Command, Vector
+from hostagent.api_forms import AGENT, answer, body_of
+from rest.descriptions import describe
+from rest.parameters import check_parameters
+
+routes = web.RouteTableDef()
+
+
+@routes.put("/v1/budget")
+@describe(
+    "Grant harvest VMs room",
+    tag="host",
+    body=Budget,
+    example=Budget(number=1, room=Vector(cpu_cores=2.0, memory_mib=1024.0)),
+    answers={200: BudgetStatus},
+    problems=(409, 503),
+)
+async def _grant(request: web.Request) -> web.Response:
+    check_parameters(request)
+    commands, budget = request.app[AGENT].commands, await body_of(request, Budget)
+    await commands.follow(Command(request_id="budget", epoch=budget.epoch))
+    return answer(await commands.harvest.grant(budget))
+
+
+@routes.get("/v1/budget", allow_head=False)
+@describe("What harvest VMs may hold", tag="host", answers={200: BudgetStatus})
+async def _status(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(request.app[AGENT].commands.harvest.status())
