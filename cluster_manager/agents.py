@@ -33,6 +33,7 @@ class Agents:
     :param url_of: where a host's agent listens now; None for a host that is not known.
     :param token: what the agents ask for.
     :param check: raises LostLeadership where this manager must not speak to agents (any more).
+    :param epoch: of this manager; an agent that answers it lets no command of an earlier one in any more.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class Agents:
         token: str,
         limits: AgentLimits,
         check: Callable[[], None] = lambda: None,
+        epoch: int = 0,
     ) -> None:
         self._session = session
         self._url_of = url_of
         self._headers = {"Authorization": f"Bearer {token}"}
         self._limits = limits
         self._check = check
+        self._epoch = epoch
 
     async def host(self, host: str, patient: bool = True) -> HostReport:
         """What the agent says of its host at this moment.
@@ -73,16 +76,17 @@ class Agents:
         """Give a host a budget for its harvest VMs. Raises as :meth:`command`; no absence is waited for."""
         return await self._call(BudgetStatus, host, "PUT", "/v1/budget", body=budget, patient=False)
 
-    async def remove(self, host: str, vm: str, request_id: str, epoch: int, reason: str) -> Operation:
+    async def remove(self, host: str, vm: str, command: Command, reason: str) -> Operation:
         """Stop a VM. Raises as :meth:`command`; 404 where there is no such VM."""
-        params = {"request_id": request_id, "epoch": str(epoch), "reason": reason}
+        params = {name: str(value) for name, value in command.model_dump().items()} | {"reason": reason}
         return await self._call(Operation, host, "DELETE", f"/v1/vms/{vm}", params=params)
 
     async def operation(self, host: str, request_id: str, wait_s: float = 0.0) -> Operation | None:
         """The operation of a request; None if the agent knows nothing of it. Raises as :meth:`command`."""
         try:
             path = f"/v1/operations/{request_id}"
-            return await self._call(Operation, host, "GET", path, params={"wait_s": f"{wait_s:g}"}, held_s=wait_s)
+            params = {"wait_s": f"{wait_s:g}", "epoch": str(self._epoch)}
+            return await self._call(Operation, host, "GET", path, params=params, held_s=wait_s)
         except AgentRefused as error:
             if error.status == 404:
                 return None
@@ -132,11 +136,15 @@ class Agents:
     ) -> B:
         """One call, repeated while the agent is away for less than ``absence_s``."""
         until = time.monotonic() + (self._limits.absence_s if patient else 0.0)
-        pause_s = self._limits.pause_s
+        pause_s, sent = self._limits.pause_s, False
         while True:
             try:
                 return await self._once(answer, host, method, path, params, body, held_s)
-            except AgentUnreachable:
+            except AgentRefused as error:
+                error.sent_before = sent
+                raise
+            except AgentUnreachable as error:
+                error.sent = sent = sent or error.sent
                 if time.monotonic() + pause_s >= until:
                     raise
             await asyncio.sleep(pause_s)
@@ -155,16 +163,20 @@ class Agents:
         self._check()
         url = self._url_of(host)
         if url is None:
-            raise AgentUnreachable(f"{host} is not known")
+            raise AgentUnreachable(f"{host} is not known", sent=False)
         options: dict[str, Any] = {"headers": self._headers, "params": params, "allow_redirects": False}
         if body is not None:
             options["data"] = body.model_dump_json().encode()
             options["headers"] = {**self._headers, "Content-Type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=held_s + self._limits.answer_s)
+        # No connection after half of the time: then it is certain that nothing was sent.
+        answer_s = self._limits.answer_s
+        timeout = aiohttp.ClientTimeout(total=held_s + answer_s, sock_connect=answer_s / 2)
         try:
             async with self._session.request(method, url + path, timeout=timeout, **options) as response:
                 raw = await _read(response)
                 status = response.status
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            raise AgentUnreachable(f"{host} cannot be reached ({type(error).__name__})", sent=False) from error
         except TimeoutError as error:
             raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
         except aiohttp.ClientError as error:

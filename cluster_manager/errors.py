@@ -28,11 +28,18 @@ class AgentError(ManagerError):
 
 
 class AgentUnreachable(AgentError):
-    """No answer in time: whether a command arrived is unknown."""
+    """No answer in time: whether a command arrived is unknown.
+
+    :param sent: whether it may have left this machine; not where no connection came about.
+    """
+
+    def __init__(self, sentence: str, sent: bool = True) -> None:
+        super().__init__(sentence)
+        self.sent = sent
 
 
 class AgentRefused(AgentError):
-    """An answer of 4xx or 5xx: the command was not taken on.
+    """An answer of 4xx: the command was not taken on.
 
     :param status: the HTTP status.
     :param problem: as the agent put it, where it did.
@@ -42,6 +49,8 @@ class AgentRefused(AgentError):
         super().__init__(sentence)
         self.status = status
         self.problem = problem
+        #: Whether it may have been sent before without an answer: that one may still arrive, and be taken on.
+        self.sent_before = False
 
 
 class StoreError(ManagerError):

@@ -21,7 +21,7 @@ from deflation.modes import HostMode, takes_new_vms
 from deflation.resources import TOLERANCE
 
 #: What is not worth a write: free memory and throttling move all the time, and core changes have their own table.
-_MOVING: Final = frozenset({"free", "core_changes", "vms"})
+_MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms"})
 _MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure"})
 
 
@@ -115,6 +115,8 @@ class Hosts:
         arrival = next(self._arrivals)
         host = self._hosts.get(report.id)
         known = host.report if host is not None else None
+        if known is not None and _overtaken(report, known):
+            return
         changed = known is None or not _same_essence(known, report)
         if changed:
             await self._save(report)
@@ -131,7 +133,9 @@ class Hosts:
                 await self._store.add_event("pressure", vm, report.id, sentence)
         # Meanwhile a later report may have been taken: that one stands, in the store too.
         host = self._hosts.get(report.id)
-        if host is not None and host.arrival > arrival:
+        if host is not None and (
+            _overtaken(report, host.report) or (host.arrival > arrival and not _overtaken(host.report, report))
+        ):
             if changed:
                 await self._save(host.report)
             return
@@ -258,6 +262,11 @@ class Hosts:
 
 def _digest(raw: bytes) -> bytes:
     return blake2b(raw, digest_size=16).digest()
+
+
+def _overtaken(report: HostReport, known: HostReport) -> bool:
+    """Whether a report came so late that a later one of the same agent has been taken: it is no sign of life either."""
+    return report.incarnation == known.incarnation and 0 < report.sequence < known.sequence
 
 
 def _asking(report: HostReport) -> frozenset[str]:

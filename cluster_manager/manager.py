@@ -91,7 +91,12 @@ class Manager:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True))
         await self.core_changes.load()
         agents = Agents(
-            self._session, self._url_of, self.settings.agent_token, self.settings.agents, self.leadership.check
+            self._session,
+            self._url_of,
+            self.settings.agent_token,
+            self.settings.agents,
+            self.leadership.check,
+            self.epoch,
         )
         self.questions = Questions(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)

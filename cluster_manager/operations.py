@@ -147,7 +147,10 @@ class Operations:
                 state = removed_already(_plan_id("delete", name), request_id, name)
             else:
                 state = start_removal(_plan_id("delete", name), request_id, name, row.host)
-            return self._launch(await self._store.add_plan(state, fingerprint, deleting=name))
+            plan = await self._store.add_plan(state, fingerprint, deleting=name)
+            # It sees to a removal that is owed, too.
+            self._owed.pop(name, None)
+            return self._launch(plan)
 
     async def check_name(self, name: str) -> None:
         """Whether a VM may be created by this name. Raises :class:`RequestError`: 409 where it is taken."""
@@ -207,23 +210,22 @@ class Operations:
     async def settle_debts(self, host: str) -> None:
         """On a report: remove and reinflate what could not be done while the host was away."""
         known = self._hosts.get(host)
-        owed = sorted(name for name, where in self._owed.items() if where == host)
         if known is None or self._stopping:
             return
         # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
         due = self._growth.due(known.report, self._hosts.availability.reserved(host), asyncio.get_running_loop().time())
         if self._is_busy(host):
             return
-        # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
-        grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
-        if not (owed or grows):
+        if not self._owes(host):
             await self._share(host, known, due)
             return
-        now = asyncio.get_running_loop().time()
-        if now < self._retry_at.get(host, now):
-            return
-        self._retry_at[host] = now + RETRY_S
         async with self._admission:
+            # Again: somebody else may have seen to it meanwhile.
+            now = asyncio.get_running_loop().time()
+            if not self._owes(host) or self._is_busy(host) or now < self._retry_at.get(host, now):
+                return
+            self._retry_at[host] = now + RETRY_S
+            owed = sorted(name for name, where in self._owed.items() if where == host)
             if owed:
                 plan_id = _plan_id("delete", owed[0])
                 state = start_removal(plan_id, plan_id, owed[0], host)
@@ -260,6 +262,15 @@ class Operations:
         async with self._locks.setdefault(host, asyncio.Lock()):
             await self._performer.grant(host, partial(budget_for, report, reserved))
 
+    def _owes(self, host: str) -> bool:
+        """Whether a host has something to be removed or reinflated, and would not refuse."""
+        known = self._hosts.get(host)
+        if known is None or self._stopping:
+            return False
+        # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
+        grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
+        return grows or host in self._owed.values()
+
     # --- running -----------------------------------------------------------------------------------------------------
 
     def _launch(self, plan: StoredPlan) -> Operation:
@@ -295,6 +306,9 @@ class Operations:
         finally:
             self._release(running)
             self._hosts.availability.reserve(plan_id, None, ZERO)
+            if isinstance(end := running.state.instruction, Finish) and end.state is OperationState.DONE:
+                # The host answers: what else it owes need not wait.
+                self._retry_at.pop(running.state.host or "", None)
             self._running.pop(plan_id, None)
             self._tasks.pop(plan_id, None)
             running.news.set()

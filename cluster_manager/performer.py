@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 
@@ -29,16 +31,18 @@ from cluster_manager.plans import (
     Remove,
     SetTarget,
 )
-from cluster_manager.readings import asked_of_hosts
+from cluster_manager.readings import asked_of_hosts, demand_of, minimums_allow
 from cluster_manager.settings import AgentLimits
 from deflation.budget_messages import Budget
 from deflation.messages import (
+    Command,
     CreateCommand,
     Operation,
     OperationState,
     ReclaimCommand,
     ReinflateCommand,
     TargetCommand,
+    VMSpec,
 )
 from deflation.placement import HostView
 
@@ -71,6 +75,8 @@ class Performer:
         self._limits = limits
         self._generator = generator
         self._epoch = epoch
+        #: Counts the commands; a host never has two under way, so a lower number at an agent is one that comes late.
+        self._orders = itertools.count(1)
 
     async def perform(self, state: PlanState, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
         """Carry out the state's instruction.
@@ -122,7 +128,13 @@ class Performer:
         began = time.perf_counter()
         demand, purpose = asked_of_hosts(state.spec, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
-        chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator)
+        chosen: list[str] = []
+        if purpose == "preempt":
+            # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
+            spared = functools.partial(self._minimums_allow, state.spec)
+            chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, spared)
+        others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator)
+        chosen = list(dict.fromkeys((*chosen, *others)))[:LINE]
         ms = round((time.perf_counter() - began) * 1000, 3)
         log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
         if chosen:
@@ -134,6 +146,10 @@ class Performer:
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
+
+    def _minimums_allow(self, spec: VMSpec, host_id: str) -> bool:
+        host = self._hosts.get(host_id)
+        return host is not None and minimums_allow(host.report, demand_of(spec, host.report))
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -148,13 +164,15 @@ class Performer:
         host = instruction.host
         send, limit_s = self._sending(state, instruction, request_id)
         # A second reclaim takes twice, a second start may find the first: only the plan can tell after a new reading.
-        harmless = not isinstance(instruction, Reclaim | Create)
+        harmless, taken_on = not isinstance(instruction, Reclaim | Create), False
         try:
             operation = await self._agents.operation(host, request_id) if resumed else None
             if resumed and operation is None and not harmless:
                 return Forgotten(elapsed_s(), lapse=False)
             for _ in range(REPEATS):
-                operation = await self._agents.follow(host, operation or await send(), limit_s)
+                operation = operation or await send()
+                taken_on = True
+                operation = await self._agents.follow(host, operation, limit_s)
                 if operation is not None:
                     await self._refresh(host)
                     return OperationEnded(elapsed_s(), operation)
@@ -163,30 +181,40 @@ class Performer:
         except AgentRefused as error:
             if isinstance(instruction, Remove) and error.status == 404:
                 return OperationEnded(elapsed_s(), _gone(request_id, instruction))
-            return HostFailed(elapsed_s(), str(error), uncertain=False)
+            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before)
         except AgentUnreachable as error:
-            return HostFailed(elapsed_s(), str(error), uncertain=True)
+            # A start that never left this machine may be tried elsewhere.
+            never_sent = isinstance(instruction, Create) and not (error.sent or resumed or taken_on)
+            return HostFailed(elapsed_s(), str(error), uncertain=not never_sent)
         return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
 
     def _sending(
         self, state: PlanState, instruction: Commanding, request_id: str
     ) -> tuple[Callable[[], Awaitable[Operation]], float]:
         """How to send a command, and how long it may take."""
-        host, epoch, agents = instruction.host, self._epoch, self._agents
+        host, epoch, agents, order = instruction.host, self._epoch, self._agents, next(self._orders)
         grace_s = self._limits.grace_s
         match instruction:
             case Reclaim(need=need, deadline_s=deadline_s):
-                reclaim = ReclaimCommand(request_id=request_id, epoch=epoch, need=need, deadline_s=deadline_s)
+                reclaim = ReclaimCommand(
+                    request_id=request_id, epoch=epoch, order=order, need=need, deadline_s=deadline_s
+                )
                 return lambda: agents.command(host, "POST", "/v1/reclaims", reclaim), deadline_s + grace_s
             case Create(initial=initial):
                 assert state.spec is not None, "only placements start VMs"
-                create = CreateCommand(request_id=request_id, epoch=epoch, vm=state.spec, initial=initial)
+                create = CreateCommand(request_id=request_id, epoch=epoch, order=order, vm=state.spec, initial=initial)
                 return lambda: agents.command(host, "POST", "/v1/vms", create), self._limits.start_stop_s
             case Remove(vm=vm, reason=reason):
-                return lambda: agents.remove(host, vm, request_id, epoch, reason), self._limits.start_stop_s
+                command = Command(request_id=request_id, epoch=epoch, order=order)
+                return lambda: agents.remove(host, vm, command, reason), self._limits.start_stop_s
             case Reinflate(vms=vms, room=room):
                 share = ReinflateCommand(
-                    request_id=request_id, epoch=epoch, deadline_s=REINFLATION_DEADLINE_S, vms=vms, room=room
+                    request_id=request_id,
+                    epoch=epoch,
+                    order=order,
+                    deadline_s=REINFLATION_DEADLINE_S,
+                    vms=vms,
+                    room=room,
                 )
                 path, limit_s = "/v1/reinflations", REINFLATION_DEADLINE_S + grace_s
                 return lambda: agents.command(host, "POST", path, share), limit_s
@@ -194,6 +222,7 @@ class Performer:
                 resize = TargetCommand(
                     request_id=request_id,
                     epoch=epoch,
+                    order=order,
                     generation=generation,
                     target=target,
                     deadline_s=deadline_s,

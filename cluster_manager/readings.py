@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from cluster_manager.plans import Purpose
-from deflation.allocations import Allocation, undeclared
+from deflation.allocations import Allocation, deflatable_capacity, undeclared
 from deflation.messages import HostReport, Operation, VMSpec
 from deflation.proportional import Joining, joining
 from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
@@ -64,6 +64,11 @@ def reclaim_need(missing: ResourceVector, report: HostReport) -> ResourceVector:
     """The need to send: what is missing, in whole steps of a size, and never more than can be deflated."""
     steps = (math.ceil(value / quantum - TOLERANCE) * quantum for value, quantum in zip(missing, QUANTUM, strict=True))
     return ResourceVector(*(round(step, 6) for step in steps)).smaller(report.deflatable.vector())
+
+
+def minimums_allow(report: HostReport, demand: ResourceVector) -> bool:
+    """Whether the host could hold a demand with everybody at the minimum, whatever can be taken at this moment."""
+    return missing_on(report, demand).fits_in(deflatable_capacity(allocations_of(report)))
 
 
 def allocations_of(report: HostReport) -> list[Allocation]:

@@ -113,8 +113,12 @@ class Store(Transactions):
                 row = {"at": now, "plan": state.id, "vm": vm, "host": host, "kind": kind, "sentence": sentence}
                 await connection.execute(insert(schema.events).values(**row))
             case SetVM(name, phase, host, sentence, owed):
+                row = _living(name)
+                if name != state.vm:
+                    # A preempted VM whose deletion waits: its name is free when that plan has ended, not before.
+                    row = row.where(schema.vms.c.phase != VMPhase.DELETING.value)
                 await connection.execute(
-                    _living(name).values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
+                    row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
             case OweReinflation(host, owed):
                 table = schema.hosts

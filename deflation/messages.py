@@ -201,6 +201,7 @@ class Command(Body):
 
     request_id: RequestId
     epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
+    order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
 
 
 class CreateCommand(Command):
@@ -316,6 +317,7 @@ class HostReport(Body):
     id: Name
     url: str = Field(pattern="^https?://", max_length=400, description="where the agent's REST API listens")
     incarnation: str = Field(description="differs after each start of the agent")
+    sequence: int = Field(0, ge=0, description="rises with each change that this incarnation reports; 0: not counted")
     capacity: Vector
     free: Vector
     deflatable: Vector

@@ -36,6 +36,9 @@ WOULD_BE: Final = web.RequestKey("dry_run", bool)
 NAME: Final = Parameter("name", Name, "the VM's name")
 _REQUEST: Final = Parameter("request_id", RequestId, "the request that it was begun with", required=True)
 _EPOCH: Final = Parameter("epoch", Annotated[int, Field(ge=0, le=2**53)], "of the manager that asks", default=0)
+_ORDER: Final = Parameter(
+    "order", Annotated[int, Field(ge=0, le=2**53)], "counts a manager's commands; a lower one is late", default=0
+)
 _REASON: Final = Parameter("reason", Literal["delete", "minimum", "shortfall"], "why it is stopped", default="delete")
 _WAIT: Final = Parameter(
     "wait_s", Annotated[float, Field(ge=0, le=MAX_WAIT_S)], "how long to wait for its end, seconds", default=0.0
@@ -103,13 +106,13 @@ async def _create(request: web.Request) -> web.Response:
     "Stop a VM and remove it",
     tag="vms",
     path=(NAME,),
-    query=(_REQUEST, _EPOCH, _REASON),
+    query=(_REQUEST, _EPOCH, _ORDER, _REASON),
     answers={202: STARTED},
     problems=(404, 409),
 )
 async def _delete(request: web.Request) -> web.Response:
     query = parameters_of(request)
-    command = Command(request_id=query["request_id"], epoch=query["epoch"])
+    command = Command(request_id=query["request_id"], epoch=query["epoch"], order=query["order"])
     name = request.match_info["name"]
     return accepted(await request.app[AGENT].commands.delete(name, command, query["reason"]))
 
@@ -175,12 +178,15 @@ async def _reinflate(request: web.Request) -> web.Response:
     "One operation; waits for its end",
     tag="operations",
     path=(Parameter("request_id", RequestId, "the request that began it"),),
-    query=(_WAIT,),
+    query=(_WAIT, _EPOCH),
     answers={200: Operation},
     problems=(404,),
 )
 async def _get_operation(request: web.Request) -> web.Response:
-    wait_s = parameters_of(request)["wait_s"]
+    query = parameters_of(request)
+    wait_s = query["wait_s"]
+    # A manager that asks what became of a command acts on the answer: one of its predecessor's must not come any more.
+    await request.app[AGENT].commands.leadership.follow_epoch(query["epoch"])
     request_id = request.match_info["request_id"]
     operation = await request.app[AGENT].commands.operations.get(request_id, wait_s)
     if operation is None:

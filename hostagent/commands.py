@@ -37,6 +37,7 @@ from hostagent.harvest import Harvest
 from hostagent.history import sizes
 from hostagent.host import RESIZING, Host
 from hostagent.intents import Cause, Phase
+from hostagent.leadership import Leadership
 from hostagent.operations import Kind, Operations, concluded, split_told
 from hostagent.vms import ManagedVM
 
@@ -62,6 +63,7 @@ class Commands:
     def __init__(self, host: Host, boot_mib: Callable[[float, float | None], float]) -> None:
         self._host = host
         self._boot_mib = boot_mib
+        self.leadership = Leadership(host.journal)
         self.operations = Operations(host.slice.host_id)
         self.harvest = Harvest(host)
 
@@ -403,16 +405,8 @@ class Commands:
                 await asyncio.sleep(ASK_AGAIN_S)
 
     async def follow(self, command: Command) -> None:
-        """Refuse a manager whose leadership is over, and remember the epoch of one that leads.
-
-        :raises RequestRefused: the epoch is lower than one that was seen.
-        """
-        if command.epoch < self._host.journal.epoch:
-            raise RequestRefused(
-                409, f"epoch {command.epoch} is over: the manager with epoch {self._host.journal.epoch} leads", "epoch"
-            )
-        if command.epoch > self._host.journal.epoch:
-            await asyncio.to_thread(self._host.journal.raise_epoch, command.epoch)
+        """Refuse a command that comes too late. Raises :class:`RequestRefused`."""
+        await self.leadership.follow(command)
 
     def _cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
         return Cause(
@@ -440,4 +434,4 @@ def target_event(vm: ManagedVM, command: TargetCommand) -> HostEvent:
 
 def _body(command: Command) -> dict[str, Any]:
     """The command as it is compared and stored; a new leader repeats it under its own epoch."""
-    return command.model_dump(mode="json", exclude={"epoch", "dry_run"})
+    return command.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})

@@ -85,6 +85,8 @@ class Host:
     #: VMs that are worked on now: no more than :data:`CONCURRENT`.
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT))
     _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    #: The last report that was made.
+    _told: HostReport | None = None
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set whenever the VMs should be looked at at once.
@@ -108,10 +110,11 @@ class Host:
 
     def report(self) -> HostReport:
         """What the manager hears of this host."""
-        return HostReport(
+        report = HostReport(
             id=self.slice.host_id,
             url=self.slice.url,
             incarnation=self.incarnation,
+            sequence=self._told.sequence if self._told is not None else 1,
             capacity=Vector.of(self.slice.capacity),
             free=Vector.of(self.free()),
             deflatable=Vector.of(deflatable_capacity(vm.row() for vm in self.vms.values())),
@@ -124,6 +127,11 @@ class Host:
             budget=Vector.of(self.journal.budget.room),
             budget_number=self.journal.budget.number,
         )
+        if self._told is not None and report != self._told:
+            # Counted where something changed only: the same body again tells the manager that there is no news.
+            report = report.model_copy(update={"sequence": report.sequence + 1})
+        self._told = report
+        return report
 
     def vm(self, name: str) -> ManagedVM:
         """:raises RequestRefused: there is no such VM here (404)."""

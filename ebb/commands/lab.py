@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -14,7 +15,8 @@ from ebb.client import ManagerClient
 from ebb.commands.cluster import print_machines
 from ebb.commands.options import Json
 from ebb.commands.vms import amounts
-from ebb.demo.report import DemoReport
+from ebb.demo.cluster import CAPACITY, ClusterDemo
+from ebb.demo.report import Check, ClusterReport, DemoReport
 from ebb.demo.scenario import Demo
 from ebb.errors import DemoFailed, EbbError
 from ebb.lab.cluster import DEFAULT_HOSTS, HostSlice, Lab
@@ -22,6 +24,9 @@ from ebb.lab.image import build_image
 from ebb.lab.state import LabState
 from ebb.output import Steps, print_json, print_table, size
 
+ReportT = TypeVar("ReportT")
+#: What `ebb demo --cluster --lab` brings up.
+CLUSTER_HOSTS = tuple(HostSlice(name, CAPACITY) for name in ("host-a", "host-b"))
 _DEFAULTS = ", ".join(
     f"{host.id}=cpu_cores={host.capacity.cpu_cores:g},memory_mib={host.capacity.memory_mib:g}" for host in DEFAULT_HOSTS
 )
@@ -88,9 +93,14 @@ def status(json: Json = False) -> None:
 
 def demo(
     lab: Annotated[bool, typer.Option("--lab", help="Bring a lab up before and down afterwards.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Six guests that come and go on two hosts, instead.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Deflate two VMs with filled caches for a third one, and give it all back."""
+    run = _run_cluster_demo if cluster else _run_demo
+    report: DemoReport | ClusterReport
     with Steps() as steps:
         home = Lab(report=steps)
         if lab:
@@ -98,14 +108,16 @@ def demo(
             if home.file.load() is not None:
                 raise EbbError("a lab is up already; run `ebb demo` without --lab, or `ebb lab down` first")
             try:
-                home.up()
-                report = _run_demo(home.state(), steps)
+                home.up(CLUSTER_HOSTS if cluster else None)
+                report = run(home.state(), steps)
             finally:
                 home.down()
         else:
-            report = _run_demo(home.state(), steps)
+            report = run(home.state(), steps)
     if json:
         print_json(report)
+    elif isinstance(report, ClusterReport):
+        _print_cluster_report(report)
     else:
         _print_report(report)
     if report.failed:
@@ -114,14 +126,22 @@ def demo(
 
 
 def _run_demo(state: LabState, steps: Steps) -> DemoReport:
-    """The demo in an event loop of its own; SIGTERM ends it as Ctrl-C does, with its VMs removed."""
+    return _in_a_loop(state, lambda client: Demo(client, state, steps).run())
 
-    async def run() -> DemoReport:
+
+def _run_cluster_demo(state: LabState, steps: Steps) -> ClusterReport:
+    return _in_a_loop(state, lambda client: ClusterDemo(client, state, steps).run())
+
+
+def _in_a_loop(state: LabState, demo: Callable[[ManagerClient], Awaitable[ReportT]]) -> ReportT:
+    """A demo in an event loop of its own; SIGTERM ends it as Ctrl-C does, with its VMs removed."""
+
+    async def run() -> ReportT:
         task = asyncio.current_task()
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with ManagerClient(state.manager_url, state.manager_token_file.read_text().strip()) as client:
-            return await Demo(client, state, steps).run()
+            return await demo(client)
 
     try:
         return asyncio.run(run())
@@ -145,9 +165,31 @@ def _print_report(report: DemoReport) -> None:
     print()
     print_machines(report.ranking)
     print()
+    _print_checks(report.checks)
+
+
+def _print_cluster_report(report: ClusterReport) -> None:
+    print(f"{report.accelerator}, {report.seconds:.0f} s")
+    print_table(
+        ("for", "vm", "layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
+        (
+            (given.cause, given.vm, row.layer.value, row.resource, *amounts(row), row.reason)
+            for given in report.deflations
+            for row in given.ledger
+        ),
+        "the ledger is empty",
+    )
+    print()
+    for sentence in report.preemptions:
+        print(sentence)
+    print()
+    _print_checks(report.checks)
+
+
+def _print_checks(checks: Iterable[Check]) -> None:
     print_table(
         ("", "check", "figures"),
-        (("ok" if check.ok else "FAILED", check.name, check.detail) for check in report.checks),
+        (("ok" if check.ok else "FAILED", check.name, check.detail) for check in checks),
         "nothing was checked",
     )
 

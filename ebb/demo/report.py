@@ -56,3 +56,27 @@ class DemoReport(Report):
     @property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if not check.ok]
+
+
+class Deflation(Report):
+    """What one VM gave for another: its ledger, and its bound by readings that go through no agent."""
+
+    vm: str
+    cause: str
+    ledger: tuple[LedgerRow, ...]
+    before: Vector
+    after: Vector
+
+
+class ClusterReport(Report):
+    """The script of arrivals and departures on two hosts."""
+
+    accelerator: str
+    seconds: float
+    deflations: tuple[Deflation, ...]
+    preemptions: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]

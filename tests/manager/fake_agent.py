@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,14 +17,13 @@ from pydantic import BaseModel
 
 from deflation.allocations import Priority, deflatable_capacity, free_capacity
 from deflation.budget_messages import Budget, BudgetStatus
+from deflation.fencing import Fence
 from deflation.harvest import harvested, without_harvest
-from deflation.ledger import Layer
 from deflation.messages import (
     Command,
     CoreChange,
     CreateCommand,
     HostReport,
-    LedgerRow,
     Operation,
     OperationState,
     Problem,
@@ -32,13 +32,13 @@ from deflation.messages import (
     ReportReply,
     TargetCommand,
     Vector,
-    VMOutcome,
     VMState,
     VMStatus,
 )
 from deflation.modes import HostMode
 from deflation.proportional import share_room, split_need
-from deflation.resources import COMPONENTS, ZERO, ResourceVector
+from deflation.resources import ZERO, ResourceVector
+from tests.manager.outcomes import outcome_of
 
 AGENT_TOKEN = "agents"
 REPORT_S = 0.05
@@ -80,7 +80,7 @@ class FakeAgent:
         self.bodies: list[dict[str, Any]] = []
         self.reasons: dict[str, str] = {}
         self.changes: list[CoreChange] = []
-        self.epoch = 0
+        self.fence = Fence()
         #: What harvest VMs may hold above their minimums; they take up what they may at once. All that were granted.
         self.budget = ZERO
         self.budgets: list[Budget] = []
@@ -96,6 +96,8 @@ class FakeAgent:
         self._server: TestServer | None = None
         self._port: int | None = None
         self._sequence = 0
+        self.incarnation = "one"
+        self._reports = itertools.count(1)
         self._reporting: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._ever = asyncio.Event()
@@ -139,6 +141,10 @@ class FakeAgent:
     def forget(self) -> None:
         self._operations.clear()
 
+    @property
+    def epoch(self) -> int:
+        return self.fence.epoch
+
     # --- figures ---------------------------------------------------------------------------------------------------
 
     def free(self) -> ResourceVector:
@@ -148,7 +154,8 @@ class FakeAgent:
         return HostReport(
             id=self.id,
             url=f"http://127.0.0.1:{self._port}",
-            incarnation="one",
+            incarnation=self.incarnation,
+            sequence=next(self._reports),
             capacity=Vector.of(self.capacity),
             free=Vector.of(self.free()),
             deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values())),
@@ -214,7 +221,7 @@ class FakeAgent:
     def _taken(self, reply: ReportReply) -> None:
         if reply.epoch < self.epoch:
             return
-        self.epoch = reply.epoch
+        self.fence = self.fence.after(reply.epoch)
         self.changes = [change for change in self.changes if change.sequence > reply.acknowledged]
         self.reported.set()
 
@@ -234,6 +241,7 @@ class FakeAgent:
         return _json(self.report())
 
     async def _get_operation(self, request: web.Request) -> web.Response:
+        self.fence = self.fence.after(int(request.query.get("epoch", 0)))
         found = self._operations.get(request.match_info["id"])
         if found is None:
             return _json(Problem(error="no such operation", field=None), 404)
@@ -282,8 +290,10 @@ class FakeAgent:
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        command = Command(request_id=request.query["request_id"], epoch=int(request.query["epoch"]))
+        query = {name: value for name, value in request.query.items() if name != "reason"}
+        command = Command.model_validate_strings(query, strict=False)
         if name not in self.vms and command.request_id not in self._operations:
+            self.fence = self.fence.after(command.epoch, command.order)
             return _json(Problem(error=f"no VM {name}", field="name"), 404)
         self.reasons[name] = request.query["reason"]
 
@@ -351,13 +361,14 @@ class FakeAgent:
         problem: Problem | None = None,
     ) -> web.StreamResponse:
         self.arrived.append(kind)
-        if command.epoch < self.epoch:
-            return _json(Problem(error="an old epoch", field="epoch"), 409)
-        self.epoch = command.epoch
+        why, field = self.fence.refusal(command.epoch, command.order)
+        if why:
+            return _json(Problem(error=why, field=field), 409)
+        self.fence = self.fence.after(command.epoch, command.order)
         if self.trouble.refuses is not None:
             return _json(Problem(error="refused by the test", field=None), self.trouble.refuses)
         hangs = self.trouble.hangs_at == len(self.arrived)
-        body = command.model_dump_json(exclude={"epoch"})
+        body = command.model_dump_json(exclude={"epoch", "order"})
         known = self._operations.get(command.request_id)
         if known is not None:
             return _json(known[0], 202) if known[1] == body else _json(Problem(error="another body", field=None), 409)
@@ -413,39 +424,10 @@ class FakeAgent:
             after = before.less(taken).larger(target.smaller(before)) + target.less(before)
             change = {"current": Vector.of(after), "generation": generation or vm.generation + 1, "held": held}
             self.vms[name] = vm.model_copy(update=change)
-            outcomes.append(_outcome(name, self.vms[name].generation, before, after, target))
+            outcomes.append(outcome_of(name, self.vms[name].generation, before, after, target))
             if before.cpu_cores != after.cpu_cores:
                 self.add_change(name, before.cpu_cores, after.cpu_cores)
         return {"vms": tuple(outcomes), "sentence": f"resized {', '.join(sorted(targets)) or 'nothing'}"}
-
-
-def _outcome(
-    name: str, generation: int, before: ResourceVector, after: ResourceVector, target: ResourceVector
-) -> VMOutcome:
-    rows = tuple(
-        LedgerRow(
-            layer=Layer.HYPERVISOR,
-            resource=component,
-            asked=before.less(target)[component],
-            promised=before.less(target)[component],
-            verified=before.less(after)[component],
-            seconds=0.0,
-            reason="" if after.fits_in(target) else "the balloon is stuck",
-        )
-        for component in COMPONENTS
-        if before.less(target)[component] > 0
-    )
-    return VMOutcome(
-        name=name,
-        generation=generation,
-        before=Vector.of(before),
-        after=Vector.of(after),
-        target=Vector.of(target),
-        shortfall=Vector.of(after.less(target)),
-        ledger=rows,
-        seconds=0.0,
-        sentence="resized",
-    )
 
 
 def _json(body: BaseModel, status: int = 200) -> web.Response:

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from cluster_manager.plans import Effect, PlanState
+from deflation.fencing import Fence
 from deflation.messages import Operation, OperationState
 from deflation.proportional import share_room
 from deflation.resources import ZERO
@@ -53,7 +54,7 @@ class Scenario:
                 await cluster.call("DELETE", f"/v1/vms/high-1?request_id={self.request_id}")
             else:
                 cores = 5.3 if self.name == "preempt" else 3.0
-                body = {"request_id": self.request_id, "vm": vm("high-1", "fixed", cores, 800.0), "deadline_s": 30.0}
+                body = {"request_id": self.request_id, "vm": vm("high-1", "fixed", cores, 800.0), "deadline_s": 60.0}
                 await cluster.call("POST", "/v1/vms", json={**body, "policy": "first-fit"})
 
     @property
@@ -237,11 +238,11 @@ async def test_the_epoch_rises_with_every_start_and_is_in_every_command(tmp_path
 
 async def test_an_agent_of_a_newer_manager_refuses_and_the_request_fails_with_the_reason(tmp_path: Path) -> None:
     async with prepared(tmp_path, "place") as (scenario, cluster):
-        scenario.first.epoch = scenario.second.epoch = 99
+        scenario.first.fence = scenario.second.fence = Fence(99)
         await scenario.begin(cluster)
         operation = await cluster.ended(scenario.request_id)
         assert operation.state is OperationState.FAILED
-        assert "old epoch" in " ".join(operation.progress)
+        assert "epoch 1 is over" in " ".join(operation.progress)
         assert set(scenario.first.vms) == {"low-1", "low-2"}
 
 

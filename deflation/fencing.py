@@ -1,0 +1,34 @@
+"""Which commands come too late: those of a manager that leads no more, and those that a later one has overtaken.
+
+A manager has one command at a time under way on a host and counts them. A network can hold one back until the manager
+has given it up and sent others; carried out then, it would start a VM twice or take room that nobody gives back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The latest command of a manager that a host agent has seen."""
+
+    epoch: int = 0
+    order: int = 0
+
+    def refusal(self, epoch: int, order: int) -> tuple[str, str]:
+        """Why a command comes too late, and the field that says so; empty where it does not.
+
+        :param order: 0 for a command that nobody counts (an operator's own): only its epoch is looked at.
+        """
+        if epoch < self.epoch:
+            return f"epoch {epoch} is over: the manager with epoch {self.epoch} leads", "epoch"
+        if epoch == self.epoch and 0 < order < self.order:
+            return f"order {order} was overtaken by command {self.order} of the same manager", "order"
+        return "", ""
+
+    def after(self, epoch: int, order: int = 0) -> Fence:
+        """The fence once a command has been seen."""
+        if epoch == self.epoch:
+            return Fence(epoch, max(order, self.order))
+        return self if epoch < self.epoch else Fence(epoch, order)

@@ -1,0 +1,280 @@
+"""A host agent whose network and whose process fail at random, and a watch over all agents at every change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from deflation.allocations import Priority
+from deflation.messages import Command, Operation, OperationState, Problem, TargetCommand, VMState
+from deflation.resources import TOLERANCE, ZERO
+from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+#: Commands that must not be carried out twice, not even after the agent forgot them.
+ONCE = ("create", "reclaim")
+
+
+@dataclass
+class Weather:
+    """How often things go wrong, as shares, and for how long, seconds."""
+
+    #: A request that never arrives; an answer that never arrives.
+    lost: float = 0.0
+    unanswered: float = 0.0
+    #: A request that arrives when its sender has given it up; one that arrives a second time, later.
+    late: float = 0.0
+    doubled: float = 0.0
+    #: An answer that takes its time.
+    slow: float = 0.0
+    #: Reports that are lost, and that come again later, when they are no longer true.
+    reports_lost: float = 0.0
+    reports_stale: float = 0.0
+    late_s: float = 1.2
+    slow_s: float = 0.15
+    #: How long an operation takes at the most.
+    work_s: float = 0.06
+
+
+CALM = Weather()
+ROUGH = Weather(lost=0.06, unanswered=0.06, late=0.04, doubled=0.08, slow=0.1, reports_lost=0.1, reports_stale=0.1)
+
+
+@dataclass
+class Aim:
+    """A moment at an agent: ``where`` is arrived, carried-out or polled; ``after`` so many others."""
+
+    where: str
+    after: int
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Until this is set, nobody gets an answer.
+    passed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def here(self, where: str) -> None:
+        if where != self.where or self.passed.is_set():
+            return
+        self.after -= 1
+        if self.after < 0:
+            self.reached.set()
+            await self.passed.wait()
+
+
+class Watch:
+    """What must be true at every moment, over all agents. What was not stands in ``violations``."""
+
+    def __init__(self) -> None:
+        self.agents: list[ChaosAgent] = []
+        self.violations: list[str] = []
+        self.carried_out: Counter[str] = Counter()
+        #: Reason of each preemption, by VM.
+        self.preempted: dict[str, str] = {}
+
+    def look(self, agent: ChaosAgent, what: str) -> None:
+        charged = sum((vm.allocation().charge for vm in agent.vms.values()), ZERO)
+        if not charged.fits_in(agent.capacity):
+            self.violations.append(f"{agent.id} is overfull with {charged} after {what}")
+        for name, vm in agent.vms.items():
+            if [other.id for other in self.agents if name in other.vms] != [agent.id]:
+                self.violations.append(f"{name} is doubled after {what}")
+            allocation = vm.allocation()
+            least = allocation.nominal if allocation.priority is Priority.FIXED else allocation.minimum
+            if any(low > now + TOLERANCE for low, now in zip(least, allocation.current, strict=True)):
+                self.violations.append(f"{name} is below its least size with {allocation.current} after {what}")
+
+    def carry_out(self, kind: str, request_id: str) -> None:
+        self.carried_out[request_id] += 1
+        if kind in ONCE and self.carried_out[request_id] > 1:
+            self.violations.append(f"{kind} {request_id} was carried out {self.carried_out[request_id]} times")
+
+
+class ChaosAgent(FakeAgent):
+    """A fake agent in bad weather. ``kill`` and ``revive``: its VMs outlive it, what it had in hand may not."""
+
+    def __init__(self, host_id: str, watch: Watch, chance: random.Random, **capacity: float) -> None:
+        super().__init__(host_id, **capacity)
+        self.weather = CALM
+        self.aim: Aim | None = None
+        self._watch = watch
+        self._chance = chance
+        self._working: dict[str, tuple[str, str]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: VMs that an operator brought to a size since their host last gave room back.
+        self.held: set[str] = set()
+        watch.agents.append(self)
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    async def kill(self) -> None:
+        """As by SIGKILL: connections break, operations under way are lost or will be gone on with."""
+        await self.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        forgets = self._chance.random() < 0.5
+        for request_id, (operation, _) in list(self._operations.items()):
+            if operation.state is not OperationState.RUNNING and forgets:
+                del self._operations[request_id]
+        for request_id, (kind, name) in self._working.items():
+            if self._chance.random() < 0.5:
+                continue
+            # It had not got so far that anything of it would be found again.
+            self._operations.pop(request_id, None)
+            self._pending.pop(request_id, None)
+            if kind == "create":
+                self.vms.pop(name, None)
+        self.incarnation += "+"
+
+    async def revive(self) -> None:
+        await self.start()
+        for request_id in list(self._pending):
+            self._spawn(self._finish(request_id))
+
+    async def close(self) -> None:
+        await super().close()
+        if self.aim is not None:
+            self.aim.passed.set()
+
+    async def settle(self) -> None:
+        """Until everything that was delayed has come or gone, and every operation has ended."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work, name=f"chaos at {self.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the network -----------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        weather, chance = self.weather, self._chance
+        await request.read()
+        if chance.random() < weather.lost:
+            return _hang_up(request)
+        if chance.random() < weather.late:
+            self._spawn(self._again(request, handler))
+            return _hang_up(request)
+        answer = await super()._guard(request, handler)
+        if chance.random() < weather.doubled:
+            self._spawn(self._again(request, handler))
+        if chance.random() < weather.slow:
+            await asyncio.sleep(chance.uniform(0, weather.slow_s))
+        return _hang_up(request) if chance.random() < weather.unanswered else answer
+
+    async def _again(self, request: web.Request, handler: Handler) -> None:
+        """Nobody hears this answer."""
+        await asyncio.sleep(self._chance.uniform(0, self.weather.late_s))
+        await super()._guard(request, handler)
+
+    async def _send(self, session: aiohttp.ClientSession) -> None:
+        weather, chance = self.weather, self._chance
+        if chance.random() < weather.reports_stale:
+            self._spawn(self._report_later(self.report().model_dump(mode="json")))
+        if chance.random() >= weather.reports_lost:
+            await super()._send(session)
+
+    async def _report_later(self, body: dict[str, Any]) -> None:
+        await asyncio.sleep(self._chance.uniform(0, self.weather.late_s))
+        headers, timeout = {"Authorization": f"Bearer {AGENT_TOKEN}"}, aiohttp.ClientTimeout(total=1.0)
+        url = f"{self.manager}/v1/hosts/{self.id}/report"
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with aiohttp.request("POST", url, json=body, headers=headers, timeout=timeout) as response:
+                await response.read()
+
+    # --- operations ------------------------------------------------------------------------------------------------
+
+    async def _carry_out(
+        self,
+        command: Command,
+        kind: Any,
+        name: str,
+        work: Callable[[], dict[str, Any]],
+        problem: Problem | None = None,
+    ) -> web.StreamResponse:
+        if self.aim is not None:
+            await self.aim.here("arrived")
+            if self.aim.where == "arrived" and self.aim.reached.is_set() and self._chance.random() < 0.5:
+                raise web.HTTPServiceUnavailable  # lost with its sender
+        if isinstance(command, TargetCommand) and (why := self._no_target(name, command)):
+            problem = Problem(error=why, field="target")
+        answer = await super()._carry_out(command, kind, name, work, problem)
+        if self.aim is not None:
+            await self.aim.here("carried-out")
+        return answer
+
+    async def _get_operation(self, request: web.Request) -> web.Response:
+        answer = await super()._get_operation(request)
+        if self.aim is not None:
+            await self.aim.here("polled")
+        return answer
+
+    def _operation(self, command: Command, kind: Any, name: str, work: Callable[[], dict[str, Any]]) -> Operation:
+        """Charged when it is admitted, as a real agent does; carried out a moment later."""
+        self.trouble.never_ends = True
+        said: dict[str, Any] = {}
+        reason = self.reasons.get(name, "delete") if kind == "delete" else "delete"
+        if kind == "create":
+            said = work()
+            self.vms[name] = self.vms[name].model_copy(update={"state": VMState.STARTING})
+            self._look(kind, command.request_id)
+
+        def begun() -> dict[str, Any]:
+            if kind == "create":
+                self.vms[name] = self.vms[name].model_copy(update={"state": VMState.RUNNING})
+                return said
+            if isinstance(command, TargetCommand) and (why := self._no_target(name, command)):
+                return {"state": OperationState.FAILED, "sentence": why}
+            if reason != "delete":
+                self._watch.preempted[name] = reason
+            return work()
+
+        operation = super()._operation(command, kind, name, begun)
+        self._working[command.request_id] = (kind, name)
+        self._spawn(self._finish(command.request_id))
+        return operation
+
+    def _no_target(self, name: str, command: TargetCommand) -> str:
+        """Why a VM cannot be brought to a size; empty if it can."""
+        if name not in self.vms:
+            return f"there is no VM {name}"
+        growth = command.target.vector().less(self.vms[name].current.vector())
+        return "" if growth.fits_in(self.free()) else f"{growth} is more than what is free"
+
+    async def _finish(self, request_id: str) -> None:
+        await asyncio.sleep(self._chance.uniform(0, self.weather.work_s))
+        end = self._pending.pop(request_id, None)
+        if end is None:
+            return
+        kind, name = self._working.pop(request_id)
+        if kind == "delete" and name not in self.vms:
+            self._operations.pop(request_id)
+            return
+        operation = end()
+        self._operations[request_id] = (operation, self._operations[request_id][1])
+        self._watch.carry_out(kind, request_id)
+        self._look(kind, request_id)
+        if kind == "target":
+            self.held.add(name)
+        elif kind == "reinflate":
+            self.held.clear()
+        self.held &= set(self.vms)
+
+    def _look(self, kind: str, request_id: str) -> None:
+        self._watch.look(self, f"{kind} {request_id} on {self.id}")
+
+
+def _hang_up(request: web.Request) -> web.StreamResponse:
+    """The connection breaks."""
+    if request.transport is not None:
+        request.transport.close()
+    return web.Response()

@@ -1,0 +1,156 @@
+"""Random requests of a client that loses no patience: what it asked for, and what it was answered.
+
+A new kind of request is one more function in ``KINDS``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+#: A manager that is down or starts again; a client asks again with the same request id.
+_AGAIN = (502, 503, 504)
+
+
+@dataclass
+class Request:
+    """One request. ``accepted``: None while nobody answered."""
+
+    id: str
+    kind: str
+    vm: str
+    method: str
+    path: str
+    body: dict[str, Any] | None
+    accepted: bool | None = None
+    problem: str = ""
+    #: The operation as it ended.
+    end: dict[str, Any] | None = None
+
+
+@dataclass
+class Client:
+    """Asks for things, and remembers."""
+
+    chance: random.Random
+    url: str
+    session: aiohttp.ClientSession
+    requests: list[Request] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    generation: int = 1
+    #: Of the VM that had the name last.
+    priority: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the VMs that may be there: asked for, and neither refused nor deleted since."""
+        names: dict[str, None] = {}
+        for request in self.requests:
+            if request.kind == "create" and request.accepted is not False:
+                if request.end is None or request.end["state"] == "done":
+                    names[request.vm] = None
+            elif request.kind == "delete":
+                names.pop(request.vm, None)
+        return list(names)
+
+    def think_of(self) -> Request:
+        """The next request."""
+        weights = [weight for weight, _ in KINDS]
+        while True:
+            _, build = self.chance.choices(KINDS, weights)[0]
+            request = build(self, f"r-{len(self.requests)}")
+            if request is not None:
+                self.requests.append(request)
+                return request
+
+    async def send(self, request: Request) -> None:
+        """Send once; a request that nobody answered stays open."""
+        try:
+            async with (
+                asyncio.timeout(5),
+                self.session.request(request.method, self.url + request.path, json=request.body) as response,
+            ):
+                text, status = await response.text(), response.status
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return
+        if status == 202:
+            request.accepted = True
+        elif 400 <= status < 500:
+            if request.accepted:
+                self.violations.append(f"{request.id} was accepted, and is refused when repeated: {text}")
+            request.accepted, request.problem = False, text
+        elif status not in _AGAIN:
+            self.violations.append(f"{request.method} {request.path} was answered {status}: {text}")
+
+    async def look(self, request: Request, wait_s: float) -> bool:
+        """Whether the operation of an accepted request has ended; its answer never changes again."""
+        path = f"/v1/operations/{request.id}?wait_s={wait_s:g}"
+        try:
+            async with self.session.get(self.url + path) as response:
+                status, found = response.status, await response.json()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+        if status != 200:
+            self.violations.append(f"{request.id} was lost: {found}")
+            return True
+        if request.end is not None and found != request.end:
+            self.violations.append(f"{request.id} ended twice: {request.end}, then {found}")
+        if found["state"] != "running":
+            request.end = found
+        return request.end is not None
+
+    async def finish(self, limit_s: float) -> None:
+        """Repeat what was not answered, and wait until everything that was accepted has ended."""
+        async with asyncio.timeout(limit_s):
+            while open_requests := [r for r in self.requests if r.accepted is None]:
+                for request in open_requests:
+                    await self.send(request)
+            for request in self.requests:
+                while request.accepted and request.end is None:
+                    if not await self.look(request, 2.0):
+                        await asyncio.sleep(0.05)
+
+
+Build = Callable[[Client, str], Request | None]
+
+
+def create(client: Client, request_id: str) -> Request:
+    chance = client.chance
+    name = f"vm-{chance.randrange(24)}"
+    priority = chance.choice(("fixed", "deflatable", "deflatable", "harvest"))
+    nominal = {"cpu_cores": chance.choice((1.0, 1.5, 2.0, 3.0)), "memory_mib": chance.choice((400.0, 600.0, 1000.0))}
+    vm: dict[str, Any] = {"name": name, "priority": priority, "nominal": nominal}
+    if priority != "fixed":
+        vm["minimum"] = {"cpu_cores": 0.5, "memory_mib": 300.0}
+    if priority == "harvest":
+        vm["ceiling"] = {key: value * 2 for key, value in nominal.items()}
+    client.priority[name] = priority
+    body = {"request_id": request_id, "vm": vm, "deadline_s": 2.0}
+    return Request(request_id, "create", name, "POST", "/v1/vms", body)
+
+
+def delete(client: Client, request_id: str) -> Request | None:
+    if not client.names:
+        return None
+    name = client.chance.choice(client.names)
+    return Request(request_id, "delete", name, "DELETE", f"/v1/vms/{name}?request_id={request_id}", None)
+
+
+def target(client: Client, request_id: str) -> Request | None:
+    flexible = [name for name in client.names if client.priority[name] != "fixed"]
+    if not flexible:
+        return None
+    name = client.chance.choice(flexible)
+    client.generation += 1
+    size = {"cpu_cores": client.chance.choice((0.5, 1.0)), "memory_mib": client.chance.choice((300.0, 400.0))}
+    body = {"request_id": request_id, "generation": 1000 + client.generation, "target": size, "deadline_s": 2.0}
+    return Request(request_id, "target", name, "PUT", f"/v1/vms/{name}/target", body)
+
+
+#: How often each kind is thought of, and how it is made; None where it makes no sense now.
+KINDS: Sequence[tuple[float, Build]] = ((5.0, create), (2.5, delete), (2.0, target))
