@@ -67,6 +67,7 @@ class VMSpec(Body):
     minimum: Vector = Vector()
     ceiling: Vector | None = Field(None, description="harvest VMs only: up to where they may grow")
     template: Name = "lab"
+    xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
 
     @model_validator(mode="after")
@@ -156,7 +157,20 @@ class Operation(Body):
     """One operation and, when it has ended, what it did and why, in one sentence."""
 
     request_id: RequestId
-    kind: Literal["create", "delete", "target", "reclaim", "reinflate", "mode"]
+    kind: Literal[
+        "create",
+        "delete",
+        "target",
+        "reclaim",
+        "reinflate",
+        "mode",
+        "stop",
+        "start",
+        "resize",
+        "migrate",
+        "adopt",
+        "release",
+    ]
     state: OperationState
     sentence: str
     vm: str | None = None
@@ -200,6 +214,7 @@ class ReclaimCommand(Command):
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK
     dry_run: DryRun = False
+    exclude: tuple[Name, ...] = Field((), description="VMs that give nothing: the room is for them")
 
 
 class ReinflateCommand(Command):
@@ -227,6 +242,7 @@ class VMState(StrEnum):
     RUNNING = "running"
     DEFLATING = "deflating"
     REINFLATING = "reinflating"
+    STOPPING = "stopping"
     STOPPED = "stopped"
 
 
@@ -253,6 +269,11 @@ class VMStatus(Body):
         None, description="share of periods in which its quota stopped a vCPU, lately; null: it has no quota"
     )
     drift_total: int = Field(0, description="how often something had to be put right that somebody else had changed")
+    start_size: Vector | None = Field(
+        None, description="stopped on command: the size it comes up with; it holds no room"
+    )
+    at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
+    adopted: bool = Field(False, description="somebody else's domain: it is never removed, only released")
 
     def allocation(self) -> Allocation:
         """The row that policies read."""
@@ -279,6 +300,13 @@ class CoreChange(Body):
     cause: str
 
 
+class HostTemplate(Body):
+    """A template that a host has."""
+
+    name: Name
+    shared_disk: bool = Field(False, description="its VMs' disks are on storage that other hosts reach too")
+
+
 class HostReport(Body):
     """What an agent tells its manager, regularly and after every change."""
 
@@ -294,6 +322,7 @@ class HostReport(Body):
     mode_reason: str = ""
     vms: tuple[VMStatus, ...]
     core_changes: tuple[CoreChange, ...] = ()
+    templates: tuple[HostTemplate, ...] | None = Field(None, description="null: not said, so any may be there")
 
 
 class ReportReply(Body):
@@ -320,12 +349,15 @@ class HostStatus(Body):
     version: str = Field("", description="differs when its capacity, address or mode does")
 
 
+ManagedState = Literal["placing", "running", "deleting", "failed", "stopping", "stopped", "starting", "migrating"]
+
+
 class ManagedVM(Body):
     """A VM as the manager sees it."""
 
     name: Name
     host: str | None
-    state: Literal["placing", "running", "deleting", "failed"]
+    state: ManagedState
     priority: Priority
     nominal: Vector
     minimum: Vector
@@ -335,6 +367,7 @@ class ManagedVM(Body):
     guest_connected: bool = False
     sentence: str = Field(description="what happened to it last, and why")
     version: str = Field("", description="differs when anything that a client can change does: for If-Match")
+    at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
 
 
 class VMRequest(Body):

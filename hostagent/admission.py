@@ -23,6 +23,8 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     :returns: whether the VM runs.
     :raises HypervisorError: it could not be limited; it stays paused.
     """
+    if vm.intent.phase is Phase.STOPPED and not await _charged(host, vm):
+        return False
     if vm.intent.phase is not Phase.ADMITTING:
         await vm.store(phase=Phase.ADMITTING)
     await host.hypervisor.suspend(vm.domain)
@@ -50,4 +52,22 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     await host.hypervisor.resume(vm.domain)
     host.note(vm.name, "admit", "started by somebody else and admitted at its committed size", inputs)
     vm.stir()
+    return True
+
+
+async def _charged(host: Host, vm: ManagedVM) -> bool:
+    """Pause a VM that was stopped on command, and so holds no room, and find it some."""
+    await host.hypervisor.suspend(vm.domain)
+    await host.sample()
+    size = vm.intent.spec.allocation(vm.intent.committed.vector(), host.slice.vm_overhead_mib)
+    if not host.fits(size):
+        inputs = {"size": str(size.charge), "free": str(host.free())}
+        host.note(vm.name, "refused", "started by somebody else and paused: there is no room for it", inputs)
+        return False
+    before, vm.intent = vm.intent, vm.intent.changed(phase=Phase.ADMITTING)
+    try:
+        await vm.persist()
+    except HypervisorError:
+        vm.intent = before
+        raise
     return True

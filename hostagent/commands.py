@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from deflation.allocations import check_target, undeclared
+from deflation.lifecycle_messages import XML_TEMPLATE
 from deflation.messages import (
     Command,
     CreateCommand,
@@ -30,7 +31,7 @@ from deflation.messages import (
 from deflation.modes import HostEvent
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
-from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, RequestRefused
 from hostagent.history import sizes
 from hostagent.host import RESIZING, Host
 from hostagent.hypervisor import domain_name
@@ -38,14 +39,8 @@ from hostagent.intents import Cause, Intent, Phase
 from hostagent.operations import Kind, Operations, concluded, split_told
 from hostagent.vms import ManagedVM
 
-#: How long a resumed operation waits for its guests to say hello.
-GREETING_S: Final = 60.0
-#: How long to wait before a hypervisor that did not say is asked again, in seconds.
-ASK_AGAIN_S: Final = 1.0
 #: How much of its deadline an operation on many VMs waits for one that is busy.
 WAIT_SHARE: Final = 0.5
-#: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
-RESUMED_DEADLINE_S: Final = 60.0
 
 Run = Callable[[Operation], Coroutine[Any, Any, Operation]]
 log = structlog.get_logger()
@@ -62,33 +57,12 @@ class Commands:
         self._boot_mib = boot_mib
         self.operations = Operations(host.slice.host_id)
 
-    def resume(self) -> None:
-        """Go on with whatever an earlier agent left unfinished, under the request ids that it had."""
-        unfinished: dict[str, list[ManagedVM]] = {}
-        for vm in self._host.vms.values():
-            if vm.intent.cause is not None:
-                unfinished.setdefault(vm.intent.cause.request_id, []).append(vm)
-        for request_id, members in unfinished.items():
-            cause = members[0].intent.cause
-            assert cause is not None
-            kind: Any = cause.kind
-            if any(vm.intent.phase is not Phase.SETTLED for vm in members):
-                log.info("resuming", request_id=request_id, vms=[vm.name for vm in members])
-            self.operations.begin(
-                request_id,
-                kind,
-                cause.body,
-                self._resuming(members),
-                vm=members[0].name if kind in ("create", "delete", "target") else None,
-                started_at=cause.started_at,
-            )
-
     async def create(self, command: CreateCommand) -> Operation:
         """Start a VM at its nominal size.
 
         :raises RequestRefused: it does not fit, the name is taken, or the request is not acceptable.
         """
-        body = _body(command)
+        body = comparable(command)
         await self.follow(command)
         if known := self.operations.known(command.request_id, "create", body):
             return known
@@ -110,18 +84,22 @@ class Commands:
         boot_mib = self._boot_mib(spec.nominal.memory_mib, spec.boot_memory_mib)
         intent = Intent(
             owner=self._host.slice.host_id,
-            spec=spec,
+            spec=spec if spec.xml is None else spec.model_copy(update={"xml": None, "template": XML_TEMPLATE}),
             boot_mib=boot_mib,
             generation=1,
             phase=Phase.CREATING,
             target=spec.nominal,
             committed=spec.nominal,
-            cause=self._cause(command, "create", body, ZERO),
+            cause=self.cause(command, "create", body, ZERO),
         )
         # Charged from this moment on, so that nobody else counts on the room.
         vm = self._host.adopt(domain_name(self._host.slice.host_id, spec.name), intent, running=False)
         return self.operations.begin(
-            command.request_id, "create", body, lambda operation: self._create(operation, vm, fresh=True), vm=spec.name
+            command.request_id,
+            "create",
+            body,
+            lambda operation: self.bring_up(operation, vm, fresh=True, xml=spec.xml),
+            vm=spec.name,
         )
 
     async def delete(self, name: str, command: Command, reason: str) -> Operation:
@@ -129,7 +107,7 @@ class Commands:
 
         :raises RequestRefused: no such VM, or the request is not acceptable.
         """
-        body = _body(command) | {"name": name, "reason": reason}
+        body = comparable(command) | {"name": name, "reason": reason}
         await self.follow(command)
         if known := self.operations.known(command.request_id, "delete", body):
             return known
@@ -141,9 +119,7 @@ class Commands:
             command.request_id,
             "delete",
             body,
-            lambda operation: self._delete(
-                operation, vm, self._cause(command, "delete", body, vm.allocation().current)
-            ),
+            lambda operation: self.remove(operation, vm, self.cause(command, "delete", body, vm.allocation().current)),
             vm=name,
         )
 
@@ -152,7 +128,7 @@ class Commands:
 
         :raises RequestRefused: no such VM, an old generation, a target outside its range, or no room to grow.
         """
-        body = _body(command) | {"name": name}
+        body = comparable(command) | {"name": name}
         await self.follow(command)
         if known := self.operations.known(command.request_id, "target", body):
             return known
@@ -194,7 +170,7 @@ class Commands:
 
         :raises RequestRefused: the request is not acceptable.
         """
-        body = _body(command)
+        body = comparable(command)
         await self.follow(command)
         if known := self.operations.known(command.request_id, "reclaim", body):
             return known
@@ -208,7 +184,7 @@ class Commands:
 
         :raises RequestRefused: the request is not acceptable.
         """
-        body = _body(command)
+        body = comparable(command)
         await self.follow(command)
         if known := self.operations.known(command.request_id, "reinflate", body):
             return known
@@ -234,17 +210,17 @@ class Commands:
             await self._host.sample()
             members = self._plan(decide(claim.vms), Command(request_id=request_id), "mode", body)
             claim.keep(members)
-            await self._persist(members)
+            await self.persist(members)
             return await self._host.resize(members, _left(until))
 
     # --- how they run --------------------------------------------------------------------------------------------
 
-    async def _create(self, operation: Operation, vm: ManagedVM, fresh: bool) -> Operation:
+    async def bring_up(self, operation: Operation, vm: ManagedVM, fresh: bool, xml: str | None = None) -> Operation:
         # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
         async with vm.lock:
             if fresh:
                 try:
-                    await self._host.hypervisor.create(vm.domain, vm.intent)
+                    await self._host.hypervisor.create(vm.domain, vm.intent, xml)
                 except BaseException:
                     # It has undone what it did; a domain of that name may be somebody else's.
                     await self._host.drop(vm)
@@ -253,12 +229,12 @@ class Commands:
                 # Admitted at its committed size before its vCPUs run.
                 await vm.enforce_at_start()
                 await self._host.hypervisor.resume(vm.domain)
-                return await self._started(operation, vm)
+                return await self.started(operation, vm)
             except Exception:
                 await self._host.clear_away(vm)
                 raise
 
-    async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
+    async def started(self, operation: Operation, vm: ManagedVM) -> Operation:
         size = vm.allocation().current
         await self._host.record_change(vm.name, ZERO, size, operation.request_id)
         await vm.store(phase=Phase.SETTLED)
@@ -268,14 +244,14 @@ class Commands:
         self._host.note(vm.name, "admit", sentence, {"size": sizes(size), "free": sizes(self._host.free())})
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
-    async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
+    async def remove(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
         vm.condemn("it is being removed")
         try:
             async with vm.lock:
                 size = vm.allocation().current
                 if self._host.holds(vm):
                     with contextlib.suppress(DomainGone):
-                        await vm.store(phase=Phase.DELETING, cause=cause)
+                        await vm.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
                     await self._host.record_change(vm.name, size, ZERO, operation.request_id)
                     await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
                     await self._host.forget(vm)
@@ -297,19 +273,19 @@ class Commands:
             if not self._host.holds(vm) or vm not in self._host.resizable():
                 raise RequestRefused(409, f"{vm.name} cannot be resized now: it is stopped or being removed", "name")
             self.check_target(vm, command)
-            cause = self._cause(command, "target", body, vm.allocation().current)
+            cause = self.cause(command, "target", body, vm.allocation().current)
             vm.plan(command.target.vector(), cause, command.generation)
-            await self._persist([vm])
+            await self.persist([vm])
             return concluded(operation, await self._host.resize([vm], _left(until), command.mode))
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, body: dict[str, Any]) -> Operation:
         until, need = _now() + command.deadline_s, command.need.vector()
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
-            split = split_need([vm.row() for vm in claim.vms], need)
+            split = split_need([vm.row() for vm in claim.vms if vm.name not in command.exclude], need)
             self._host.note(None, "deflate", split_told(command.request_id, need, split), {"need": sizes(need)})
             members = self._plan(split.targets, command, "reclaim", body)
             claim.keep(members)
-            await self._persist(members)
+            await self.persist(members)
             outcomes = await self._host.resize(members, _left(until), command.mode)
         return concluded(operation, outcomes, need)
 
@@ -325,50 +301,8 @@ class Commands:
             targets |= share_room([vm.allocation() for vm in claim.vms], room)
             members = self._plan(targets, command, "reinflate", body)
             claim.keep(members)
-            await self._persist(members)
+            await self.persist(members)
             return concluded(operation, await self._host.resize(members, _left(until)))
-
-    def _resuming(self, members: list[ManagedVM]) -> Run:
-        async def run(operation: Operation) -> Operation:
-            return await self._resume(operation, members)
-
-        return run
-
-    async def _resume(self, operation: Operation, members: list[ManagedVM]) -> Operation:
-        """Go on with an operation that a killed agent had begun; what had been reached is found in the intents."""
-        phases = {vm.intent.phase for vm in members}
-        if Phase.CREATING in phases or operation.kind == "create":
-            (vm,) = members
-            if vm.intent.phase is Phase.SETTLED:
-                vm.start()
-                return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs"})
-            if operation.request_id in self._host.journal.deleted:
-                await self._host.clear_away(vm)
-                raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
-            state = await self._state_of(vm)
-            if state == "running":
-                return await self._started(operation, vm)
-            if state == "paused":
-                return await self._create(operation, vm, fresh=False)
-            await self._host.clear_away(vm)
-            raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
-        if Phase.DELETING in phases:
-            (vm,) = members
-            cause = vm.intent.cause
-            assert cause is not None
-            return await self._delete(operation, vm, cause)
-        for vm in members:
-            vm.start()
-        if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):
-            return concluded(operation, [vm.summary() for vm in members])
-        async with self._host.locked(members):
-            going = [vm for vm in members if vm.intent.phase in RESIZING]
-            await asyncio.gather(*(vm.greeted(GREETING_S) for vm in going))
-            await self._host.resize(going, RESUMED_DEADLINE_S)
-        need = None
-        if operation.kind == "reclaim" and (cause := members[0].intent.cause) is not None:
-            need = ReclaimCommand.model_validate(cause.body).need.vector()
-        return concluded(operation, [vm.summary() for vm in members], need)
 
     def _repeated(self, vm: ManagedVM) -> Run:
         async def answer(operation: Operation) -> Operation:
@@ -383,10 +317,10 @@ class Commands:
         """Plan for each VM, all in one turn of the loop: from here on nobody else counts on the room that is given."""
         members = [self._host.vms[name] for name in targets]
         for vm in members:
-            vm.plan(targets[vm.name], self._cause(command, kind, body, vm.allocation().current))
+            vm.plan(targets[vm.name], self.cause(command, kind, body, vm.allocation().current))
         return members
 
-    async def _persist(self, members: list[ManagedVM]) -> None:
+    async def persist(self, members: list[ManagedVM]) -> None:
         """Write all intents before the first action: a kill in between leaves each VM at its old size or its target.
 
         :raises HypervisorError: an intent could not be stored; all are as they were.
@@ -396,16 +330,6 @@ class Commands:
         if failed:
             await asyncio.gather(*(vm.unplan() for vm in members))
             raise failed[0]
-
-    async def _state_of(self, vm: ManagedVM) -> str:
-        """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
-        while True:
-            try:
-                found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
-                return found.get(vm.domain, "stopped")
-            except HypervisorError as error:
-                log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
-                await asyncio.sleep(ASK_AGAIN_S)
 
     async def follow(self, command: Command) -> None:
         """Refuse a manager whose leadership is over, and remember the epoch of one that leads.
@@ -419,7 +343,7 @@ class Commands:
         if command.epoch > self._host.journal.epoch:
             await asyncio.to_thread(self._host.journal.raise_epoch, command.epoch)
 
-    def _cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
+    def cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
         return Cause(
             request_id=command.request_id, kind=kind, body=body, started_at=time.time(), before=Vector.of(before)
         )
@@ -443,6 +367,6 @@ def target_event(vm: ManagedVM, command: TargetCommand) -> HostEvent:
     return HostEvent.GROW if vm.allocation().current.fits_in(command.target.vector()) else HostEvent.SHRINK
 
 
-def _body(command: Command) -> dict[str, Any]:
+def comparable(command: Command) -> dict[str, Any]:
     """The command as it is compared and stored; a new leader repeats it under its own epoch."""
     return command.model_dump(mode="json", exclude={"epoch", "dry_run"})
