@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -11,13 +12,16 @@ import structlog
 from cluster_manager.agents import Agents
 from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
 from cluster_manager.hosts import Hosts
+from cluster_manager.lifecycle_commands import lifecycle_command
 from cluster_manager.plans import (
+    AwaitHost,
     ChooseHosts,
     Commanding,
     Create,
     Event,
     Finish,
     Forgotten,
+    HostBack,
     HostFailed,
     HostRead,
     HostsChosen,
@@ -26,9 +30,11 @@ from cluster_manager.plans import (
     ReadHost,
     Reclaim,
     Reinflate,
+    Release,
     Remove,
     SetTarget,
 )
+from cluster_manager.readings import has_template
 from cluster_manager.settings import AgentLimits
 from deflation.messages import (
     CreateCommand,
@@ -37,6 +43,7 @@ from deflation.messages import (
     ReclaimCommand,
     ReinflateCommand,
     TargetCommand,
+    VMSpec,
 )
 from deflation.placement import HostView
 
@@ -87,6 +94,11 @@ class Performer:
                     return HostFailed(elapsed_s(), str(error), isinstance(error, AgentUnreachable))
                 await self._hosts.take(report)
                 return HostRead(elapsed_s(), report)
+            case AwaitHost(host=host):
+                while True:
+                    await asyncio.sleep(self._limits.retry_s)
+                    if self._hosts.is_ready(host):
+                        return HostBack(elapsed_s())
             case Finish():
                 raise ValueError("a plan that has ended has nothing to carry out")
             case _:
@@ -106,7 +118,8 @@ class Performer:
         began = time.perf_counter()
         demand, purpose = state.spec.nominal.vector(), instruction.purpose
         open_hosts = self._hosts.availability
-        chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator)
+        spec = state.spec
+        chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, self._with_template(spec))
         ms = round((time.perf_counter() - began) * 1000, 3)
         log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
         if chosen:
@@ -115,16 +128,29 @@ class Performer:
             closed = ", ".join(f"{host.report.id} is {host.report.mode}" for host in self._hosts.ready()[:LINE])
             why = f"no host takes new VMs ({closed})" if closed else "no host is ready"
             return HostsChosen(elapsed_s, (), why)
+        ready = self._hosts.ready()
+        if ready and not any(has_template(host.report, spec) for host in ready):
+            where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
+            return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})")
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
+
+    def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
+        """Whether a host has what a VM is made of."""
+
+        def accepts(host_id: str) -> bool:
+            host = self._hosts.get(host_id)
+            return host is not None and has_template(host.report, spec)
+
+        return accepts
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def _command(
         self,
         state: PlanState,
-        instruction: Reclaim | Create | Remove | Reinflate | SetTarget,
+        instruction: Commanding,
         resumed: bool,
         elapsed_s: Callable[[], float],
     ) -> Event:
@@ -145,7 +171,7 @@ class Performer:
                 if not harmless:
                     return Forgotten(elapsed_s(), lapse=True)
         except AgentRefused as error:
-            if isinstance(instruction, Remove) and error.status == 404:
+            if isinstance(instruction, Remove | Release) and error.status == 404:
                 return OperationEnded(elapsed_s(), _gone(request_id, instruction))
             return HostFailed(elapsed_s(), str(error), uncertain=False)
         except AgentUnreachable as error:
@@ -159,8 +185,10 @@ class Performer:
         host, epoch, agents = instruction.host, self._epoch, self._agents
         grace_s = self._limits.grace_s
         match instruction:
-            case Reclaim(need=need, deadline_s=deadline_s):
-                reclaim = ReclaimCommand(request_id=request_id, epoch=epoch, need=need, deadline_s=deadline_s)
+            case Reclaim(need=need, deadline_s=deadline_s, exclude=exclude):
+                reclaim = ReclaimCommand(
+                    request_id=request_id, epoch=epoch, need=need, deadline_s=deadline_s, exclude=exclude
+                )
                 return lambda: agents.command(host, "POST", "/v1/reclaims", reclaim), deadline_s + grace_s
             case Create():
                 assert state.spec is not None, "only placements start VMs"
@@ -182,7 +210,8 @@ class Performer:
                     mode=mode,
                 )
                 return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
-        raise TypeError(f"{type(instruction).__name__} sends no command")
+        lifecycle = lifecycle_command(instruction, request_id, epoch, self._limits)
+        return lambda: agents.command(host, lifecycle.method, lifecycle.path, lifecycle.body), lifecycle.limit_s
 
     async def _refresh(self, host: str) -> None:
         """See what the command changed before anybody asks; the next report comes anyway."""
@@ -192,12 +221,12 @@ class Performer:
             log.info("host not read after a command", host=host, why=str(error))
 
 
-def _gone(request_id: str, instruction: Remove) -> Operation:
+def _gone(request_id: str, instruction: Remove | Release) -> Operation:
     """What an agent would say of a VM that is not there."""
     sentence = f"{instruction.vm} was not on {instruction.host}"
     return Operation(
         request_id=request_id,
-        kind="delete",
+        kind="delete" if isinstance(instruction, Remove) else "release",
         state=OperationState.DONE,
         sentence=sentence,
         vm=instruction.vm,

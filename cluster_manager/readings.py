@@ -46,3 +46,10 @@ def failed_layer(operation: Operation) -> str | None:
             if row.asked > row.verified:
                 return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
     return None
+
+
+def has_template(report: HostReport, spec: VMSpec) -> bool:
+    """Whether a host has what a VM is made of; one that does not say may have any template."""
+    if spec.xml is not None or report.templates is None:
+        return True
+    return any(template.name == spec.template for template in report.templates)

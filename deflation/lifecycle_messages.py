@@ -62,6 +62,12 @@ class TemplateInfo(HostTemplate):
     most: Vector | None = Field(None, description="largest size of its VMs; a component that is 0 is not limited")
 
 
+class TemplateList(Body):
+    """GET /v1/templates of a host agent, GET /v1/hosts/ID/templates of the manager; by name."""
+
+    templates: tuple[TemplateInfo, ...]
+
+
 # --- manager ---------------------------------------------------------------------------------------------------------
 
 

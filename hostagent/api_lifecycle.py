@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from deflation.lifecycle_messages import AdoptCommand, ReleaseCommand, SpecCommand, StopCommand
+from deflation.lifecycle_messages import AdoptCommand, ReleaseCommand, SpecCommand, StopCommand, TemplateList
 from deflation.messages import Command
-from hostagent.api_forms import AGENT, accepted, body_of, parameters
+from hostagent.api_forms import AGENT, accepted, answer, body_of, parameters
 
 routes = web.RouteTableDef()
 
@@ -43,5 +43,4 @@ async def _release(request: web.Request) -> web.Response:
 @routes.get("/v1/templates")
 async def _templates(request: web.Request) -> web.Response:
     parameters(request, ())
-    found = request.app[AGENT].host.hypervisor.templates()
-    return web.json_response({"templates": [template.model_dump(mode="json") for template in found]})
+    return answer(TemplateList(templates=request.app[AGENT].host.hypervisor.templates()))

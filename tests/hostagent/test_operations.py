@@ -355,7 +355,7 @@ async def test_a_second_deletion_does_not_touch_a_new_vm_of_the_name(
 async def test_a_vm_whose_disk_cannot_be_made_is_no_longer_charged(
     command: Command, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(domain: str, intent: Intent) -> None:
+    async def fail(domain: str, intent: Intent, xml: str | None = None) -> None:
         raise FileNotFoundError("qemu-img")
 
     monkeypatch.setattr(host.hypervisor, "create", fail)

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from pydantic import BaseModel
 
 from deflation.allocations import deflatable_capacity, free_capacity
 from deflation.ledger import Layer
@@ -21,6 +20,7 @@ from deflation.messages import (
     CoreChange,
     CreateCommand,
     HostReport,
+    HostTemplate,
     LedgerRow,
     Operation,
     OperationState,
@@ -37,6 +37,7 @@ from deflation.messages import (
 from deflation.modes import HostMode
 from deflation.proportional import share_room, split_need
 from deflation.resources import COMPONENTS, ZERO, ResourceVector
+from tests.manager.fake_lifecycle import FakeLifecycle, json_answer, runs
 
 AGENT_TOKEN = "agents"
 REPORT_S = 0.05
@@ -61,7 +62,7 @@ class Trouble:
     refuses: int | None = None
 
 
-class FakeAgent:
+class FakeAgent(FakeLifecycle):
     """One host. ``start`` first, ``close`` last; ``die`` and ``revive`` in between keep the VMs and the port."""
 
     def __init__(self, host_id: str, overhead_mib: float = 100.0, **capacity: float) -> None:
@@ -69,8 +70,10 @@ class FakeAgent:
         self.capacity = ResourceVector(**capacity)
         self.overhead_mib = overhead_mib
         self.vms: dict[str, VMStatus] = {}
+        self.domains: dict[str, ResourceVector] = {}
         self.trouble = Trouble()
         self.mode = HostMode.ACTIVE
+        self.templates: tuple[HostTemplate, ...] | None = None
         self.mode_reason = ""
         #: (kind, name or "") of every command that was carried out, in order; and all that arrived.
         self.done: list[tuple[str, str]] = []
@@ -106,6 +109,7 @@ class FakeAgent:
         app.router.add_put("/v1/vms/{name}/target", self._target)
         app.router.add_post("/v1/reclaims", self._reclaim)
         app.router.add_post("/v1/reinflations", self._reinflate)
+        self.add_lifecycle(app)
         self._server = TestServer(app, port=self._port)
         await self._server.start_server(shutdown_timeout=0.0)
         self._port = self._server.port
@@ -130,6 +134,9 @@ class FakeAgent:
             await self._server.close()
             self._server = None
 
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._operations
+
     def forget(self) -> None:
         self._operations.clear()
 
@@ -152,6 +159,7 @@ class FakeAgent:
             mode_reason=self.mode_reason,
             vms=tuple(self.vms.values()),
             core_changes=tuple(self.changes),
+            templates=self.templates,
         )
 
     def cores(self, name: str) -> float:
@@ -219,22 +227,22 @@ class FakeAgent:
         if self.trouble.mute:
             await self._ever.wait()
         if request.headers.get("Authorization") != f"Bearer {AGENT_TOKEN}":
-            return _json(Problem(error="wrong token", field=None), 401)
+            return json_answer(Problem(error="wrong token", field=None), 401)
         return await handler(request)
 
     async def _get_host(self, request: web.Request) -> web.Response:
-        return _json(self.report())
+        return json_answer(self.report())
 
     async def _get_operation(self, request: web.Request) -> web.Response:
         found = self._operations.get(request.match_info["id"])
         if found is None:
-            return _json(Problem(error="no such operation", field=None), 404)
+            return json_answer(Problem(error="no such operation", field=None), 404)
         if found[0].state is OperationState.RUNNING:
             self.polled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(float(request.query.get("wait_s", 0))):
                     await self._ever.wait()
-        return _json(found[0])
+        return json_answer(found[0])
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         command = CreateCommand.model_validate_json(await request.read())
@@ -255,6 +263,7 @@ class FakeAgent:
                 generation=1,
                 guest_connected=True,
                 boot_memory_mib=384,
+                template=spec.template,
             )
             self.add_change(spec.name, 0.0, spec.nominal.cpu_cores)
             return {"sentence": f"{spec.name} runs"}
@@ -271,7 +280,7 @@ class FakeAgent:
         name = request.match_info["name"]
         command = Command(request_id=request.query["request_id"], epoch=int(request.query["epoch"]))
         if name not in self.vms and command.request_id not in self._operations:
-            return _json(Problem(error=f"no VM {name}", field="name"), 404)
+            return json_answer(Problem(error=f"no VM {name}", field="name"), 404)
         self.reasons[name] = request.query["reason"]
 
         def work() -> dict[str, Any]:
@@ -292,7 +301,7 @@ class FakeAgent:
         command = ReclaimCommand.model_validate_json(await request.read())
 
         def work() -> dict[str, Any]:
-            rows = [vm.allocation() for vm in self.vms.values()]
+            rows = [vm.allocation() for vm in self.vms.values() if vm.name not in command.exclude and runs(vm)]
             ended = self._resize(dict(split_need(rows, command.need.vector()).targets))
             freed = sum((o.before.vector().less(o.after.vector()) for o in ended["vms"]), ZERO)
             short = command.need.vector().less(freed)
@@ -306,7 +315,7 @@ class FakeAgent:
         command = ReinflateCommand.model_validate_json(await request.read())
 
         def work() -> dict[str, Any]:
-            return self._resize(share_room([vm.allocation() for vm in self.vms.values()], self.free()))
+            return self._resize(share_room([vm.allocation() for vm in self.vms.values() if runs(vm)], self.free()))
 
         return await self._carry_out(command, "reinflate", "", work)
 
@@ -322,24 +331,28 @@ class FakeAgent:
     ) -> web.StreamResponse:
         self.arrived.append(kind)
         if command.epoch < self.epoch:
-            return _json(Problem(error="an old epoch", field="epoch"), 409)
+            return json_answer(Problem(error="an old epoch", field="epoch"), 409)
         self.epoch = command.epoch
         if self.trouble.refuses is not None:
-            return _json(Problem(error="refused by the test", field=None), self.trouble.refuses)
+            return json_answer(Problem(error="refused by the test", field=None), self.trouble.refuses)
         hangs = self.trouble.hangs_at == len(self.arrived)
         body = command.model_dump_json(exclude={"epoch"})
         known = self._operations.get(command.request_id)
         if known is not None:
-            return _json(known[0], 202) if known[1] == body else _json(Problem(error="another body", field=None), 409)
+            return (
+                json_answer(known[0], 202)
+                if known[1] == body
+                else json_answer(Problem(error="another body", field=None), 409)
+            )
         if not hangs or self.trouble.carries_out:
             if problem is not None:
-                return _json(problem, 409)
+                return json_answer(problem, 409)
             self.bodies.append({"kind": kind, **command.model_dump(mode="json")})
             self._operations[command.request_id] = (self._operation(command, kind, name, work), body)
         if hangs:
             self.hanging.set()
             await self._ever.wait()
-        return _json(self._operations[command.request_id][0], 202)
+        return json_answer(self._operations[command.request_id][0], 202)
 
     def _operation(self, command: Command, kind: Any, name: str, work: Callable[[], dict[str, Any]]) -> Operation:
         operation = Operation(
@@ -414,7 +427,3 @@ def _outcome(
         seconds=0.0,
         sentence="resized",
     )
-
-
-def _json(body: BaseModel, status: int = 200) -> web.Response:
-    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")

@@ -1,0 +1,29 @@
+"""What of a request only an admin may ask for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from cluster_manager.errors import RequestError
+from deflation.messages import VMRequest
+
+#: Fields of POST /v1/vms: domain XML reaches further than a template does.
+ADMIN_FIELDS: Final = ("vm.xml",)
+
+
+def needs_admin(body: VMRequest) -> str | None:
+    """The field that only an admin may give; None: anybody who may create VMs may send this."""
+    return "vm.xml" if body.vm.xml is not None else None
+
+
+def check_admin(request: web.Request, body: VMRequest) -> None:
+    """Hold a request against the role of whoever sent it, where that is known.
+
+    :raises RequestError: 403 with the field.
+    """
+    field = needs_admin(body)
+    role = request.get("role")
+    if field is not None and role is not None and role != "admin":
+        raise RequestError(403, f"{field}: needs role admin, this is {role}", field)
