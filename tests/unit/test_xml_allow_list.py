@@ -21,7 +21,8 @@ DISK = (
 )
 GOOD = f"""<domain type='kvm'><name>web</name><title>A web server</title>
 <memory unit='MiB'>512</memory><vcpu placement='static'>2</vcpu>
-<os><type arch='x86_64' machine='q35'>hvm</type><kernel>/srv/images/vmlinuz</kernel><cmdline>console=ttyS0</cmdline></os>
+<os><type arch='x86_64' machine='q35'>hvm</type>
+<kernel>/srv/images/vmlinuz</kernel><cmdline>console=ttyS0</cmdline></os>
 <features><acpi/><apic/></features><cpu mode='host-passthrough'><feature policy='disable' name='vmx'/></cpu>
 <clock offset='utc'><timer name='rtc' tickpolicy='catchup'/></clock><on_poweroff>destroy</on_poweroff>
 <devices>{DISK}<interface type='network'><source network='default'/><mac address='52:54:00:00:00:01'/>
@@ -201,8 +202,8 @@ def test_links_devices_and_what_is_not_there_are_refused(tmp_path: Path) -> None
         check_files(use(looping), [str(images)])
     with pytest.raises(XMLRefused, match="in another file"):
         check_files(use(qcow2(images / "data.qcow2", features=4)), [str(images)])
+    (images / "short.qcow2").write_bytes(b"QFI")
     with pytest.raises(XMLRefused, match="is no qcow2"):
-        (images / "short.qcow2").write_bytes(b"QFI")
         check_files(use(images / "short.qcow2"), [str(images)])
 
 
