@@ -20,7 +20,7 @@ from hostagent.intents import NAMESPACE
 from tests.guests.conftest import RunningLab
 from tests.guests.test_demo import virsh
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
 NAME = "kept"
 NOMINAL = Vector(cpu_cores=2.0, memory_mib=640.0)
@@ -40,7 +40,7 @@ async def done(client: ManagerClient, operation: Operation) -> Operation:
 
 
 async def connected(client: ManagerClient, name: str) -> ManagedVM:
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(300):
         while not (found := await client.vm(name)).guest_connected:
             await asyncio.sleep(0.3)
     return found
