@@ -140,7 +140,9 @@ def give_back(connection: Any, name: str, before: Before) -> None:
     parameters = quota_parameters(before.quota_per_cpu)
     if before.cpu_shares is not None:
         parameters |= {"cpu_shares": before.cpu_shares}
-    domain.setSchedulerParametersFlags(parameters, flags)
+    # One after the other: the binding reads the present ones by the same flags, and only one may be read.
+    for flag in (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,):
+        domain.setSchedulerParametersFlags(parameters, flag)
     try:
         domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, None, intents.PREFIX, intents.NAMESPACE, flags)
     except libvirt.libvirtError as error:

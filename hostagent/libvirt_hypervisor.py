@@ -327,8 +327,12 @@ class LibvirtHypervisor:
         )
 
     async def set_shares(self, domain: str, shares: int) -> None:
-        flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
-        await self._on(domain, lambda d: d.setSchedulerParametersFlags({"cpu_shares": shares}, flags))
+        def set_shares(found: Any) -> None:
+            # One after the other: the binding reads the present ones by the same flags, and only one may be read.
+            for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+                found.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
+
+        await self._on(domain, set_shares)
 
     async def throttled(self, domain: str) -> tuple[int, int]:
         def count() -> tuple[int, int]:

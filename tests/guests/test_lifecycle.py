@@ -73,6 +73,12 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             assert (await asyncio.to_thread(sizes, domain))[1] == 512
             grown = await done(client, await client.resize(NAME, nominal=PartialVector(memory_mib=640.0)))
             assert (await client.vm(NAME)).current.memory_mib == 640.0, grown.sentence
+            await done(
+                client, await client.resize(NAME, priority=Priority.FIXED, minimum=PartialVector(memory_mib=0.0))
+            )
+            async with asyncio.timeout(60):
+                while "cpu_shares     : 200" not in (await asyncio.to_thread(virsh, "schedinfo", domain) or ""):
+                    await asyncio.sleep(0.3)
             later = await done(client, await client.resize(NAME, nominal=PartialVector(memory_mib=768.0)))
             assert "takes effect at its next start" in later.sentence
             identity = await asyncio.to_thread(virsh, "domuuid", domain)
