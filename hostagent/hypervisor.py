@@ -143,6 +143,9 @@ class Hypervisor(Protocol):
     async def start(self, domain: str, intent: Intent) -> None:
         """Start a domain that is off, paused; where its intent says so, its definition is written anew first."""
 
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        """Write the definition of a domain that is off anew, by what its VM is sold as now."""
+
     async def shut_down(self, domain: str, limit_s: float) -> str:
         """Have the guest power off, or cut its power after ``limit_s``; the domain and its disk stay.
 

@@ -177,22 +177,24 @@ class LibvirtHypervisor:
             raise HypervisorError(f"domain {domain} could not be started: {error}") from error
 
     async def start(self, domain: str, intent: Intent) -> None:
-        spec = intent.spec
         if intent.redefine:
-            present = await self._connection.call(lambda connection: inactive_xml(connection.lookupByName(domain)))
-            try:
-                definition = await self._definitions.again(domain, intent, present)
-            except TemplateError as error:
-                raise HypervisorError(f"domain {domain} cannot be defined anew: {error}") from error
-            await self._connection.call(lambda connection: connection.defineXML(definition), modifies=domain)
+            await self.redefine(domain, intent)
         await self.prepare_start(domain, intent.committed.vector())
-        shares = {"cpu_shares": cpu_shares(spec.priority, spec.nominal.cpu_cores)}
+        await self._on(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), 60.0)
 
-        def start(found: Any) -> None:
-            found.setSchedulerParametersFlags(shares, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
-            found.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        present = await self._connection.call(lambda connection: inactive_xml(connection.lookupByName(domain)))
+        try:
+            definition = await self._definitions.again(domain, intent, present)
+        except TemplateError as error:
+            raise HypervisorError(f"domain {domain} cannot be defined anew: {error}") from error
+        shares = {"cpu_shares": cpu_shares(intent.spec.priority, intent.spec.nominal.cpu_cores)}
 
-        await self._on(domain, start, 60.0)
+        def define(connection: Any) -> None:
+            connection.defineXML(definition).setSchedulerParametersFlags(shares, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+        await self._connection.call(define, modifies=domain)
+        await self.prepare_start(domain, intent.committed.vector())
 
     async def shut_down(self, domain: str, limit_s: float) -> str:
         how = await power.shut_down(self._connection, domain, limit_s)

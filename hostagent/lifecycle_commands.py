@@ -47,7 +47,7 @@ class LifecycleCommands:
     def resumed(self) -> dict[str, Resume]:
         """How each kind is gone on with after a kill."""
         return {
-            "stop": self._stop,
+            "stop": self._resume_stop,
             "start": self._resume_start,
             "resize": self._resume_resize,
         }
@@ -81,6 +81,7 @@ class LifecycleCommands:
             async with vm.lock:
                 present(host, vm)
                 if vm.intent.phase is Phase.STOPPED:
+                    await self._define(vm)
                     return done(operation, f"{vm.name} is stopped")
                 size = vm.allocation().current
                 if body is not None:
@@ -89,19 +90,36 @@ class LifecycleCommands:
                 cause = cause_of(vm)
                 how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
                 vm.running = False
-                await vm.stop()
                 await host.record_change(vm.name, size, ZERO, operation.request_id)
                 intent = off(vm.intent, self._boot_mib)
                 if not intent.redefine:
                     await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
                 fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
                 await vm.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
+                await self._define(vm)
         finally:
             vm.condemned = ""
         sentence = f"{vm.name} is stopped ({how}): {size} came free"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {"size": sizes(size)})
         host.changed.set()
         return done(operation, sentence)
+
+    async def _define(self, vm: ManagedVM) -> None:
+        """Write the definition of a VM that is off, so that whoever starts it, it comes up as what it is sold as."""
+        if not vm.intent.redefine:
+            return
+        try:
+            await self._host.hypervisor.redefine(vm.domain, vm.intent)
+            await vm.store(redefine=False)
+        except HypervisorError as error:
+            self._host.note(vm.name, DecisionKind.RESIZE, f"it will be defined anew at its next start: {error}", {})
+
+    async def _resume_stop(self, operation: Operation, vm: ManagedVM) -> Operation:
+        # Whoever starts it again, its guest is heard.
+        vm.start()
+        if vm.intent.phase not in (Phase.STOPPING, Phase.STOPPED):
+            return self._as_found(operation, vm)
+        return await self._stop(operation, vm)
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +188,6 @@ class LifecycleCommands:
             await self._off_again(vm)
             raise
         vm.running = True
-        await vm.stop()
         vm.start()
         vm.stir()
         sentence = f"{vm.name} runs with {size}"
@@ -323,6 +340,7 @@ class LifecycleCommands:
         cause = cause_for(operation, body, before.current) if body is not None else cause_of(vm)
         fields = ("spec", "committed", "target", "boot_mib", "redefine")
         await vm.store(cause=cause, at_next_start=None, **{field: getattr(intent, field) for field in fields})
+        await self._define(vm)
         self._host.changed.set()
         size = intent.committed.vector()
         return done(operation, f"{vm.name} is sold {new.nominal.vector()} and comes up with {size}")
@@ -330,6 +348,9 @@ class LifecycleCommands:
     async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
         if vm.intent.was is None:
+            async with vm.lock:
+                if vm.intent.phase is Phase.STOPPED:
+                    await self._define(vm)
             return self._as_found(operation, vm)
         cause = cause_of(vm)
         command = SpecCommand.model_validate({key: cause.body[key] for key in ("request_id", "spec", "deadline_s")})

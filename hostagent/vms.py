@@ -133,7 +133,9 @@ class ManagedVM:
         return self.intent.spec.name
 
     def start(self) -> None:
-        """Begin to talk to the guest."""
+        """Begin to talk to the guest, if that has not begun."""
+        if self._tasks:
+            return
         self._tasks.add(asyncio.create_task(guarded(self.link.run()), name=f"guest:{self.name}"))
 
     async def stop(self) -> None:

@@ -74,11 +74,15 @@ class FakeHypervisor:
         return (TemplateInfo(name="lab", description="as in the make-believe world"),)
 
     async def start(self, domain: str, intent: Intent) -> None:
-        nominal = intent.spec.nominal
-        again = {"vcpus": math.ceil(nominal.cpu_cores), "boot_mib": intent.boot_mib} if intent.redefine else {}
-        committed = intent.committed
-        await self._call("prepare_start", domain=domain, cores=committed.cpu_cores, memory_mib=committed.memory_mib)
-        await self._call("start", domain=domain, **again)
+        if intent.redefine:
+            await self.redefine(domain, intent)
+        await self.prepare_start(domain, intent.committed.vector())
+        await self._call("start", domain=domain)
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        vcpus = math.ceil(intent.spec.nominal.cpu_cores)
+        await self._call("redefine", domain=domain, vcpus=vcpus, boot_mib=intent.boot_mib)
+        await self.prepare_start(domain, intent.committed.vector())
 
     async def shut_down(self, domain: str, limit_s: float) -> str:
         return str(await self._call("shut_down", domain=domain, limit_s=limit_s))

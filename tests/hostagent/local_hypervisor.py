@@ -84,17 +84,14 @@ class LocalHypervisor:
             found = self._ours(domain)
             if found.state != "stopped":
                 raise HypervisorError("Requested operation is not valid: domain is already running")
-            if intent.redefine:
-                again = make_domain(intent, self._world.now())
-                found.vcpus, found.boot_mib, found.device_mib = again.vcpus, again.boot_mib, again.device_mib
-            size = intent.committed
-            quota = size.cpu_cores / found.vcpus
-            found.starts_quota = quota if quota < 1 else None
-            found.starts_plugged_mib = max(math.floor((size.memory_mib - found.boot_mib) / 2) * 2.0, 0.0)
+            _define(found, intent, intent.redefine)
             found.start(self._world.now())
             found.state = "paused"
 
         await self._change("start", domain, start, CALL_LIMIT_S * 4)
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        await self._change("redefine", domain, lambda: _define(self._ours(domain), intent, True))
 
     async def shut_down(self, domain: str, limit_s: float) -> str:
         def shut_down() -> None:
@@ -399,3 +396,14 @@ def make_domain(intent: Intent, now: float) -> Domain:
     domain.start(now)
     domain.guest.boots_until = now + 2.0
     return domain
+
+
+def _define(found: Domain, intent: Intent, anew: bool) -> None:
+    """What a domain comes up with when it is started."""
+    if anew:
+        again = make_domain(intent, 0.0)
+        found.vcpus, found.boot_mib, found.device_mib = again.vcpus, again.boot_mib, again.device_mib
+    size = intent.committed
+    quota = size.cpu_cores / found.vcpus
+    found.starts_quota = quota if quota < 1 else None
+    found.starts_plugged_mib = max(math.floor((size.memory_mib - found.boot_mib) / 2) * 2.0, 0.0)

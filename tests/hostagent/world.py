@@ -185,10 +185,13 @@ class World:
         found = self.domains[domain]
         found.state, found.resumed_with_quota = "running", found.quota
 
-    async def _do_start(self, domain: str, vcpus: int | None = None, boot_mib: float | None = None) -> None:
+    async def _do_redefine(self, domain: str, vcpus: int, boot_mib: float) -> None:
+        d = self.domains[domain]
+        d.vcpus, d.boot_mib = vcpus, boot_mib
+
+    async def _do_start(self, domain: str) -> None:
         d = self.domains[domain]
         assert d.state == "stopped", "a domain that runs cannot be started"
-        d.vcpus, d.boot_mib = vcpus or d.vcpus, boot_mib or d.boot_mib
         d.state, d.quota, d.balloon_mib, d.online = "paused", None, d.boot_mib, set(range(d.vcpus))
         d.vcpu_seconds = [0.0] * d.vcpus
         d.plugged_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
