@@ -102,3 +102,17 @@ def _both(old: VMSpec, new: VMSpec) -> VMSpec:
             "ceiling": Vector.of(upper) if harvest else None,
         }
     )
+
+
+def fallen_short(old: VMSpec, reached: ResourceVector) -> VMSpec:
+    """What a VM is sold as after a change that did not come to its end: what it was.
+
+    Where it has fallen below the old minimum on the way, as its new spec allowed, the minimum follows; so does the
+    nominal size of a fixed VM, which is never below it.
+    """
+    if old.priority is Priority.FIXED:
+        nominal = Vector.of(old.nominal.vector().smaller(reached))
+        minimum = Vector.of(old.minimum.vector().smaller(nominal.vector()))
+        boot_mib = min(old.boot_memory_mib, nominal.memory_mib) if old.boot_memory_mib is not None else None
+        return old.model_copy(update={"nominal": nominal, "minimum": minimum, "boot_memory_mib": boot_mib})
+    return old.model_copy(update={"minimum": Vector.of(old.minimum.vector().smaller(reached))})

@@ -18,7 +18,7 @@ from deflation.lifecycle_messages import RESERVED_TEMPLATES, SpecCommand, StopCo
 from deflation.messages import Command, Operation, OperationState, Vector, VMSpec
 from deflation.modes import HostEvent
 from deflation.resources import ZERO, ResourceVector
-from deflation.respec import Respec, respec
+from deflation.respec import Respec, fallen_short, respec
 from hostagent.commands import Commands, comparable
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.history import sizes
@@ -303,7 +303,8 @@ class LifecycleCommands:
         if vm.intent.phase is not Phase.SETTLED or not fits:
             kept = reached.smaller((old.ceiling or old.nominal).vector())
             stays = Vector.of(kept)
-            await vm.store(spec=old, was=None, phase=Phase.SETTLED, committed=stays, target=stays)
+            kept_as = fallen_short(old, kept)
+            await vm.store(spec=kept_as, was=None, phase=Phase.SETTLED, committed=stays, target=stays)
             sentence = f"{vm.name} stays what it was and has {kept}: {outcome.sentence}"
             return operation.model_copy(
                 update={"state": OperationState.PARTIAL, "sentence": sentence, "vms": (outcome,)}
