@@ -6,8 +6,9 @@ from typing import Final
 
 from aiohttp import web
 
-from cluster_manager.errors import RequestError
 from deflation.messages import VMRequest
+from deflation.roles import Role
+from rest.access import require
 
 #: Fields of POST /v1/vms: domain XML reaches further than a template does.
 ADMIN_FIELDS: Final = ("vm.xml",)
@@ -19,11 +20,9 @@ def needs_admin(body: VMRequest) -> str | None:
 
 
 def check_admin(request: web.Request, body: VMRequest) -> None:
-    """Hold a request against the role of whoever sent it, where that is known.
+    """Hold a request against the role of whoever sent it.
 
-    :raises RequestError: 403 with the field.
+    :raises Refused: 403 with the field.
     """
-    field = needs_admin(body)
-    role = request.get("role")
-    if field is not None and role is not None and role != "admin":
-        raise RequestError(403, f"{field}: needs role admin, this is {role}", field)
+    if (field := needs_admin(body)) is not None:
+        require(request, Role.ADMIN, field)

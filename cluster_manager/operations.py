@@ -307,9 +307,9 @@ class Operations:
 
     def _reserve(self, state: PlanState) -> None:
         """The room that a running placement has chosen is no other's to count on."""
-        if state.spec is not None:
-            host = None if state.finished else state.host
-            self._hosts.availability.reserve(state.id, host, state.spec.nominal.vector())
+        host = None if state.finished or state.spec is None else state.host
+        nominal = state.spec.nominal.vector() if state.spec is not None else ZERO
+        self._hosts.availability.reserve(state.id, host, nominal)
 
     def _remember(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
