@@ -215,7 +215,8 @@ async def test_a_higher_minimum_is_grown_to_first_and_refused_without_room(
     raised = {**spec(minimum={"cpu_cores": 3.0, "memory_mib": 320.0}), "request_id": "again"}
     assert (await command("PUT", "/v1/vms/low-1/spec", raised)).state == "done"
     assert host.vms["low-1"].allocation().current.cpu_cores == 3.0
-    assert (await client.put("/v1/vms/low-1/spec", json={**spec(), "spec": low_vm("other")})).status == 400
+    other = {**spec(), "request_id": "third", "spec": low_vm("other")}
+    assert (await client.put("/v1/vms/low-1/spec", json=other)).status == 400
 
 
 async def test_a_vm_that_does_not_give_what_it_should_stays_what_it_was(
