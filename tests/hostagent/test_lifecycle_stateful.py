@@ -10,7 +10,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from deflation.allocations import Priority
 from deflation.lifecycle_messages import SpecCommand, StopCommand
@@ -27,6 +27,22 @@ STEPS = 40
 
 class LifecycleMachine(HostMachine):
     """One host whose VMs come and go without being removed."""
+
+    @invariant()
+    def rules_hold(self) -> None:
+        if self.agent is None:
+            return super().rules_hold()
+        host = self.agent.host
+        there = host.vms
+        for vm in there.values():
+            if vm.intent.phase is Phase.STOPPED:
+                assert vm.allocation().charge.is_zero(), f"{vm.name} is off and charged"
+        # What is off has no size that could be looked at.
+        host.vms = {name: vm for name, vm in there.items() if vm.intent.phase is not Phase.STOPPED}
+        try:
+            super().rules_hold()
+        finally:
+            host.vms = there
 
     @rule(which=indices, wait_s=moments)
     def stop(self, which: int, wait_s: float) -> None:

@@ -239,7 +239,7 @@ class HostMachine(RuleBasedStateMachine):
         if self.agent is None:
             return
         host, charged, excused = self.agent.host, ZERO, ZERO
-        for vm in (vm for vm in host.vms.values() if vm.intent.phase is not Phase.STOPPED):
+        for vm in host.vms.values():
             allocation, domain = vm.allocation(), self.world.domains.get(vm.domain)
             assert allocation.minimum.fits_in(allocation.current + ROUNDING), f"{vm.name} is charged below its minimum"
             charged += allocation.current + ResourceVector(memory_mib=parts.OVERHEAD_MIB)
