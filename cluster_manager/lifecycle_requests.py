@@ -16,6 +16,7 @@ from cluster_manager.operations import BUSY, Operations, Prepared, plan_id
 from cluster_manager.plans import VMPhase
 from cluster_manager.rows import StoredVM
 from cluster_manager.store import Store
+from cluster_manager.versions import ANY_VERSION, Precondition
 from deflation.allocations import HARD_FLOOR, Priority
 from deflation.errors import InvalidField
 from deflation.lifecycle_messages import (
@@ -46,11 +47,11 @@ class Lifecycle:
         self._hosts = hosts
         self._policy = policy
 
-    async def stop(self, name: str, request: StopRequest) -> Operation:
+    async def stop(self, name: str, request: StopRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Have a VM power off. Raises :class:`RequestError`: 404 unknown, 409 stopped already, 503 silent host."""
 
         async def prepare() -> Prepared:
-            row = await self._free(name)
+            row = await self._free(name, precondition)
             host = self._ready(row)
             if self._phase(row) is VMPhase.STOPPED and row.phase is VMPhase.STOPPED:
                 raise RequestError(409, f"{name} is stopped already", "name")
@@ -59,14 +60,14 @@ class Lifecycle:
 
         return await self._begin("stop", name, request, prepare)
 
-    async def start(self, name: str, request: StartRequest) -> Operation:
+    async def start(self, name: str, request: StartRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Start a VM that is off.
 
         Raises :class:`RequestError`: 404 unknown, 409 where it runs or would lose its disk, 503 silent host.
         """
 
         async def prepare() -> Prepared:
-            row = await self._free(name)
+            row = await self._free(name, precondition)
             host = self._ready(row)
             if self._phase(row) is not VMPhase.STOPPED:
                 raise RequestError(409, f"{name} is {self._phase(row)}, not stopped", "name")
@@ -78,11 +79,11 @@ class Lifecycle:
 
         return await self._begin("start", name, request, prepare)
 
-    async def resize(self, name: str, request: ResizeRequest) -> Operation:
+    async def resize(self, name: str, request: ResizeRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Sell a VM as something else. Raises :class:`RequestError`: 400 sizes that contradict each other."""
 
         async def prepare() -> Prepared:
-            row = await self._free(name)
+            row = await self._free(name, precondition)
             host = self._ready(row)
             if row.phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
                 raise RequestError(409, f"{name} is {row.phase}", "name")
@@ -96,14 +97,14 @@ class Lifecycle:
 
         return await self._begin("resize", name, request, prepare)
 
-    async def migrate(self, name: str, request: MigrateRequest) -> Operation:
+    async def migrate(self, name: str, request: MigrateRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Move a VM to another host by stopping it and starting it there.
 
         Raises :class:`RequestError`: 404 unknown, 409 where it would lose its disk, 503 silent host.
         """
 
         async def prepare() -> Prepared:
-            row = await self._free(name)
+            row = await self._free(name, precondition)
             host = self._ready(row)
             phase = self._phase(row)
             if phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
@@ -152,11 +153,11 @@ class Lifecycle:
 
         return await self._begin("adopt", name, request, prepare)
 
-    async def release(self, name: str, request: ReleaseRequest) -> Operation:
+    async def release(self, name: str, request: ReleaseRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Give an adopted VM back. Raises :class:`RequestError`: 404 unknown, 409 where it was made here, 503."""
 
         async def prepare() -> Prepared:
-            row = await self._free(name)
+            row = await self._free(name, precondition)
             host = self._ready(row)
             if row.spec.template != ADOPTED_TEMPLATE:
                 raise RequestError(409, f"{name} was not adopted: it can be deleted, not released", "name")
@@ -172,9 +173,10 @@ class Lifecycle:
         request_id: str = request.model_dump()["request_id"]
         return await self._operations.begin(request_id, f"{kind} {name} {body}", prepare)
 
-    async def _free(self, name: str) -> StoredVM:
-        """The row of a VM that no plan is at work on."""
+    async def _free(self, name: str, precondition: Precondition) -> StoredVM:
+        """The row of a VM that no plan is at work on and that has the version which is asked for."""
         row = await self._operations.existing(name)
+        precondition(row)
         if row.phase in BUSY:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
         return row

@@ -17,6 +17,7 @@ from deflation.lifecycle_messages import (
     StartRequest,
     StopRequest,
     TemplateInfo,
+    TemplateList,
 )
 from deflation.messages import Operation, Vector
 
@@ -116,10 +117,7 @@ class LifecycleCalls:
 
     async def templates(self, host: str) -> list[TemplateInfo]:
         """The templates of a host."""
-        return await self._list(f"/v1/hosts/{host}/templates", "templates", TemplateInfo)
-
-    async def _list(self, path: str, key: str, model: type[Model], query: dict[str, str] | None = None) -> list[Model]:
-        raise NotImplementedError
+        return list((await self._one("GET", f"/v1/hosts/{host}/templates", TemplateList)).templates)
 
     async def _one(
         self,
