@@ -18,6 +18,7 @@ from cluster_manager.errors import AgentRefused, AgentUnreachable
 from cluster_manager.settings import AgentLimits
 from deflation.budget_messages import Budget, BudgetStatus
 from deflation.explanations import Explanation, Forecast
+from deflation.lifecycle_messages import TemplateList
 from deflation.messages import Command, HostReport, ModeCommand, Operation, OperationState, Problem, TargetCommand
 
 B = TypeVar("B", bound=BaseModel)
@@ -99,6 +100,10 @@ class Agents:
     async def forecast(self, host: str, vm: str, command: TargetCommand) -> Forecast:
         """What a target would come to. Raises as :meth:`command`."""
         return await self._call(Forecast, host, "PUT", f"/v1/vms/{vm}/target", body=command, patient=False)
+
+    async def templates(self, host: str) -> TemplateList:
+        """The templates of a host. Raises as :meth:`command`; asks once, since somebody waits."""
+        return await self._call(TemplateList, host, "GET", "/v1/templates", patient=False)
 
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode. Raises as :meth:`command`."""

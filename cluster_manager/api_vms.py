@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
+from cluster_manager.admin_fields import check_admin
 from cluster_manager.api_forms import MANAGER, WENT_OUT, answer, body_of
 from cluster_manager.errors import RequestError
 from cluster_manager.versions import only
@@ -51,6 +52,7 @@ routes = web.RouteTableDef()
 async def create(request: web.Request) -> web.Response:
     check_parameters(request)
     manager, wanted = request.app[MANAGER], await body_of(request, VMRequest)
+    check_admin(request, wanted)
     if wanted.dry_run:
         return answer(await manager.dry_runs.create(wanted))
     return answer(await manager.operations.create(wanted), 202)

@@ -92,6 +92,7 @@ class Growth:
 def _is_anybody_deflated(report: HostReport) -> bool:
     return any(
         vm.priority is Priority.DEFLATABLE
+        and vm.start_size is None
         and (
             vm.current.cpu_cores < vm.nominal.cpu_cores
             or vm.current.memory_mib < vm.nominal.memory_mib

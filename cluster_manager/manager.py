@@ -6,6 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import aiohttp
 import numpy as np
@@ -18,6 +19,8 @@ from cluster_manager.event_feed import EventFeed
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
 from cluster_manager.leadership import Leadership
+from cluster_manager.lifecycle import spec_of
+from cluster_manager.lifecycle_requests import Lifecycle
 from cluster_manager.lists import Lists
 from cluster_manager.locks import lock_of
 from cluster_manager.operations import Operations
@@ -28,7 +31,7 @@ from cluster_manager.rows import StoredVM
 from cluster_manager.settings import Settings
 from cluster_manager.store import Store
 from cluster_manager.versions import vm_version
-from deflation.messages import HostReport, ManagedVM, ReportReply, Vector
+from deflation.messages import HostReport, ManagedState, ManagedVM, ReportReply, Vector, VMState
 from deflation.resources import ZERO
 
 log = structlog.get_logger()
@@ -64,6 +67,7 @@ class Manager:
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
         self.lists = Lists(self.store, self._managed, self.operations.view)
         self.feed = EventFeed(self.store)
+        self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy)
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -154,22 +158,28 @@ class Manager:
         if phase is VMPhase.RUNNING and row.host is not None:
             if not self.hosts.is_ready(row.host):
                 sentence = f"{row.host} is silent; as it last reported: {sentence}"
+            elif reported is not None and reported.state is VMState.STOPPED:
+                phase, sentence = VMPhase.STOPPED, f"{row.host} says that it is off; {sentence}"
             elif reported is None:
                 phase, sentence = VMPhase.FAILED, f"{row.host} reports no VM named {row.name} any more"
-        allocation = row.spec.allocation(reported.current.vector() if reported is not None else ZERO)
+        elif phase is VMPhase.STOPPED and reported is not None and reported.state is not VMState.STOPPED:
+            phase, sentence = VMPhase.RUNNING, f"{row.host} says that it runs; {sentence}"
+        sold = spec_of(reported) if reported is not None and reported.nominal != row.spec.nominal else row.spec
+        allocation = sold.allocation(reported.current.vector() if reported is not None else ZERO)
         return ManagedVM(
             name=row.name,
             host=row.host,
-            state=phase.value,
-            priority=row.spec.priority,
-            nominal=row.spec.nominal,
+            state=cast(ManagedState, phase.value),
+            priority=sold.priority,
+            nominal=sold.nominal,
             minimum=reported.minimum if reported is not None else Vector.of(allocation.minimum),
-            ceiling=row.spec.ceiling,
+            ceiling=sold.ceiling,
             current=Vector.of(allocation.current),
             generation=max(row.generation, reported.generation if reported is not None else 0),
             guest_connected=reported.guest_connected if reported is not None else False,
             sentence=sentence,
             version=vm_version(row),
+            at_next_start=reported.at_next_start if reported is not None else None,
         )
 
 

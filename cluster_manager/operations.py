@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -30,6 +31,7 @@ from cluster_manager.plans import (
     PlanKind,
     PlanState,
     ReadHost,
+    SetSpec,
     SetVM,
     Target,
     VMPhase,
@@ -49,6 +51,8 @@ from deflation.resources import ZERO
 
 log = structlog.get_logger()
 
+#: Phases in which a plan is at work on a VM that nothing else may begin beside.
+BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
 #: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
 RETRY_S = 30.0
 #: Seconds between two looks at what a host's free room is for.
@@ -68,6 +72,16 @@ class RunningPlan:
     @property
     def state(self) -> PlanState:
         return self.plan.state
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan before its first action, with what becomes of its VM's row."""
+
+    state: PlanState
+    #: A new row; None: the VM has one.
+    row: StoredVM | None = None
+    phase: VMPhase | None = None
 
 
 class Operations:
@@ -129,9 +143,7 @@ class Operations:
             name = request.vm.name
             await self.check_name(name)
             policy = request.policy or self._policy
-            state = start_placement(
-                _plan_id("create", name), request.request_id, request.vm, request.deadline_s, policy
-            )
+            state = start_placement(plan_id("create", name), request.request_id, request.vm, request.deadline_s, policy)
             sentence = "looking for a host"
             row = StoredVM(name, None, VMPhase.PLACING, request.vm, sentence, False, request.request_id, 0)
             return self._launch(await self._store.add_plan(state, fingerprint, vm=row))
@@ -144,9 +156,9 @@ class Operations:
                 return known
             row = await self.deletable(name, precondition)
             if row.host is None:
-                state = removed_already(_plan_id("delete", name), request_id, name)
+                state = removed_already(plan_id("delete", name), request_id, name)
             else:
-                state = start_removal(_plan_id("delete", name), request_id, name, row.host)
+                state = start_removal(plan_id("delete", name), request_id, name, row.host)
             plan = await self._store.add_plan(state, fingerprint, deleting=name)
             # It sees to a removal that is owed, too.
             self._owed.pop(name, None)
@@ -161,11 +173,22 @@ class Operations:
 
     async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
         """The row of a VM that may be deleted. Raises as :meth:`delete`."""
-        row = await self._existing(name)
+        row = await self.existing(name)
         precondition(row)
-        if row.phase in (VMPhase.PLACING, VMPhase.DELETING):
+        if row.phase in BUSY:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
         return row
+
+    async def begin(self, request_id: str, fingerprint: str, prepare: Callable[[], Awaitable[Prepared]]) -> Operation:
+        """Record and run the plan that ``prepare`` makes, unless this request is known already.
+
+        :raises RequestError: as ``prepare`` does; 409 where the request id is another's.
+        """
+        async with self._admission:
+            if (known := await self._known(request_id, fingerprint)) is not None:
+                return known
+            plan = await prepare()
+            return self._launch(await self._store.add_plan(plan.state, fingerprint, vm=plan.row, phase=plan.phase))
 
     async def target(self, name: str, command: TargetCommand, precondition: Precondition = ANY_VERSION) -> Operation:
         """Bring a VM to a size. Raises :class:`RequestError`: 404 unknown, 409 old generation, 412, 503 silent host."""
@@ -173,7 +196,7 @@ class Operations:
         async with self._admission:
             if (known := await self._known(command.request_id, fingerprint)) is not None:
                 return known
-            row = await self._existing(name)
+            row = await self.existing(name)
             precondition(row)
             if row.phase is not VMPhase.RUNNING or row.host is None:
                 raise RequestError(409, f"{name} is {row.phase}, not running", "name")
@@ -185,7 +208,7 @@ class Operations:
             if not self._hosts.is_ready(row.host):
                 raise RequestError(503, f"{row.host}, where {name} runs, is silent")
             target = Target(**command.model_dump(include={"generation", "target", "deadline_s", "mode"}))
-            state = start_target(_plan_id("target", name), command.request_id, name, row.host, target)
+            state = start_target(plan_id("target", name), command.request_id, name, row.host, target)
             return self._launch(await self._store.add_plan(state, fingerprint, generation=command.generation))
 
     async def operation(self, request_id: str, wait_s: float) -> Operation | None:
@@ -227,12 +250,12 @@ class Operations:
             self._retry_at[host] = now + RETRY_S
             owed = sorted(name for name, where in self._owed.items() if where == host)
             if owed:
-                plan_id = _plan_id("delete", owed[0])
-                state = start_removal(plan_id, plan_id, owed[0], host)
+                new_id = plan_id("delete", owed[0])
+                state = start_removal(new_id, new_id, owed[0], host)
                 del self._owed[owed[0]]
                 stored = await self._store.add_plan(state, state.id, internal=True, deleting=owed[0])
             else:
-                state = start_reinflation(_plan_id("reinflate", host), host)
+                state = start_reinflation(plan_id("reinflate", host), host)
                 stored = await self._store.add_plan(state, state.id, internal=True)
             self._launch(stored)
 
@@ -245,7 +268,7 @@ class Operations:
         if due is not None:
             self._growth.tried(host, due, now)
             async with self._admission:
-                state = start_reinflation(_plan_id("reinflate", host), host, due.vms, Vector.of(due.room))
+                state = start_reinflation(plan_id("reinflate", host), host, due.vms, Vector.of(due.room))
                 self._launch(await self._store.add_plan(state, state.id, internal=True))
         elif has_harvest_vms(known.report) and f"budget of {host}" not in self._tasks:
             task = asyncio.create_task(self._grant(host), name=f"budget of {host}")
@@ -337,9 +360,9 @@ class Operations:
 
     def _reserve(self, state: PlanState) -> None:
         """The room that a running placement has chosen is no other's to count on."""
-        if state.spec is not None:
-            host = None if state.finished else state.host
-            self._hosts.availability.reserve(state.id, host, asked_of_hosts(state.spec, state.purpose))
+        host = None if state.finished or state.spec is None else state.host
+        wanted = asked_of_hosts(state.spec, state.purpose) if state.spec is not None else ZERO
+        self._hosts.availability.reserve(state.id, host, wanted)
 
     def _remember(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -351,7 +374,7 @@ class Operations:
                     self._owed[name] = host
                 case SetVM(name=name):
                     self._owed.pop(name, None)
-                case Note():
+                case Note() | SetSpec():
                     pass
 
     # --- one plan a host ---------------------------------------------------------------------------------------------
@@ -394,7 +417,8 @@ class Operations:
         running = self._running.get(plan.state.id)
         return self._view(running.plan if running is not None else plan)
 
-    async def _existing(self, name: str) -> StoredVM:
+    async def existing(self, name: str) -> StoredVM:
+        """:raises RequestError: 404, no VM has this name."""
         for row in await self._store.vms(name):
             return row
         raise RequestError(404, f"there is no VM named {name}", "name")
@@ -422,7 +446,7 @@ class Operations:
         )
 
 
-def _plan_id(kind: PlanKind, subject: str) -> str:
+def plan_id(kind: PlanKind, subject: str) -> str:
     """Readable, since it stands in the agents' logs and as the cause of core changes."""
     return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
 
@@ -431,7 +455,10 @@ def _defect(state: PlanState, error: Exception) -> Step:
     """The end of a plan that met a defect: whatever it may have left behind is owed."""
     sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
     step = finish(state, OperationState.FAILED, sentence)
-    if state.vm is not None and state.kind != "target":
+    if state.life is not None:
+        # Its host's reports say what became of it; what it has is never removed for a defect of ours.
+        step = step.also(SetVM(state.vm or "", VMPhase.RUNNING, state.life.home, sentence))
+    elif state.vm is not None and state.kind != "target":
         step = step.also(SetVM(state.vm, VMPhase.FAILED, state.host, sentence, owed=state.host is not None))
     if state.host is not None and not isinstance(state.instruction, ChooseHosts):
         step = step.also(OweReinflation(state.host, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import time
@@ -13,13 +14,16 @@ import structlog
 from cluster_manager.agents import Agents
 from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
 from cluster_manager.hosts import Hosts
+from cluster_manager.lifecycle_commands import lifecycle_command
 from cluster_manager.plans import (
+    AwaitHost,
     ChooseHosts,
     Commanding,
     Create,
     Event,
     Finish,
     Forgotten,
+    HostBack,
     HostFailed,
     HostRead,
     HostsChosen,
@@ -28,10 +32,11 @@ from cluster_manager.plans import (
     ReadHost,
     Reclaim,
     Reinflate,
+    Release,
     Remove,
     SetTarget,
 )
-from cluster_manager.readings import asked_of_hosts, demand_of, minimums_allow
+from cluster_manager.readings import asked_of_hosts, demand_of, has_template, minimums_allow
 from cluster_manager.settings import AgentLimits
 from deflation.budget_messages import Budget
 from deflation.messages import (
@@ -95,6 +100,11 @@ class Performer:
                     return HostFailed(elapsed_s(), str(error), isinstance(error, AgentUnreachable))
                 await self._hosts.take(report)
                 return HostRead(elapsed_s(), report)
+            case AwaitHost(host=host):
+                while True:
+                    await asyncio.sleep(self._limits.retry_s)
+                    if self._hosts.is_ready(host):
+                        return HostBack(elapsed_s())
             case Finish():
                 raise ValueError("a plan that has ended has nothing to carry out")
             case _:
@@ -128,12 +138,13 @@ class Performer:
         began = time.perf_counter()
         demand, purpose = asked_of_hosts(state.spec, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
+        spec, offered = state.spec, self._with_template(state.spec)
         chosen: list[str] = []
         if purpose == "preempt":
             # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
-            spared = functools.partial(self._minimums_allow, state.spec)
+            spared = functools.partial(self._minimums_allow, spec)
             chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, spared)
-        others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator)
+        others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, offered)
         chosen = list(dict.fromkeys((*chosen, *others)))[:LINE]
         ms = round((time.perf_counter() - began) * 1000, 3)
         log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
@@ -143,20 +154,35 @@ class Performer:
             closed = ", ".join(f"{host.report.id} is {host.report.mode}" for host in self._hosts.ready()[:LINE])
             why = f"no host takes new VMs ({closed})" if closed else "no host is ready"
             return HostsChosen(elapsed_s, (), why)
+        ready = self._hosts.ready()
+        if ready and not any(has_template(host.report, spec) for host in ready):
+            where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
+            return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})")
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
 
     def _minimums_allow(self, spec: VMSpec, host_id: str) -> bool:
         host = self._hosts.get(host_id)
-        return host is not None and minimums_allow(host.report, demand_of(spec, host.report))
+        if host is None or not has_template(host.report, spec):
+            return False
+        return minimums_allow(host.report, demand_of(spec, host.report))
+
+    def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
+        """Whether a host has what a VM is made of."""
+
+        def accepts(host_id: str) -> bool:
+            host = self._hosts.get(host_id)
+            return host is not None and has_template(host.report, spec)
+
+        return accepts
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def _command(
         self,
         state: PlanState,
-        instruction: Reclaim | Create | Remove | Reinflate | SetTarget,
+        instruction: Commanding,
         resumed: bool,
         elapsed_s: Callable[[], float],
     ) -> Event:
@@ -179,7 +205,7 @@ class Performer:
                 if not harmless:
                     return Forgotten(elapsed_s(), lapse=True)
         except AgentRefused as error:
-            if isinstance(instruction, Remove) and error.status == 404:
+            if isinstance(instruction, Remove | Release) and error.status == 404:
                 return OperationEnded(elapsed_s(), _gone(request_id, instruction))
             return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before)
         except AgentUnreachable as error:
@@ -195,9 +221,9 @@ class Performer:
         host, epoch, agents, order = instruction.host, self._epoch, self._agents, next(self._orders)
         grace_s = self._limits.grace_s
         match instruction:
-            case Reclaim(need=need, deadline_s=deadline_s):
+            case Reclaim(need=need, deadline_s=deadline_s, exclude=exclude):
                 reclaim = ReclaimCommand(
-                    request_id=request_id, epoch=epoch, order=order, need=need, deadline_s=deadline_s
+                    request_id=request_id, epoch=epoch, order=order, need=need, deadline_s=deadline_s, exclude=exclude
                 )
                 return lambda: agents.command(host, "POST", "/v1/reclaims", reclaim), deadline_s + grace_s
             case Create(initial=initial):
@@ -229,7 +255,8 @@ class Performer:
                     mode=mode,
                 )
                 return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
-        raise TypeError(f"{type(instruction).__name__} sends no command")
+        lifecycle = lifecycle_command(instruction, request_id, epoch, order, self._limits)
+        return lambda: agents.command(host, lifecycle.method, lifecycle.path, lifecycle.body), lifecycle.limit_s
 
     async def _refresh(self, host: str) -> None:
         """See what the command changed before anybody asks; the next report comes anyway."""
@@ -239,12 +266,12 @@ class Performer:
             log.info("host not read after a command", host=host, why=str(error))
 
 
-def _gone(request_id: str, instruction: Remove) -> Operation:
+def _gone(request_id: str, instruction: Remove | Release) -> Operation:
     """What an agent would say of a VM that is not there."""
     sentence = f"{instruction.vm} was not on {instruction.host}"
     return Operation(
         request_id=request_id,
-        kind="delete",
+        kind="delete" if isinstance(instruction, Remove) else "release",
         state=OperationState.DONE,
         sentence=sentence,
         vm=instruction.vm,

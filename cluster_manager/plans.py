@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deflation.allocations import Priority
 from deflation.instructions import Mode
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMSpec
 from deflation.placement_policies import PlacementPolicy
@@ -25,7 +26,7 @@ MOST_RECLAIMS: Final = 3
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 
-PlanKind = Literal["create", "delete", "target", "reinflate"]
+PlanKind = Literal["create", "delete", "target", "reinflate", "stop", "start", "resize", "migrate", "adopt", "release"]
 #: ``deflated``: its VM may start at less than its nominal size.
 Purpose = Literal["place", "deflated", "preempt"]
 Reason = Literal["delete", "minimum", "shortfall"]
@@ -70,6 +71,8 @@ class Reclaim(Commanding):
     do: Literal["reclaim"] = "reclaim"
     need: Vector
     deadline_s: float
+    #: VMs that give nothing: the room is for them.
+    exclude: tuple[str, ...] = ()
 
 
 class Create(Commanding):
@@ -106,6 +109,54 @@ class SetTarget(Commanding):
     mode: Mode
 
 
+class Stop(Commanding):
+    """Have a VM power off and keep it."""
+
+    do: Literal["stop"] = "stop"
+    vm: str
+    limit_s: float
+
+
+class Start(Commanding):
+    """Start a VM that is off."""
+
+    do: Literal["start"] = "start"
+    vm: str
+
+
+class Respec(Commanding):
+    """Sell a VM something else."""
+
+    do: Literal["respec"] = "respec"
+    vm: str
+    spec: VMSpec
+    deadline_s: float
+
+
+class Adopt(Commanding):
+    """Look after a domain of somebody else."""
+
+    do: Literal["adopt"] = "adopt"
+    vm: str
+    domain: str
+    priority: Priority
+    minimum: Vector
+
+
+class Release(Commanding):
+    """Give an adopted domain back. A VM that is not there counts as released."""
+
+    do: Literal["release"] = "release"
+    vm: str
+
+
+class AwaitHost(Record):
+    """Wait, for as long as it takes and without holding any host, until a host reports. Answer: :class:`HostBack`."""
+
+    do: Literal["await-host"] = "await-host"
+    host: str
+
+
 class Finish(Record):
     """The plan has ended."""
 
@@ -115,13 +166,27 @@ class Finish(Record):
 
 
 Instruction = Annotated[
-    ChooseHosts | ReadHost | Reclaim | Create | Remove | Reinflate | SetTarget | Finish, Field(discriminator="do")
+    ChooseHosts
+    | ReadHost
+    | Reclaim
+    | Create
+    | Remove
+    | Reinflate
+    | SetTarget
+    | Stop
+    | Start
+    | Respec
+    | Adopt
+    | Release
+    | AwaitHost
+    | Finish,
+    Field(discriminator="do"),
 ]
 
 
 def host_of(instruction: Instruction) -> str | None:
     """The host that an instruction acts on; while it does, no other plan may."""
-    return None if isinstance(instruction, ChooseHosts | Finish) else instruction.host
+    return None if isinstance(instruction, ChooseHosts | AwaitHost | Finish) else instruction.host
 
 
 # --- events: what a plan hears ---------------------------------------------------------------------------------------
@@ -147,6 +212,11 @@ class HostRead(Event):
     """What the agent itself says at this moment."""
 
     report: HostReport
+
+
+@dataclass(frozen=True, slots=True)
+class HostBack(Event):
+    """A host that was waited for reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +263,11 @@ class VMPhase(StrEnum):
     PLACING = "placing"
     RUNNING = "running"
     DELETING = "deleting"
+    STOPPING = "stopping"
+    #: Off, with its name, its host and its disk.
+    STOPPED = "stopped"
+    STARTING = "starting"
+    MIGRATING = "migrating"
     FAILED = "failed"
     ENDED = "ended"
 
@@ -212,6 +287,14 @@ class SetVM:
 
 
 @dataclass(frozen=True, slots=True)
+class SetSpec:
+    """What a VM is sold as from now on."""
+
+    name: str
+    spec: VMSpec
+
+
+@dataclass(frozen=True, slots=True)
 class OweReinflation:
     """Whether VMs of this host may be smaller than they need be, so that somebody has to reinflate them."""
 
@@ -219,7 +302,7 @@ class OweReinflation:
     owed: bool
 
 
-Effect = Note | SetVM | OweReinflation
+Effect = Note | SetVM | SetSpec | OweReinflation
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -232,6 +315,30 @@ class Target(Record):
     target: Vector
     deadline_s: float
     mode: Mode
+
+
+class Life(Record):
+    """What the plans of a VM's lifecycle know besides."""
+
+    #: The host that the VM is bound to.
+    home: str
+    #: Where a migration is: finding room, unsure whether the VM runs on its new host, removing what must not be there,
+    #: going back home, clearing away what is left there.
+    stage: Literal["room", "unsure", "clean", "home", "clear"] = "room"
+    #: Time for a guest's own power-off, in seconds.
+    limit_s: float = 60.0
+    #: Resizes: what the VM is to be sold as.
+    spec: VMSpec | None = None
+    #: Starts: whether another host will do; and whether it is looked for now.
+    anywhere: bool = False
+    moving: bool = False
+    #: Migrations: whether the VM is off, and whether it is to run again at home if nothing else comes of it.
+    off: bool = False
+    was_running: bool = True
+    #: Adoptions.
+    domain: str = ""
+    priority: Priority = Priority.DEFLATABLE
+    minimum: Vector = Vector()
 
 
 class PlanState(Record):
@@ -286,6 +393,8 @@ class PlanState(Record):
 
     # deletions and targets
     target: Target | None = None
+
+    life: Life | None = None
 
     @property
     def finished(self) -> bool:

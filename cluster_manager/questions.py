@@ -14,6 +14,7 @@ from cluster_manager.errors import AgentError, AgentRefused, RequestError
 from cluster_manager.hosts import Hosts
 from cluster_manager.store import Store
 from deflation.explanations import EventRow, Forecast, VMExplanation
+from deflation.lifecycle_messages import TemplateList
 from deflation.messages import ManagedVM, ModeCommand, Operation, TargetCommand
 
 T = TypeVar("T")
@@ -82,6 +83,14 @@ class Questions:
         if found is None:
             raise RequestError(404, f"{host} knows of no operation {request_id}", "request_id")
         return found
+
+    async def templates(self, host: str) -> TemplateList:
+        """The templates of a host.
+
+        :raises RequestError: 404 unknown host, 503 where the host does not answer.
+        """
+        self._known(host)
+        return await _passed_on(self._agents.templates(host))
 
     def _known(self, host: str) -> None:
         if self._hosts.get(host) is None:

@@ -72,8 +72,8 @@ def minimums_allow(report: HostReport, demand: ResourceVector) -> bool:
 
 
 def allocations_of(report: HostReport) -> list[Allocation]:
-    """The rows that policies read; a stopped VM holds its room too."""
-    return [vm.allocation() for vm in report.vms]
+    """The rows that policies read: not those of VMs that were stopped on command, which hold no room."""
+    return [vm.allocation() for vm in report.vms if vm.start_size is None]
 
 
 def failed_layer(operation: Operation) -> str | None:
@@ -85,3 +85,10 @@ def failed_layer(operation: Operation) -> str | None:
             if row.asked > row.verified:
                 return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
     return None
+
+
+def has_template(report: HostReport, spec: VMSpec) -> bool:
+    """Whether a host has what a VM is made of; one that does not say may have any template."""
+    if spec.xml is not None or report.templates is None:
+        return True
+    return any(template.name == spec.template for template in report.templates)

@@ -25,6 +25,8 @@ class AgentLimits:
     pause_s: float = 0.1
     #: How much longer than its deadline a reclaim or target may take until its operation is given up.
     grace_s: float = 30.0
+    #: Between two tries of what a plan cannot do without, on a host that did not do it.
+    retry_s: float = 5.0
     #: A start or a stop of a VM: an emulated guest boots in some ten seconds on an idle machine.
     start_stop_s: float = 180.0
 

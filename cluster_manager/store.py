@@ -10,10 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import schema
 from cluster_manager.engines import upsert
-from cluster_manager.plans import Effect, Finish, Note, OweReinflation, PlanState, SetVM, VMPhase
+from cluster_manager.plans import Effect, Finish, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
 from cluster_manager.rows import StoredChange, StoredEvent, StoredHost, StoredPlan, StoredVM
 from cluster_manager.transactions import Transactions
 from deflation.messages import CoreChange, HostReport, VMSpec
+
+#: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
+_BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STOPPED, VMPhase.MIGRATING))
 
 
 def _constant(value: str | int) -> Any:
@@ -39,12 +42,14 @@ class Store(Transactions):
         vm: StoredVM | None = None,
         deleting: str | None = None,
         generation: int | None = None,
+        phase: VMPhase | None = None,
     ) -> StoredPlan:
         """A plan before its first action, together with what it does to its VM's row.
 
         :param vm: the row of a VM to be placed; a failed row of that name, which is on no host, ends.
         :param deleting: the name of a VM whose deletion this plan is; its row says so from now on.
         :param generation: the generation of a target for the plan's VM.
+        :param phase: what the plan's VM is in from now on.
         """
         now = self._clock()
 
@@ -83,6 +88,8 @@ class Store(Transactions):
                 await connection.execute(_living(deleting).values(deleted_by_owner=1, **changes))
             if generation is not None and state.vm is not None:
                 await connection.execute(_living(state.vm).values(generation=generation))
+            if phase is not None and state.vm is not None:
+                await connection.execute(_living(state.vm).values(**_phase(phase, now), request_id=state.request_id))
 
         await self._write(work)
         return StoredPlan(state, fingerprint, now, now)
@@ -120,6 +127,8 @@ class Store(Transactions):
                 await connection.execute(
                     row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
+            case SetSpec(name, spec):
+                await connection.execute(_living(name).values(spec=spec.model_dump_json()))
             case OweReinflation(host, owed):
                 table = schema.hosts
                 await connection.execute(update(table).where(table.c.id == host).values(owes_reinflation=int(owed)))
@@ -293,11 +302,12 @@ def _after_deletion(state: PlanState) -> VMPhase:
 def _change_row(host: str, change: CoreChange, vm: Any) -> dict[str, Any]:
     """The row of a core change, with what the newest row of its VM says of it."""
     spec = VMSpec.model_validate_json(vm.spec) if vm is not None else None
+    owners = vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER)
     return {
         **change.model_dump(),
         "host": host,
         "variable": int(spec is None or spec.priority.value != "fixed"),
-        "by_owner": int(vm is not None and bool(vm.deleted_by_owner) and change.cores_after == 0),
+        "by_owner": int(owners and change.cores_after == 0),
     }
 
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from cluster_manager.lifecycle import (
+    advance_adoption,
+    advance_release,
+    advance_resize,
+    advance_start,
+    advance_stop,
+)
+from cluster_manager.migrations import advance_migration
 from cluster_manager.placements import advance_placement
 from cluster_manager.plans import Event, PlanKind, PlanState
 from cluster_manager.removals import advance_reinflation, advance_removal, advance_target
@@ -16,6 +24,12 @@ _KINDS: Final[Mapping[PlanKind, Callable[[PlanState, Event], Step]]] = {
     "delete": advance_removal,
     "target": advance_target,
     "reinflate": advance_reinflation,
+    "stop": advance_stop,
+    "start": advance_start,
+    "resize": advance_resize,
+    "migrate": advance_migration,
+    "adopt": advance_adoption,
+    "release": advance_release,
 }
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from deflation.instructions import Outcome
 from deflation.ledger import Layer
 from deflation.mechanisms import Finding, Mechanism
-from deflation.messages import Body, Name, RequestId, Vector, VMOutcome, VMStatus
+from deflation.messages import Body, ManagedState, Name, RequestId, Vector, VMOutcome, VMStatus
 from deflation.modes import HostMode
 
 
@@ -119,7 +119,7 @@ class VMExplanation(Body):
     """GET /v1/vms/NAME/explain of the manager: the host's explanation, and what the manager itself knows."""
 
     host: str | None
-    state: Literal["placing", "running", "deleting", "failed"]
+    state: ManagedState
     sentence: str = Field(description="what the manager did with it last, and why")
     explanation: Explanation | None = Field(description="of the host; null where it cannot be had")
     unreachable: str | None = Field(None, description="why the host's explanation cannot be had")

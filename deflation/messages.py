@@ -74,6 +74,7 @@ class VMSpec(Body):
     start: Literal["nominal", "deflated"] = Field("nominal", description="deflated: smaller where nominal does not fit")
     ceiling: Vector | None = Field(None, description="harvest VMs only: up to where they may grow")
     template: Name = "lab"
+    xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
 
     @model_validator(mode="after")
@@ -101,6 +102,10 @@ class VMSpec(Body):
                 raise InvalidField("utility", "contradicts minimum_share: give one of them")
             return size_of_shares(nominal, self.utility.shares())
         return size_of_shares(nominal, self.minimum_share.vector()) if self.minimum_share is not None else minimum
+
+    def with_minimum(self, minimum: ResourceVector) -> Self:
+        """The same with an absolute minimum. Not checked against the other sizes."""
+        return self.model_copy(update={"minimum": Vector.of(minimum), "minimum_share": None, "utility": None})
 
     def least_start(self) -> ResourceVector:
         """The smallest size at which it can be started: its minimum, and the memory to boot with."""
@@ -184,7 +189,20 @@ class Operation(Body):
     """One operation and, when it has ended, what it did and why, in one sentence."""
 
     request_id: RequestId
-    kind: Literal["create", "delete", "target", "reclaim", "reinflate", "mode"]
+    kind: Literal[
+        "create",
+        "delete",
+        "target",
+        "reclaim",
+        "reinflate",
+        "mode",
+        "stop",
+        "start",
+        "resize",
+        "migrate",
+        "adopt",
+        "release",
+    ]
     state: OperationState
     sentence: str
     vm: str | None = None
@@ -230,6 +248,7 @@ class ReclaimCommand(Command):
     deadline_s: Seconds = 60.0
     mode: Mode = Mode.ASK
     dry_run: DryRun = False
+    exclude: tuple[Name, ...] = Field((), description="VMs that give nothing: the room is for them")
 
 
 class ReinflateCommand(Command):
@@ -258,6 +277,7 @@ class VMState(StrEnum):
     RUNNING = "running"
     DEFLATING = "deflating"
     REINFLATING = "reinflating"
+    STOPPING = "stopping"
     STOPPED = "stopped"
 
 
@@ -285,6 +305,11 @@ class VMStatus(Body):
     )
     drift_total: int = Field(0, description="how often something had to be put right that somebody else had changed")
     held: bool = Field(False, description="a target has set its size: it does not grow by itself, only by command")
+    start_size: Vector | None = Field(
+        None, description="stopped on command: the size it comes up with; it holds no room"
+    )
+    at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
+    adopted: bool = Field(False, description="somebody else's domain: it is never removed, only released")
 
     def allocation(self) -> Allocation:
         """The row that policies read."""
@@ -311,6 +336,13 @@ class CoreChange(Body):
     cause: str
 
 
+class HostTemplate(Body):
+    """A template that a host has."""
+
+    name: Name
+    shared_disk: bool = Field(False, description="its VMs' disks are on storage that other hosts reach too")
+
+
 class HostReport(Body):
     """What an agent tells its manager, regularly and after every change."""
 
@@ -329,6 +361,7 @@ class HostReport(Body):
     core_changes: tuple[CoreChange, ...] = ()
     budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
     budget_number: int = Field(0, description="of the latest budget that was granted")
+    templates: tuple[HostTemplate, ...] | None = Field(None, description="null: not said, so any may be there")
 
 
 class ReportReply(Body):
@@ -355,12 +388,15 @@ class HostStatus(Body):
     version: str = Field("", description="differs when its capacity, address or mode does")
 
 
+ManagedState = Literal["placing", "running", "deleting", "failed", "stopping", "stopped", "starting", "migrating"]
+
+
 class ManagedVM(Body):
     """A VM as the manager sees it."""
 
     name: Name
     host: str | None
-    state: Literal["placing", "running", "deleting", "failed"]
+    state: ManagedState
     priority: Priority
     nominal: Vector
     minimum: Vector
@@ -370,6 +406,7 @@ class ManagedVM(Body):
     guest_connected: bool = False
     sentence: str = Field(description="what happened to it last, and why")
     version: str = Field("", description="differs when anything that a client can change does: for If-Match")
+    at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
 
 
 class VMRequest(Body):

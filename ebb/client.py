@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -34,6 +33,8 @@ from deflation.modes import HostMode
 from deflation.pages import Event
 from deflation.placement_policies import PlacementPolicy
 from deflation.rehearsals import Rehearsal
+from ebb.client_lifecycle import LifecycleCalls
+from ebb.client_lifecycle import new_request_id as new_request_id
 from ebb.errors import ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebb.event_stream import events_in
 from ebb.managers import ANSWER_S, Managers
@@ -55,7 +56,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Progress = Callable[[str], None]
 
 
-class ManagerClient:
+class ManagerClient(LifecycleCalls):
     """One conversation with a manager. Use as an asynchronous context manager.
 
     :param url: where the manager listens, for example ``http://127.0.0.1:7100``; several, of which one leads, with
@@ -387,11 +388,6 @@ class ManagerClient:
                 raise ManagerUnreachable(f"no manager answers at {url}: {error or type(error).__name__}") from error
 
         return await self._managers.ask(once)
-
-
-def new_request_id() -> str:
-    """A request id that nobody else has."""
-    return f"ebb-{uuid.uuid4().hex[:20]}"
 
 
 def _query(values: Mapping[str, object]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import access, bench, cluster, doctor, explain, lab, modes, records, sim, vms
+from ebb.commands import access, bench, cluster, doctor, explain, lab, lifecycle, modes, records, sim, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -47,6 +47,13 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     ),
     (app, "delete", vms.delete, "ebb delete web --dry-run"),
     (app, "target", vms.target, "ebb target web --cpu-cores 1.25 --memory-mib 768"),
+    (app, "stop", lifecycle.stop, "ebb stop web --limit-s 30"),
+    (app, "start", lifecycle.start, "ebb start web; ebb start web --anywhere --lose-disk"),
+    (app, "resize", lifecycle.resize, "ebb resize web --cpu-cores 4 --minimum-memory-mib 768"),
+    (app, "migrate", lifecycle.migrate, "ebb migrate web --host host-b --lose-disk"),
+    (app, "adopt", lifecycle.adopt, "ebb adopt web --host host-a --minimum-cpu-cores 0.5 --minimum-memory-mib 512"),
+    (app, "release", lifecycle.release, "ebb release web"),
+    (app, "templates", lifecycle.templates, "ebb templates host-a"),
     (app, "explain", explain.explain, "ebb explain web"),
     (app, "pause", modes.pause, 'ebb pause host-a --reason "new disks"'),
     (app, "resume", modes.resume, "ebb resume host-a"),

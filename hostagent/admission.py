@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from deflation.allocations import Allocation, check_target, undeclared
 from deflation.errors import InvalidField
 from deflation.harvest import without_harvest
+from deflation.lifecycle_messages import XML_TEMPLATE
 from deflation.messages import CreateCommand, ReinflateCommand, Vector
 from deflation.reconcile import SLACK
 from deflation.resources import ZERO, ResourceVector
@@ -30,6 +31,8 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     :returns: whether the VM runs.
     :raises HypervisorError: it could not be limited; it stays paused.
     """
+    if vm.intent.phase is Phase.STOPPED and not await _charged(host, vm):
+        return False
     if vm.intent.phase is not Phase.ADMITTING:
         await vm.store(phase=Phase.ADMITTING)
     await host.hypervisor.suspend(vm.domain)
@@ -97,7 +100,8 @@ def adopt_new(
             boot = boot_mib(spec.nominal.memory_mib, most_mib)
     intent = Intent(
         owner=host.slice.host_id,
-        spec=spec,
+        # XML of a request is in the domain; its metadata need not hold it again.
+        spec=spec if spec.xml is None else spec.model_copy(update={"xml": None, "template": XML_TEMPLATE}),
         boot_mib=boot,
         generation=1,
         phase=Phase.CREATING,
@@ -133,3 +137,21 @@ def growing(vms: Sequence[ManagedVM], command: ReinflateCommand) -> list[Allocat
 def pressed(host: Host) -> list[str]:
     """Names of the VMs under pressure."""
     return [vm.name for vm in host.vms.values() if vm.pressure.sentence]
+
+
+async def _charged(host: Host, vm: ManagedVM) -> bool:
+    """Pause a VM that was stopped on command, and so holds no room, and find it some."""
+    await host.hypervisor.suspend(vm.domain)
+    await host.sample()
+    size = vm.intent.spec.allocation(vm.intent.committed.vector(), host.slice.vm_overhead_mib)
+    if not host.fits(size):
+        inputs = {"size": str(size.charge), "free": str(host.free())}
+        host.note(vm.name, "refused", "started by somebody else and paused: there is no room for it", inputs)
+        return False
+    before, vm.intent = vm.intent, vm.intent.changed(phase=Phase.ADMITTING)
+    try:
+        await vm.persist()
+    except HypervisorError:
+        vm.intent = before
+        raise
+    return True

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from hostagent.adoption_commands import AdoptionCommands
 from hostagent.commands import Commands
 from hostagent.dry_run import DryRun
 from hostagent.eternal import guarded
 from hostagent.host import Host
+from hostagent.lifecycle_commands import LifecycleCommands
 from hostagent.mode_commands import ModeCommands
+from hostagent.resuming import Resuming
 from hostagent.watch import Watch
 
 
@@ -22,6 +25,9 @@ class Agent:
     def __init__(self, host: Host, boot_mib: Callable[[float, float | None], float]) -> None:
         self.host = host
         self.commands = Commands(host, boot_mib)
+        self.lifecycle = LifecycleCommands(host, self.commands, boot_mib)
+        self.adoptions = AdoptionCommands(host, self.commands)
+        self._resuming = Resuming(host, self.commands, self.lifecycle.resumed() | self.adoptions.resumed())
         self.mode_commands = ModeCommands(host, self.commands)
         self.dry_run = DryRun(host, self.commands)
         self._eternal: list[asyncio.Task[None]] = []
@@ -32,7 +38,7 @@ class Agent:
         for found in await self.host.hypervisor.domains():
             self.host.adopt(found.name, found.intent, running=found.state == "running")
         await self.host.hypervisor.sweep()
-        self.commands.resume()
+        self._resuming.resume()
         self._eternal = [
             asyncio.create_task(guarded(Watch(self.host).run()), name="watch"),
             asyncio.create_task(guarded(self.mode_commands.run()), name="mode"),

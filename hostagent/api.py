@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from deflation.explanations import DecisionKind
 from deflation.messages import Problem, problem_of
-from hostagent import api_budget, api_explain, api_openapi, api_routes
+from hostagent import api_budget, api_explain, api_lifecycle, api_openapi, api_routes
 from hostagent.agent import Agent
 from hostagent.api_forms import AGENT
 from hostagent.api_routes import WOULD_BE
@@ -19,7 +19,13 @@ from rest.problems import answer_problem, problem_middleware
 
 MAX_BODY: Final = 256 * 1024
 #: Each route carries a description (:mod:`rest.descriptions`), or the OpenAPI document cannot be made.
-ROUTES: Final = (api_routes.routes, api_explain.routes, api_budget.routes, api_openapi.routes)
+ROUTES: Final = (
+    api_routes.routes,
+    api_explain.routes,
+    api_budget.routes,
+    api_lifecycle.routes,
+    api_openapi.routes,
+)
 
 
 def make_app(agent: Agent, access: Access | str) -> web.Application:

@@ -23,8 +23,10 @@ from deflation.messages import (
     VMStatus,
 )
 from deflation.pages import Health, VMStatusPage
+from deflation.roles import Role
 from hostagent.api_forms import AGENT, accepted, answer, body_of
 from hostagent.errors import RequestRefused
+from rest.access import require
 from rest.descriptions import Answer, Parameter, describe
 from rest.pages import AFTER, LIMIT, key_of, page_of
 from rest.parameters import check_parameters, parameters_of
@@ -98,7 +100,10 @@ async def _get_vm(request: web.Request) -> web.Response:
 )
 async def _create(request: web.Request) -> web.Response:
     check_parameters(request)
-    return accepted(await request.app[AGENT].commands.create(await body_of(request, CreateCommand)))
+    command = await body_of(request, CreateCommand)
+    if command.vm.xml is not None:
+        require(request, Role.ADMIN, "vm.xml")
+    return accepted(await request.app[AGENT].commands.create(command))
 
 
 @routes.delete("/v1/vms/{name}")

@@ -32,7 +32,7 @@ from deflation.modes import HostEvent
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
 from hostagent.admission import adopt_new, check_new, growing, pressed
-from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, RequestRefused
 from hostagent.harvest import Harvest
 from hostagent.history import sizes
 from hostagent.host import RESIZING, Host
@@ -41,14 +41,8 @@ from hostagent.leadership import Leadership
 from hostagent.operations import Kind, Operations, concluded, split_told
 from hostagent.vms import ManagedVM
 
-#: How long a resumed operation waits for its guests to say hello.
-GREETING_S: Final = 60.0
-#: How long to wait before a hypervisor that did not say is asked again, in seconds.
-ASK_AGAIN_S: Final = 1.0
 #: How much of its deadline an operation on many VMs waits for one that is busy.
 WAIT_SHARE: Final = 0.5
-#: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
-RESUMED_DEADLINE_S: Final = 60.0
 
 Run = Callable[[Operation], Coroutine[Any, Any, Operation]]
 log = structlog.get_logger()
@@ -67,33 +61,12 @@ class Commands:
         self.operations = Operations(host.slice.host_id)
         self.harvest = Harvest(host)
 
-    def resume(self) -> None:
-        """Go on with whatever an earlier agent left unfinished, under the request ids that it had."""
-        unfinished: dict[str, list[ManagedVM]] = {}
-        for vm in self._host.vms.values():
-            if vm.intent.cause is not None:
-                unfinished.setdefault(vm.intent.cause.request_id, []).append(vm)
-        for request_id, members in unfinished.items():
-            cause = members[0].intent.cause
-            assert cause is not None
-            kind: Any = cause.kind
-            if any(vm.intent.phase is not Phase.SETTLED for vm in members):
-                log.info("resuming", request_id=request_id, vms=[vm.name for vm in members])
-            self.operations.begin(
-                request_id,
-                kind,
-                cause.body,
-                self._resuming(members),
-                vm=members[0].name if kind in ("create", "delete", "target") else None,
-                started_at=cause.started_at,
-            )
-
     async def create(self, command: CreateCommand) -> Operation:
         """Start a VM, at its nominal size or deflated; harvest VMs make room for it where they have to.
 
         :raises RequestRefused: it does not fit, the name is taken, or the request is not acceptable.
         """
-        body = _body(command)
+        body = comparable(command)
         await self.follow(command)
         if known := self.operations.known(command.request_id, "create", body):
             return known
@@ -105,14 +78,14 @@ class Commands:
             return known
         self._host.modes.check(HostEvent.CREATE)
         charge = check_new(self._host, command, self.harvest.spare())
-        adopt = partial(adopt_new, self._host, command, self._cause(command, "create", body, ZERO), self._boot_mib)
+        adopt = partial(adopt_new, self._host, command, self.cause(command, "create", body, ZERO), self._boot_mib)
         vm = adopt() if charge.is_zero() else None
 
         async def run(operation: Operation) -> Operation:
             if vm is not None:
-                return await self._create(operation, vm, fresh=True)
+                return await self.bring_up(operation, vm, fresh=True, xml=spec.xml)
             await self.harvest.make_room(charge, f"{spec.name} is to be started")
-            return await self._create(operation, adopt(), fresh=True)
+            return await self.bring_up(operation, adopt(), fresh=True, xml=spec.xml)
 
         return self.operations.begin(command.request_id, "create", body, run, vm=spec.name)
 
@@ -121,7 +94,7 @@ class Commands:
 
         :raises RequestRefused: no such VM, or the request is not acceptable.
         """
-        body = _body(command) | {"name": name, "reason": reason}
+        body = comparable(command) | {"name": name, "reason": reason}
         await self.follow(command)
         if known := self.operations.known(command.request_id, "delete", body):
             return known
@@ -133,9 +106,7 @@ class Commands:
             command.request_id,
             "delete",
             body,
-            lambda operation: self._delete(
-                operation, vm, self._cause(command, "delete", body, vm.allocation().current)
-            ),
+            lambda operation: self.remove(operation, vm, self.cause(command, "delete", body, vm.allocation().current)),
             vm=name,
         )
 
@@ -144,7 +115,7 @@ class Commands:
 
         :raises RequestRefused: no such VM, an old generation, a target outside its range, or no room to grow.
         """
-        body = _body(command) | {"name": name}
+        body = comparable(command) | {"name": name}
         await self.follow(command)
         if known := self.operations.known(command.request_id, "target", body):
             return known
@@ -187,7 +158,7 @@ class Commands:
 
         :raises RequestRefused: the request is not acceptable.
         """
-        body = _body(command)
+        body = comparable(command)
         await self.follow(command)
         if known := self.operations.known(command.request_id, "reclaim", body):
             return known
@@ -204,7 +175,7 @@ class Commands:
 
         :raises RequestRefused: the request is not acceptable.
         """
-        body = _body(command)
+        body = comparable(command)
         await self.follow(command)
         if known := self.operations.known(command.request_id, "reinflate", body):
             return known
@@ -230,17 +201,17 @@ class Commands:
             await self._host.sample()
             members = self._plan(decide(claim.vms), Command(request_id=request_id), "mode", body)
             claim.keep(members)
-            await self._persist(members)
+            await self.persist(members)
             return await self._host.resize(members, _left(until))
 
     # --- how they run --------------------------------------------------------------------------------------------
 
-    async def _create(self, operation: Operation, vm: ManagedVM, fresh: bool) -> Operation:
+    async def bring_up(self, operation: Operation, vm: ManagedVM, fresh: bool, xml: str | None = None) -> Operation:
         # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
         async with vm.lock:
             if fresh:
                 try:
-                    await self._host.hypervisor.create(vm.domain, vm.intent)
+                    await self._host.hypervisor.create(vm.domain, vm.intent, xml)
                 except BaseException:
                     # It has undone what it did; a domain of that name may be somebody else's.
                     await self._host.drop(vm)
@@ -249,12 +220,12 @@ class Commands:
                 # Admitted at its committed size before its vCPUs run.
                 await vm.enforce_at_start()
                 await self._host.hypervisor.resume(vm.domain)
-                return await self._started(operation, vm)
+                return await self.started(operation, vm)
             except Exception:
                 await self._host.clear_away(vm)
                 raise
 
-    async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
+    async def started(self, operation: Operation, vm: ManagedVM) -> Operation:
         size = vm.allocation().current
         await self._host.record_change(vm.name, ZERO, size, operation.request_id)
         await vm.store(phase=Phase.SETTLED)
@@ -264,14 +235,14 @@ class Commands:
         self._host.note(vm.name, "admit", sentence, {"size": sizes(size), "free": sizes(self._host.free())})
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
 
-    async def _delete(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
+    async def remove(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
         vm.condemn("it is being removed")
         try:
             async with vm.lock:
                 size = vm.allocation().current
                 if self._host.holds(vm):
                     with contextlib.suppress(DomainGone):
-                        await vm.store(phase=Phase.DELETING, cause=cause)
+                        await vm.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
                     await self._host.record_change(vm.name, size, ZERO, operation.request_id)
                     await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
                     await self._host.forget(vm)
@@ -294,19 +265,19 @@ class Commands:
             if not self._host.holds(vm) or vm not in self._host.resizable():
                 raise RequestRefused(409, f"{vm.name} cannot be resized now: it is stopped or being removed", "name")
             self.check_target(vm, command)
-            cause = self._cause(command, "target", body, vm.allocation().current)
+            cause = self.cause(command, "target", body, vm.allocation().current)
             vm.plan(command.target.vector(), cause, command.generation)
-            await self._persist([vm])
+            await self.persist([vm])
             return concluded(operation, await self._host.resize([vm], _left(until), command.mode))
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, body: dict[str, Any]) -> Operation:
         until, need = _now() + command.deadline_s, command.need.vector()
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
-            split = split_need([vm.row() for vm in claim.vms], need)
+            split = split_need([vm.row() for vm in claim.vms if vm.name not in command.exclude], need)
             self._host.note(None, "deflate", split_told(command.request_id, need, split), {"need": sizes(need)})
             members = self._plan(split.targets, command, "reclaim", body)
             claim.keep(members)
-            await self._persist(members)
+            await self.persist(members)
             outcomes = await self._host.resize(members, _left(until), command.mode)
         return concluded(operation, outcomes, need)
 
@@ -322,50 +293,8 @@ class Commands:
             targets |= share_room(growing(claim.vms, command), room, pressed(self._host))
             members = self._plan(targets, command, "reinflate", body)
             claim.keep(members)
-            await self._persist(members)
+            await self.persist(members)
             return concluded(operation, await self._host.resize(members, _left(until)))
-
-    def _resuming(self, members: list[ManagedVM]) -> Run:
-        async def run(operation: Operation) -> Operation:
-            return await self._resume(operation, members)
-
-        return run
-
-    async def _resume(self, operation: Operation, members: list[ManagedVM]) -> Operation:
-        """Go on with an operation that a killed agent had begun; what had been reached is found in the intents."""
-        phases = {vm.intent.phase for vm in members}
-        if Phase.CREATING in phases or operation.kind == "create":
-            (vm,) = members
-            if vm.intent.phase is Phase.SETTLED:
-                vm.start()
-                return operation.model_copy(update={"state": OperationState.DONE, "sentence": f"{vm.name} runs"})
-            if operation.request_id in self._host.journal.deleted:
-                await self._host.clear_away(vm)
-                raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
-            state = await self._state_of(vm)
-            if state == "running":
-                return await self._started(operation, vm)
-            if state == "paused":
-                return await self._create(operation, vm, fresh=False)
-            await self._host.clear_away(vm)
-            raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
-        if Phase.DELETING in phases:
-            (vm,) = members
-            cause = vm.intent.cause
-            assert cause is not None
-            return await self._delete(operation, vm, cause)
-        for vm in members:
-            vm.start()
-        if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):
-            return concluded(operation, [vm.summary() for vm in members])
-        async with self._host.locked(members):
-            going = [vm for vm in members if vm.intent.phase in RESIZING]
-            await asyncio.gather(*(vm.greeted(GREETING_S) for vm in going))
-            await self._host.resize(going, RESUMED_DEADLINE_S)
-        need = None
-        if operation.kind == "reclaim" and (cause := members[0].intent.cause) is not None:
-            need = ReclaimCommand.model_validate(cause.body).need.vector()
-        return concluded(operation, [vm.summary() for vm in members], need)
 
     def _repeated(self, vm: ManagedVM) -> Run:
         async def answer(operation: Operation) -> Operation:
@@ -380,10 +309,10 @@ class Commands:
         """Plan for each VM, all in one turn of the loop: from here on nobody else counts on the room that is given."""
         members = [self._host.vms[name] for name in targets]
         for vm in members:
-            vm.plan(targets[vm.name], self._cause(command, kind, body, vm.allocation().current))
+            vm.plan(targets[vm.name], self.cause(command, kind, body, vm.allocation().current))
         return members
 
-    async def _persist(self, members: list[ManagedVM]) -> None:
+    async def persist(self, members: list[ManagedVM]) -> None:
         """Write all intents before the first action: a kill in between leaves each VM at its old size or its target.
 
         :raises HypervisorError: an intent could not be stored; all are as they were.
@@ -394,21 +323,11 @@ class Commands:
             await asyncio.gather(*(vm.unplan() for vm in members))
             raise failed[0]
 
-    async def _state_of(self, vm: ManagedVM) -> str:
-        """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
-        while True:
-            try:
-                found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
-                return found.get(vm.domain, "stopped")
-            except HypervisorError as error:
-                log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
-                await asyncio.sleep(ASK_AGAIN_S)
-
     async def follow(self, command: Command) -> None:
         """Refuse a command that comes too late. Raises :class:`RequestRefused`."""
         await self.leadership.follow(command)
 
-    def _cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
+    def cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
         return Cause(
             request_id=command.request_id, kind=kind, body=body, started_at=time.time(), before=Vector.of(before)
         )
@@ -432,6 +351,6 @@ def target_event(vm: ManagedVM, command: TargetCommand) -> HostEvent:
     return HostEvent.GROW if vm.allocation().current.fits_in(command.target.vector()) else HostEvent.SHRINK
 
 
-def _body(command: Command) -> dict[str, Any]:
+def comparable(command: Command) -> dict[str, Any]:
     """The command as it is compared and stored; a new leader repeats it under its own epoch."""
     return command.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})

@@ -47,7 +47,8 @@ class DryRun:
     async def reclaim(self, command: ReclaimCommand) -> Forecast:
         """Who would give how much."""
         need = command.need.vector()
-        targets = split_need([vm.row() for vm in self._host.resizable()], need).targets
+        rows = [vm.row() for vm in self._host.resizable() if vm.name not in command.exclude]
+        targets = split_need(rows, need).targets
         return await self._answer(
             command.request_id, "reclaim", targets, command.deadline_s, HostEvent.RECLAIM, need=need
         )

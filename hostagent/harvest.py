@@ -220,7 +220,11 @@ class Harvest:
         return frozenset(whole)
 
     def _harvest_vms(self) -> list[ManagedVM]:
-        return [vm for vm in self._host.vms.values() if vm.intent.spec.priority is Priority.HARVEST]
+        return [
+            vm
+            for vm in self._host.vms.values()
+            if vm.intent.spec.priority is Priority.HARVEST and vm.intent.phase is not Phase.STOPPED
+        ]
 
     def _plan(self, targets: Mapping[str, ResourceVector]) -> list[ManagedVM]:
         """Plan for each VM: a reinflation of this host's own, whichever way it goes."""

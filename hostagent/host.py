@@ -14,11 +14,11 @@ from typing import Final
 import psutil
 import structlog
 
-from deflation.allocations import Priority, deflatable_capacity, free_capacity
+from deflation.allocations import Allocation, Priority, deflatable_capacity, free_capacity, undeclared
 from deflation.instructions import Mode
-from deflation.messages import HostReport, Vector, VMOutcome
+from deflation.messages import HostReport, HostTemplate, Vector, VMOutcome
 from deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
-from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.history import History
 from hostagent.hypervisor import Hypervisor
 from hostagent.intents import Intent, Phase
@@ -108,6 +108,14 @@ class Host:
         available = self.available_mib - self.slice.reserve_mib
         return free_capacity(self.slice.capacity, [vm.allocation() for vm in self.vms.values()], max(available, 0.0))
 
+    def fits(self, allocation: Allocation, besides: ResourceVector = ZERO) -> bool:
+        """Whether there is room for a VM; what the host does not declare is had by anybody.
+
+        :param besides: what the VM is charged with already.
+        """
+        room = self.free() + besides
+        return allocation.charge.fits_in(room.larger(undeclared(self.slice.capacity, allocation.upper)))
+
     def report(self) -> HostReport:
         """What the manager hears of this host."""
         report = HostReport(
@@ -126,6 +134,10 @@ class Host:
             core_changes=tuple(self.journal.changes[:MOST_CHANGES]),
             budget=Vector.of(self.journal.budget.room),
             budget_number=self.journal.budget.number,
+            templates=tuple(
+                HostTemplate(name=template.name, shared_disk=template.shared_disk)
+                for template in self.hypervisor.templates()
+            ),
         )
         if self._told is not None and report != self._told:
             # Counted where something changed only: the same body again tells the manager that there is no news.
@@ -213,11 +225,16 @@ class Host:
         return f"#{self.incarnation[:6]}.{next(self._attempts)}"
 
     async def forget(self, vm: ManagedVM) -> None:
-        """Remove a VM and its domain.
+        """Remove a VM and its domain; an adopted one is stopped and given back.
 
         :raises HypervisorError: the domain could not be removed; the VM stays.
         """
-        await self.hypervisor.destroy(vm.domain)
+        if vm.intent.adopted is not None:
+            with contextlib.suppress(DomainGone):
+                await self.hypervisor.shut_down(vm.domain, 0.0)
+                await self.hypervisor.give_back(vm.domain, vm.intent.adopted)
+        else:
+            await self.hypervisor.destroy(vm.domain)
         await self.drop(vm)
 
     async def drop(self, vm: ManagedVM) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from deflation.bounds import Bound
+from deflation.lifecycle_messages import TemplateInfo
 from deflation.mechanisms import Finding
 from deflation.messages import VMSpec
 from deflation.resources import ZERO, ResourceVector
-from hostagent.intents import Intent
+from hostagent.intents import Before, Intent
 
 
 def domain_name(host_id: str, vm: str) -> str:
@@ -102,6 +103,19 @@ class DomainSummary:
     said_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A domain that may be adopted."""
+
+    vcpus: int
+    boot_mib: float
+    #: Balloon and plugged memory together, MiB.
+    memory_mib: float
+    before: Before
+    #: Why it cannot be adopted; empty if it can.
+    why_not: str = ""
+
+
 class Hypervisor(Protocol):
     """Every method raises :class:`hostagent.errors.HypervisorError` when the hypervisor refuses or fails."""
 
@@ -120,8 +134,41 @@ class Hypervisor(Protocol):
         :raises RequestRefused: with the field that is wrong.
         """
 
-    async def create(self, domain: str, intent: Intent) -> None:
-        """Define the domain and start it paused, its intent in its metadata. Undone on failure."""
+    async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
+        """Define the domain and start it paused, its intent in its metadata. Undone on failure.
+
+        :param xml: checked already, instead of the spec's template.
+        """
+
+    async def start(self, domain: str, intent: Intent) -> None:
+        """Start a domain that is off, paused; where its intent says so, its definition is written anew first."""
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        """Write the definition of a domain that is off anew, by what its VM is sold as now."""
+
+    async def shut_down(self, domain: str, limit_s: float) -> str:
+        """Have the guest power off, or cut its power after ``limit_s``; the domain and its disk stay.
+
+        :returns: how it ended, in words; a domain that is off already is no error.
+        """
+
+    async def most(self, domain: str) -> ResourceVector:
+        """CPU and memory that the running domain can be given at the most: what its definition has room for."""
+
+    def templates(self) -> tuple[TemplateInfo, ...]:
+        """The templates of this host, by name."""
+
+    async def examine(self, domain: str) -> Candidate:
+        """What a domain of somebody else is, and why it cannot be looked after.
+
+        :raises DomainGone: there is none of that name.
+        """
+
+    async def take_over(self, domain: str, intent: Intent) -> None:
+        """Write the intent into a domain of somebody else and remember it as adopted."""
+
+    async def give_back(self, domain: str, before: Before) -> None:
+        """Put an adopted domain's shares and quota back, take our metadata out of it and forget it."""
 
     async def suspend(self, domain: str) -> None:
         """Stop a running domain's vCPUs."""

@@ -31,6 +31,11 @@ class Phase(StrEnum):
     DELETING = "deleting"
     #: Started by somebody else: paused by us until it is held to its committed size.
     ADMITTING = "admitting"
+    STOPPING = "stopping"
+    #: Stopped on command: defined, and charged with nothing; ``committed`` is the size that it comes up with.
+    STOPPED = "stopped"
+    #: Started on command, and charged from here on.
+    STARTING = "starting"
 
 
 class Cause(Body):
@@ -45,6 +50,14 @@ class Cause(Body):
     before: Vector
 
 
+class Before(Body):
+    """What an adopted domain had before it was ours, to be put back when it is released."""
+
+    cpu_shares: int | None = None
+    #: Quota of one vCPU in cores; None: it had none.
+    quota_per_cpu: float | None = None
+
+
 class Intent(Body):
     """One VM's intent."""
 
@@ -56,6 +69,14 @@ class Intent(Body):
     target: Vector
     committed: Vector
     cause: Cause | None = None
+    #: What it becomes at its next start, because the running domain cannot take it.
+    at_next_start: VMSpec | None = None
+    #: What it was sold before the change that is under way; None: nothing is.
+    was: VMSpec | None = None
+    #: Whether its definition is to be written anew before it starts.
+    redefine: bool = False
+    #: Somebody else's domain: it is never removed, only released.
+    adopted: Before | None = None
 
     def changed(self, **fields: object) -> Intent:
         """A copy with fields replaced."""

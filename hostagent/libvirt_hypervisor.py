@@ -19,27 +19,26 @@ import libvirt
 import structlog
 
 from deflation.allocations import cpu_shares
-from deflation.mechanisms import Finding
+from deflation.lifecycle_messages import TemplateInfo
+from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.reconcile import quota_of
 from deflation.resources import ResourceVector
-from hostagent import bandwidth, cgroups, disks, host_facts, intents, plugged, vcpus
-from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
+from hostagent import adopted, bandwidth, cgroups, disks, host_facts, intents, plugged, power, vcpus
+from hostagent.adopted import AdoptedDomains
+from hostagent.definitions import Definitions, inactive_xml, most_of
+from hostagent.definitions import usable_boot_mib as usable_boot_mib
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, HypervisorTimeout
 from hostagent.footprints import qemu_pid
-from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading, domain_name
-from hostagent.intents import Intent
+from hostagent.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading, domain_name
+from hostagent.intents import Before, Intent
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
 from hostagent.libvirt_readings import balloon_mib_of, kib, quota_parameters, reading_of, state_of, summary_of
 from hostagent.memory_limit import MemoryLimits
 from hostagent.network import Networks, interfaces_of
 from hostagent.settling import settled
-from hostagent.templates import (
-    PACKAGED,
-    DomainParameters,
-    DomainTemplate,
-    TemplateError,
-    render_domain,
-)
+from hostagent.template_library import TemplateLibrary
+from hostagent.templates import PACKAGED, TemplateError
 
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 
@@ -60,6 +59,12 @@ class LibvirtSettings:
     template_dirs: tuple[Path, ...] = (PACKAGED,)
     #: What `ebb doctor --probe-acpi` found.
     acpi_verdict: Path = host_facts.ACPI_VERDICT
+    #: The templates, where they have been read already.
+    library: TemplateLibrary | None = None
+    #: Below these the files of XML in requests must lie; none: no XML is taken.
+    image_prefixes: tuple[Path, ...] = ()
+    #: Names the adopted domains; None: they are remembered for as long as this process lives.
+    adopted: Path | None = None
 
 
 class LibvirtHypervisor:
@@ -76,17 +81,21 @@ class LibvirtHypervisor:
         self._versions: host_facts.Versions | None = None
         self._connection.on_open(self._register)
         self._networks = Networks(self._connection)
+        self._definitions = Definitions(settings)
+        self._adopted = AdoptedDomains(settings.adopted)
+        self._looked_for_adopted = False
 
     # --- domains -------------------------------------------------------------------------------------------------
 
     async def domains(self) -> list[DomainState]:
         prefix = domain_name(self._settings.host_id, "")
+        await self._look_for_adopted(prefix)
 
         def find(connection: Any) -> list[DomainState]:
-            found = []
+            found, taken = [], self._adopted.names()
             for domain in connection.listAllDomains():
                 # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
-                if not domain.name().startswith(prefix):
+                if not domain.name().startswith(prefix) and domain.name() not in taken:
                     continue
                 try:
                     text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
@@ -103,6 +112,18 @@ class LibvirtHypervisor:
 
         return await self._connection.call(find)
 
+    async def _look_for_adopted(self, prefix: str) -> None:
+        """Once: domains that bear our metadata under a name of their own, though our file does not name them."""
+        if not self._looked_for_adopted:
+            try:
+                for name in await self._connection.call(
+                    lambda c: adopted.bearing_our_metadata(c, self._settings.host_id, prefix), limit_s=5.0
+                ):
+                    await asyncio.to_thread(self._adopted.add, name)
+            except HypervisorTimeout as error:
+                log.warning("it is not known whether domains of others bear our metadata", why=str(error))
+            self._looked_for_adopted = True
+
     async def survey(self) -> dict[str, DomainSummary]:
         prefix = domain_name(self._settings.host_id, "")
         what = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON | libvirt.VIR_DOMAIN_STATS_VCPU
@@ -110,8 +131,9 @@ class LibvirtHypervisor:
         flags = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
         def look(connection: Any) -> dict[str, DomainSummary]:
-            rows = connection.getAllDomainStats(what, flags)
-            return {d.name(): summary_of(d, stats) for d, stats in rows if d.name().startswith(prefix)}
+            rows, taken = connection.getAllDomainStats(what, flags), self._adopted.names()
+            ours = ((d, stats) for d, stats in rows if d.name().startswith(prefix) or d.name() in taken)
+            return {d.name(): summary_of(d, stats) for d, stats in ours}
 
         return await self._connection.call(look)
 
@@ -125,62 +147,82 @@ class LibvirtHypervisor:
                     disks.remove(directory)
 
         await asyncio.to_thread(remove)
+        await self._definitions.library()
         await self._networks.sweep()
 
     async def check(self, spec: VMSpec) -> None:
-        try:
-            template = await asyncio.to_thread(DomainTemplate.load, spec.template, self._settings.template_dirs)
-            xml = render_domain(template, _sample(spec.nominal.memory_mib, None))
-        except TemplateError as error:
-            raise RequestRefused(400, str(error), "vm.template") from error
-        nominal = spec.nominal.vector()
-        for name, why in (
-            ("disk_mib_s", bandwidth.disk_blocked(xml)),
-            ("network_mib_s", bandwidth.network_blocked(xml)),
-        ):
-            if nominal[name] > 0 and why:
-                sentence = f"{name} cannot be held with template {spec.template}: {why}"
-                raise RequestRefused(400, sentence, f"vm.nominal.{name}")
+        await self._definitions.check(spec)
 
-    async def create(self, domain: str, intent: Intent) -> None:
+    def templates(self) -> tuple[TemplateInfo, ...]:
+        return self._definitions.templates()
+
+    async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         spec = intent.spec
         directory = self._settings.disk_dir / domain
         disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
         identity = str(uuid.uuid4())
         try:
-            template = await asyncio.to_thread(DomainTemplate.load, spec.template, self._settings.template_dirs)
-            xml = render_domain(
-                template,
-                DomainParameters(
-                    name=domain,
-                    uuid=identity,
-                    # All vCPUs up to the ceiling are there from the start: what limits the VM is its quota.
-                    cpu_cores=(spec.ceiling or spec.nominal).cpu_cores,
-                    memory_mib=int(spec.nominal.memory_mib),
-                    initial_memory_mib=int(intent.committed.memory_mib),
-                    accelerator=self._settings.accelerator,
-                    kernel=self._settings.image_dir / "vmlinuz",
-                    initrd=self._settings.image_dir / "initrd",
-                    disk=disk,
-                    console=directory / "console.log",
-                    ceiling_cpu_cores=spec.ceiling.cpu_cores if spec.ceiling else None,
-                    ceiling_memory_mib=int(spec.ceiling.memory_mib) if spec.ceiling else None,
-                    boot_memory_mib=int(intent.boot_mib),
-                    metadata=intents.to_qualified_element(intent),
-                ),
-            )
+            definition = await self._definitions.fresh(domain, identity, intent, disk, xml)
 
             def start(connection: Any) -> None:
-                defined = connection.defineXML(xml)
+                defined = connection.defineXML(definition)
                 shares = cpu_shares(spec.priority, spec.nominal.cpu_cores)
                 defined.setSchedulerParametersFlags({"cpu_shares": shares}, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
                 defined.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
 
             await self._connection.call(start, modifies=domain, limit_s=60.0)
-        except (HypervisorError, TemplateError) as error:
+        except HostAgentError as error:
             # Only what this call has defined: a domain of that name may be somebody else's.
             await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
             raise HypervisorError(f"domain {domain} could not be started: {error}") from error
+
+    async def start(self, domain: str, intent: Intent) -> None:
+        if intent.redefine:
+            await self.redefine(domain, intent)
+        await self.prepare_start(domain, intent.committed.vector())
+        await self._on(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), 60.0)
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        present = await self._connection.call(lambda connection: inactive_xml(connection.lookupByName(domain)))
+        try:
+            definition = await self._definitions.again(domain, intent, present)
+        except TemplateError as error:
+            raise HypervisorError(f"domain {domain} cannot be defined anew: {error}") from error
+        shares = {"cpu_shares": cpu_shares(intent.spec.priority, intent.spec.nominal.cpu_cores)}
+
+        def define(connection: Any) -> None:
+            connection.defineXML(definition).setSchedulerParametersFlags(shares, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+        await self._connection.call(define, modifies=domain)
+        await self.prepare_start(domain, intent.committed.vector())
+
+    async def shut_down(self, domain: str, limit_s: float) -> str:
+        how = await power.shut_down(self._connection, domain, limit_s)
+        await self._networks.forget(how.devices)
+        return how.sentence
+
+    async def most(self, domain: str) -> ResourceVector:
+        plugs = any(f.mechanism is Mechanism.CPU_UNPLUG and f.available for f in await self.findings(domain))
+        return most_of(ElementTree.fromstring(await self._on(domain, lambda d: d.XMLDesc())), plugs)
+
+    async def examine(self, domain: str) -> Candidate:
+        if domain.startswith("ebb-"):
+            return Candidate(0, 0.0, 0.0, Before(), "its name is one of those that host agents give")
+        return await self._connection.call(lambda connection: adopted.examine(connection, domain))
+
+    async def take_over(self, domain: str, intent: Intent) -> None:
+        await asyncio.to_thread(self._adopted.add, domain)
+        try:
+            await self._connection.call(lambda c: adopted.take_over(c, domain, intent), modifies=domain)
+        except HypervisorTimeout:
+            raise  # it may still happen: then the domain is found among ours
+        except HypervisorError:
+            await asyncio.to_thread(self._adopted.remove, domain)
+            raise
+
+    async def give_back(self, domain: str, before: Before) -> None:
+        await self._connection.call(lambda c: adopted.give_back(c, domain, before), modifies=domain)
+        await asyncio.to_thread(self._adopted.remove, domain)
 
     async def resume(self, domain: str) -> None:
         await self._on(domain, lambda d: d.resume())
@@ -209,6 +251,8 @@ class LibvirtHypervisor:
         await self._on(domain, prepare)
 
     async def destroy(self, domain: str) -> None:
+        if not domain.startswith(domain_name(self._settings.host_id, "")):
+            raise HypervisorError(f"domain {domain} was not made here, so it is not removed")
         await self._remove(domain, lambda connection: connection.lookupByName(domain))
 
     async def _remove(self, domain: str, find: Callable[[Any], Any]) -> None:
@@ -267,7 +311,14 @@ class LibvirtHypervisor:
         def find(connection: Any) -> tuple[Finding, ...]:
             versions = self._versions = self._versions or host_facts.Versions.of(connection)
             facts = host_facts.host_facts(versions, self._settings.acpi_verdict)
-            return host_facts.findings_of(connection.lookupByName(domain), facts)
+            found = host_facts.findings_of(connection.lookupByName(domain), facts)
+            if domain.startswith("ebb-"):
+                return found
+            # Limits are looked after by our domains' names.
+            why = "an adopted domain gets no memory limit"
+            return tuple(
+                replace(f, available=False, reason=why) if f.mechanism is Mechanism.MEMORY_LIMIT else f for f in found
+            )
 
         return await self._connection.call(find)
 
@@ -278,8 +329,12 @@ class LibvirtHypervisor:
         )
 
     async def set_shares(self, domain: str, shares: int) -> None:
-        flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
-        await self._on(domain, lambda d: d.setSchedulerParametersFlags({"cpu_shares": shares}, flags))
+        def set_shares(found: Any) -> None:
+            # One after the other: the binding reads the present ones by the same flags, and only one may be read.
+            for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+                found.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
+
+        await self._on(domain, set_shares)
 
     async def throttled(self, domain: str) -> tuple[int, int]:
         def count() -> tuple[int, int]:
@@ -385,24 +440,3 @@ async def _in_words(limiting: Awaitable[str]) -> str:
     if why:
         log.warning("a bandwidth is not limited as asked for", why=why)
     return why
-
-
-def usable_boot_mib(memory_mib: float, boot_mib: float | None) -> float:
-    """The boot memory that :func:`hostagent.templates.DomainParameters.memory` settles on."""
-    return float(_sample(memory_mib, boot_mib).memory().boot_mib)
-
-
-def _sample(memory_mib: float, boot_mib: float | None) -> DomainParameters:
-    """A VM that is never started, to see what a template makes of it."""
-    return DomainParameters(
-        name="x",
-        uuid=str(uuid.UUID(int=0)),
-        cpu_cores=1,
-        memory_mib=int(memory_mib),
-        accelerator="qemu",
-        kernel=Path(),
-        initrd=Path(),
-        disk=Path(),
-        console=Path(),
-        boot_memory_mib=int(boot_mib) if boot_mib is not None else None,
-    )

@@ -23,6 +23,7 @@ from hostagent.host_facts import ACPI_VERDICT
 from hostagent.journal import Journal
 from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
 from hostagent.service import MANAGER_NAME, configure_logs, serve
+from hostagent.template_library import TemplateLibrary
 from hostagent.templates import PACKAGED
 from rest.access import Rates
 from rest.errors import AccessError
@@ -34,8 +35,8 @@ example:
       --token-file /etc/ebbtide/agent.token --manager http://127.0.0.1:7100
   beyond loopback, with TLS: docs/security.md
 
-The agent manages only domains that it made itself; it knows them by the intent in their libvirt metadata. Ended or
-killed, it leaves them as they are, and goes on with what was unfinished when it is started again.
+The agent manages only domains that it made itself or was told to adopt; it knows them by the intent in their libvirt
+metadata. Ended or killed, it leaves them as they are, and goes on with what was unfinished when it is started again.
 """
 #: Measured under emulation with the capped translation cache; with KVM there is none (docs/contracts.md, accounting).
 OVERHEAD_MIB = {"qemu": 320.0, "kvm": 160.0}
@@ -62,14 +63,19 @@ async def _serve(arguments: argparse.Namespace, access: AccessSettings) -> None:
         loop.add_signal_handler(number, stop.set)
     address, port = arguments.listen
     kind, reason = await asyncio.to_thread(_accelerator, arguments)
+    directories = (*arguments.templates, PACKAGED)
+    library = await asyncio.to_thread(TemplateLibrary.load, directories, 0)
     settings = LibvirtSettings(
         host_id=arguments.id,
         uri=arguments.uri,
         accelerator=kind,
         image_dir=arguments.image_dir,
         disk_dir=arguments.disk_dir,
-        template_dirs=(*arguments.templates, PACKAGED),
+        template_dirs=directories,
         acpi_verdict=arguments.acpi_verdict,
+        library=library,
+        image_prefixes=tuple(arguments.image_prefix),
+        adopted=arguments.state_dir / "adopted.json",
     )
     overhead = OVERHEAD_MIB[kind] if arguments.overhead_mib is None else arguments.overhead_mib
     url = arguments.url or f"{access.scheme}://{address}:{port}"
@@ -154,7 +160,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--state-dir", type=Path, default=state / "agent", help=f"default {state}/agent")
     add("--image-dir", type=Path, default=state / "image", help="holds base.qcow2, vmlinuz, initrd")
     add("--disk-dir", type=Path, default=state / "disks", help=f"default {state}/disks")
-    add("--templates", type=Path, action="append", default=[], help="directory with domain templates NAME.xml")
+    add("--templates", type=Path, action="append", default=[], help="directory of root's with templates NAME.xml")
+    add(
+        "--image-prefix",
+        type=Path,
+        action="append",
+        default=[],
+        help="directory below which the files of XML in a request must lie; without it no XML is taken",
+    )
     add("--uri", default="qemu:///system", help="libvirt connection, default qemu:///system")
     add("--accelerator", choices=("auto", "kvm", "qemu"), default="auto", help="default: found by booting a kernel")
     add(

@@ -149,10 +149,14 @@ class ModeCommands:
         if host.modes.mode is not HostMode.OFF or vm.running:
             return
         async with vm.lock:
-            if vm.running or not host.holds(vm) or vm.intent.phase is not Phase.SETTLED:
+            if vm.running or not host.holds(vm) or vm.intent.phase not in (Phase.SETTLED, Phase.STOPPED):
                 return
             await host.sample()
             size = undone([vm.allocation()], host.free()).get(vm.name)
+            if vm.intent.phase is Phase.STOPPED:
+                # It holds no room, so none has to be found.
+                row = vm.intent.spec.allocation(vm.intent.committed.vector())
+                size = row.current.larger(row.nominal) if lacking([row]) else None
             if size is not None:
                 await host.hypervisor.prepare_start(vm.domain, size)
                 await vm.store(committed=Vector.of(size), target=Vector.of(size))
@@ -184,15 +188,19 @@ class ModeCommands:
         """The sizes that stopped VMs would come up with if they were undone."""
         if self._host.modes.mode is not HostMode.OFF:
             return {}
-        rows = [vm.allocation() for vm in self._host.vms.values() if not vm.running]
+        rows = [vm.allocation() for vm in self._charged() if not vm.running]
         return undone([row for row in rows if row.name in lacking(rows)], self._host.free())
+
+    def _charged(self) -> list[ManagedVM]:
+        """All VMs but those that were stopped on command: they hold nothing, so they lack nothing."""
+        return [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.STOPPED]
 
     def _sizes(self) -> dict[str, tuple[Vector, Phase]]:
         return {vm.name: (vm.intent.committed, vm.intent.phase) for vm in self._host.vms.values()}
 
     def _missing(self) -> dict[str, ResourceVector]:
         """What each VM lacks of its nominal size; one whose resize has not ended may lack all of it."""
-        vms = self._host.vms.values()
+        vms = self._charged()
         open_ones = {vm.name: vm.allocation().nominal for vm in vms if vm.running and vm.intent.phase in RESIZING}
         return lacking(vm.allocation() for vm in vms) | open_ones
 

@@ -20,7 +20,9 @@ from hostagent.errors import HostAgentError, RequestRefused
 #: Ended operations that are remembered.
 REMEMBERED: Final = 1000
 
-Kind = Literal["create", "delete", "target", "reclaim", "reinflate", "mode"]
+Kind = Literal[
+    "create", "delete", "target", "reclaim", "reinflate", "mode", "stop", "start", "resize", "adopt", "release"
+]
 log = structlog.get_logger()
 
 
@@ -93,7 +95,7 @@ class Operations:
     def resizing(self) -> list[Operation]:
         """Those under way that may change sizes on command."""
         running = (record.operation for record in self._records.values() if not record.ended.is_set())
-        return [operation for operation in running if operation.kind not in ("delete", "mode")]
+        return [operation for operation in running if operation.kind not in ("delete", "mode", "stop")]
 
     async def ended(self, request_id: str) -> None:
         """Wait for the end of an operation, however long it takes."""

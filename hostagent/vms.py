@@ -53,6 +53,9 @@ STATES = {
     Phase.REINFLATING: VMState.REINFLATING,
     Phase.DELETING: VMState.STOPPED,
     Phase.ADMITTING: VMState.STARTING,
+    Phase.STOPPING: VMState.STOPPING,
+    Phase.STOPPED: VMState.STOPPED,
+    Phase.STARTING: VMState.STARTING,
 }
 
 log = structlog.get_logger()
@@ -130,7 +133,9 @@ class ManagedVM:
         return self.intent.spec.name
 
     def start(self) -> None:
-        """Begin to talk to the guest."""
+        """Begin to talk to the guest, if that has not begun."""
+        if self._tasks:
+            return
         self._tasks.add(asyncio.create_task(guarded(self.link.run()), name=f"guest:{self.name}"))
 
     async def stop(self) -> None:
@@ -142,6 +147,8 @@ class ManagedVM:
 
     def allocation(self) -> Allocation:
         """The row that policies read; its current size is what is committed, or may yet be."""
+        if self.intent.phase is Phase.STOPPED:
+            return self.intent.spec.allocation(ZERO)
         committed = self.intent.committed.vector()
         if self.uncertain:
             committed = committed.larger(self._attempted)
@@ -160,6 +167,7 @@ class ManagedVM:
     def status(self) -> VMStatus:
         """What the API says of this VM."""
         spec, allocation = self.intent.spec, self.allocation()
+        stopped = self.intent.phase is Phase.STOPPED
         return VMStatus(
             name=self.name,
             host=self._host,
@@ -169,8 +177,8 @@ class ManagedVM:
             nominal=spec.nominal,
             minimum=Vector.of(allocation.minimum),
             ceiling=spec.ceiling,
-            current=self.intent.committed,
-            overhead_mib=self._overhead_mib,
+            current=Vector() if stopped else self.intent.committed,
+            overhead_mib=allocation.overhead_mib,
             generation=self.intent.generation,
             guest_connected=self.link.connected,
             template=spec.template,
@@ -180,10 +188,13 @@ class ManagedVM:
             drift_total=self.upkeep.drift_total,
             throttled_share=self.upkeep.throttled_share,
             held=self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
+            start_size=self.intent.committed if stopped else None,
+            at_next_start=self.intent.at_next_start,
+            adopted=self.intent.adopted is not None,
         )
 
     def _state(self) -> VMState:
-        if self.running or self.intent.phase is Phase.CREATING:
+        if self.running or self.intent.phase in (Phase.CREATING, Phase.STARTING):
             return STATES[self.intent.phase]
         return VMState.STOPPED
 

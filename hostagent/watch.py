@@ -188,11 +188,19 @@ class Watch:
         if summary is None:
             return
         running = summary.state == "running"
+        if vm.uncertain and not running:
+            await vm.persist()
+        if vm.intent.phase in (Phase.STOPPING, Phase.STARTING):
+            return  # an operation is about it
+        if vm.intent.phase is Phase.STOPPED and not running and summary.state != "stopped":
+            running = modes.does(HostEvent.FOREIGN_START)  # paused by us until there is room
         if running != vm.running:
             if vm.intent.phase is Phase.ADMITTING or (running and modes.does(HostEvent.FOREIGN_START)):
                 # Not started by us: it is held to its committed size first.
                 running = await admit(self._host, vm)
             elif running:
+                if vm.intent.phase is Phase.STOPPED:
+                    await vm.store(phase=Phase.SETTLED)
                 self._host.note(vm.name, "admit", f"started by somebody else and left as it is: {modes.sentence}", {})
             else:
                 self._host.note(vm.name, "stopped", "the VM stopped", {"state": summary.state})
@@ -212,6 +220,8 @@ class Watch:
     async def _remove_unowned(self, known: set[str]) -> None:
         """Remove domains of ours that no VM belongs to: creations that were given up, but carried out in the end."""
         for domain in await self._host.hypervisor.domains():
+            if domain.intent.adopted is not None:
+                continue  # somebody else's: never removed
             if domain.name not in known and domain.name not in {vm.domain for vm in self._host.vms.values()}:
                 log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
                 await self._host.hypervisor.destroy(domain.name)

@@ -145,7 +145,7 @@ def create(
         )
         print_json(rehearsal) if json else print_rehearsal(rehearsal)
         return
-    _carry_out(
+    carry_out(
         manager,
         token_file,
         json,
@@ -167,7 +167,7 @@ def delete(
         rehearsal = ask(manager, token_file, lambda client: client.rehearse_deletion(name))
         print_json(rehearsal) if json else print_rehearsal(rehearsal)
         return
-    _carry_out(manager, token_file, json, lambda client: client.delete(name, version=version), f"deleting {name}")
+    carry_out(manager, token_file, json, lambda client: client.delete(name, version=version), f"deleting {name}")
 
 
 def print_rehearsal(rehearsal: Rehearsal) -> None:
@@ -228,7 +228,7 @@ def target(
         forecast = ask(manager, token_file, foretell)
         print_json(forecast) if json else print_forecast(forecast)
         return
-    _carry_out(manager, token_file, json, start, f"bringing {name} to its target")
+    carry_out(manager, token_file, json, start, f"bringing {name} to its target")
 
 
 def print_forecast(forecast: Forecast) -> None:
@@ -263,7 +263,7 @@ def amounts(row: LedgerRow) -> tuple[str, str, str, str]:
     return f"{row.asked:g}", f"{row.promised:g}", f"{row.verified:g}", f"{row.seconds:.1f}"
 
 
-def _carry_out(manager: Manager, token_file: TokenFile, json: bool, start: Starter, what: str) -> None:
+def carry_out(manager: Manager, token_file: TokenFile, json: bool, start: Starter, what: str) -> None:
     """Start an operation, follow it to its end and print it. Raises OperationFailed if it did not do all."""
 
     async def conversation(client: ManagerClient) -> Operation:

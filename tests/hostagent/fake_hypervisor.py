@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from deflation.allocations import cpu_shares
+from deflation.lifecycle_messages import TemplateInfo
 from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.resources import ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
-from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading
-from hostagent.intents import Intent
+from hostagent.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
+from hostagent.intents import Before, Intent
 
 #: What no domain of the world has.
 NOT_HERE = (Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
@@ -43,7 +44,9 @@ class FakeHypervisor:
 
     async def domains(self) -> list[DomainState]:
         found = await self._call("domains")
-        read = [DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found]
+        read = [
+            DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found if d["intent"]
+        ]
         return [domain for domain in read if domain.intent.owner == "host-a"]
 
     async def survey(self) -> dict[str, DomainSummary]:
@@ -67,7 +70,37 @@ class FakeHypervisor:
         if spec.template != "lab":
             raise RequestRefused(400, f"there is no template {spec.template}", "vm.template")
 
-    async def create(self, domain: str, intent: Intent) -> None:
+    def templates(self) -> tuple[TemplateInfo, ...]:
+        return (TemplateInfo(name="lab", description="as in the make-believe world"),)
+
+    async def start(self, domain: str, intent: Intent) -> None:
+        if intent.redefine:
+            await self.redefine(domain, intent)
+        await self.prepare_start(domain, intent.committed.vector())
+        await self._call("start", domain=domain)
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        vcpus = math.ceil(intent.spec.nominal.cpu_cores)
+        await self._call("redefine", domain=domain, vcpus=vcpus, boot_mib=intent.boot_mib)
+        await self.prepare_start(domain, intent.committed.vector())
+
+    async def shut_down(self, domain: str, limit_s: float) -> str:
+        return str(await self._call("shut_down", domain=domain, limit_s=limit_s))
+
+    async def most(self, domain: str) -> ResourceVector:
+        return ResourceVector(*await self._call("most", domain=domain))
+
+    async def examine(self, domain: str) -> Candidate:
+        vcpus, boot_mib, memory_mib, shares, why_not = await self._call("examine", domain=domain)
+        return Candidate(vcpus, boot_mib, memory_mib, Before(cpu_shares=shares), why_not)
+
+    async def take_over(self, domain: str, intent: Intent) -> None:
+        await self._call("write_intent", domain=domain, intent=intent.model_dump_json())
+
+    async def give_back(self, domain: str, before: Before) -> None:
+        await self._call("give_back", domain=domain, shares=before.cpu_shares, quota=before.quota_per_cpu)
+
+    async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         nominal = intent.spec.nominal
         await self._call(
             "create",

@@ -96,7 +96,7 @@ class Conversation:
         self,
         guest: Guest,
         vcpus: int,
-        priority: Priority,
+        priority: Callable[[], Priority],
         held_mib: Callable[[], float],
         blame: Callable[[str], None],
         latency: Callable[[], float],
@@ -211,7 +211,7 @@ class Conversation:
             self._blame("CPU 0 was to go off line")
         if taken & guest.pinned:
             self._blame("a CPU with a pinned task was to go off line")
-        if taken and self._priority is Priority.FIXED:
+        if taken and self._priority() is Priority.FIXED:
             self._blame("a CPU of a fixed VM was to go off line")
         guest.online = {cpu for cpu in wanted if cpu < self._vcpus} | guest.secret
         failed = [{"cpu": cpu, "reason": "no such CPU"} for cpu in wanted if cpu >= self._vcpus]
@@ -219,7 +219,7 @@ class Conversation:
 
     def _application_deflate(self, params: Reply) -> Reply:
         guest, request_id = self._guest, params["request_id"]
-        if self._priority is Priority.FIXED:
+        if self._priority() is Priority.FIXED:
             self._blame("the application of a fixed VM was asked for its memory")
         answer = {"request_id": request_id, "expected_s": 0.5}
         if guest.application is Application.NONE:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Final
 
 from deflation.allocations import cpu_shares
+from deflation.lifecycle_messages import TemplateInfo
 from deflation.mechanisms import Finding, Mechanism
 from deflation.messages import VMSpec
 from deflation.resources import ResourceVector
-from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, JournalError, RequestRefused
-from hostagent.hypervisor import DomainState, DomainSummary, HostSideReading
-from hostagent.intents import Intent, Phase
-from hostagent.journal import Journal
+from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
+from hostagent.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
+from hostagent.intents import Before, Intent, Phase
 from hostagent.watch import OWNERS_S
+from tests.hostagent.local_fence import Faults as Faults
+from tests.hostagent.local_fence import Fence as Fence
+from tests.hostagent.local_fence import FencedJournal as FencedJournal
 from tests.hostagent.local_guest import Application, Guest
 from tests.hostagent.local_world import Domain, LocalWorld
 
@@ -26,96 +29,6 @@ LOOK_S: Final = 0.5
 STALLED_S: Final = 4.0
 TEMPLATE: Final = "lab"
 NOT_HERE: Final = (Mechanism.CPU_UNPLUG, Mechanism.DIMM)
-
-
-class Fence:
-    """Between an agent and all that lasts: after its death nothing of what it does comes through.
-
-    :attr:`calls_left` counts down at every durable call; at 0 the agent dies, before or after the call's effect.
-    """
-
-    def __init__(self) -> None:
-        self.dead = False
-        self.calls_left: int | None = None
-        self.after_effect = False
-
-    def before(self) -> None:
-        self._check()
-        if self.calls_left is not None:
-            self.calls_left -= 1
-            if self.calls_left <= 0 and not self.after_effect:
-                self.dead = True
-        self._check()
-
-    def after(self) -> None:
-        if self.calls_left is not None and self.calls_left <= 0:
-            self.dead = True
-        self._check()
-
-    def _check(self) -> None:
-        if self.dead:
-            raise HypervisorError("this agent has been killed")
-
-
-class FencedJournal(Journal):
-    """The journal of an agent that may die at any call; a full disk is an error of each."""
-
-    def __init__(self, directory: Path, fence: Fence, faults: Faults) -> None:
-        super().__init__(directory)
-        self._fence = fence
-        self._faults = faults
-
-    def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
-        self._fence.before()
-        if self._faults.disk_full:
-            raise JournalError("a core change could not be written: No space left on device")
-        super().add(machine, host, at, before, after, cause)
-        self._fence.after()
-
-    def grant(self, number: int, room: ResourceVector) -> None:
-        self._fence.before()
-        super().grant(number, room)
-        self._fence.after()
-
-    def revoke_budget(self) -> None:
-        self._fence.before()
-        super().revoke_budget()
-        self._fence.after()
-
-    def raise_epoch(self, epoch: int) -> None:
-        self._fence.before()
-        super().raise_epoch(epoch)
-        self._fence.after()
-
-
-class Faults:
-    """What is wrong with the hypervisor."""
-
-    def __init__(self) -> None:
-        self.disk_full = False
-        #: Until then every call fails: libvirtd is being restarted.
-        self.down_until = 0.0
-        #: So many calls of a method fail before they do anything, or time out and are carried out later.
-        self.refused: dict[str, int] = {}
-        self.late: dict[str, int] = {}
-
-    def clear(self) -> None:
-        self.disk_full, self.down_until = False, 0.0
-        self.refused.clear()
-        self.late.clear()
-
-    @property
-    def any(self) -> bool:
-        return self.disk_full or bool(self.refused or self.late or self.down_until)
-
-    @staticmethod
-    def take(counts: dict[str, int], method: str) -> bool:
-        if method not in counts:
-            return False
-        counts[method] -= 1
-        if counts[method] <= 0:
-            del counts[method]
-        return True
 
 
 class LocalHypervisor:
@@ -152,7 +65,7 @@ class LocalHypervisor:
         if spec.template != TEMPLATE:
             raise RequestRefused(400, f"there is no template {spec.template}", "vm.template")
 
-    async def create(self, domain: str, intent: Intent) -> None:
+    async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         def make() -> None:
             if domain in self._world.domains:
                 raise HypervisorError(f"domain {domain} exists already")
@@ -162,6 +75,47 @@ class LocalHypervisor:
             made.guest.application = self._world.random.choice(list(Application))
 
         await self._change("create", domain, make, CALL_LIMIT_S * 4)
+
+    def templates(self) -> tuple[TemplateInfo, ...]:
+        return (TemplateInfo(name=TEMPLATE),)
+
+    async def start(self, domain: str, intent: Intent) -> None:
+        def start() -> None:
+            found = self._ours(domain)
+            if found.state != "stopped":
+                raise HypervisorError("Requested operation is not valid: domain is already running")
+            _define(found, intent, intent.redefine)
+            found.start(self._world.now())
+            found.state = "paused"
+
+        await self._change("start", domain, start, CALL_LIMIT_S * 4)
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        await self._change("redefine", domain, lambda: _define(self._ours(domain), intent, True))
+
+    async def shut_down(self, domain: str, limit_s: float) -> str:
+        def shut_down() -> None:
+            found = self._world.find(domain)
+            self._judge_owner(domain, found)
+            found.state = "stopped"
+            found.hang_up()
+
+        await self._change("shut_down", domain, shut_down, CALL_LIMIT_S * 4)
+        return "its guest powered off"
+
+    async def most(self, domain: str) -> ResourceVector:
+        await self._ask("most")
+        found = self._world.running(domain)
+        return ResourceVector(cpu_cores=float(found.vcpus), memory_mib=found.boot_mib + found.device_mib)
+
+    async def examine(self, domain: str) -> Candidate:
+        raise HypervisorError("this world has no domains of others")
+
+    async def take_over(self, domain: str, intent: Intent) -> None:
+        raise HypervisorError("this world has no domains of others")
+
+    async def give_back(self, domain: str, before: Before) -> None:
+        raise HypervisorError("this world has no domains of others")
 
     async def resume(self, domain: str) -> None:
         def resume() -> None:
@@ -442,3 +396,14 @@ def make_domain(intent: Intent, now: float) -> Domain:
     domain.start(now)
     domain.guest.boots_until = now + 2.0
     return domain
+
+
+def _define(found: Domain, intent: Intent, anew: bool) -> None:
+    """What a domain comes up with when it is started."""
+    if anew:
+        again = make_domain(intent, 0.0)
+        found.vcpus, found.boot_mib, found.device_mib = again.vcpus, again.boot_mib, again.device_mib
+    size = intent.committed
+    quota = size.cpu_cores / found.vcpus
+    found.starts_quota = quota if quota < 1 else None
+    found.starts_plugged_mib = max(math.floor((size.memory_mib - found.boot_mib) / 2) * 2.0, 0.0)

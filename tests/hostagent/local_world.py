@@ -280,7 +280,7 @@ class LocalWorld:
         conversation = Conversation(
             domain.guest,
             domain.vcpus,
-            domain.priority,
+            lambda: domain.priority,
             held_mib,
             lambda what: self.blame(name, what),
             self.latency,

@@ -97,7 +97,7 @@ async def test_a_creation_that_fails_late_leaves_a_new_vm_of_the_name_alone(
     entered, go_on = asyncio.Event(), asyncio.Event()
     create = host.hypervisor.create
 
-    async def slow(domain: str, intent: Intent) -> None:
+    async def slow(domain: str, intent: Intent, xml: str | None = None) -> None:
         await create(domain, intent)
         entered.set()
         await go_on.wait()

@@ -35,6 +35,12 @@ ROUTES = {
     ("POST", "/v1/vms"): "operator",
     ("DELETE", "/v1/vms/{name}"): "operator",
     ("PUT", "/v1/vms/{name}/target"): "operator",
+    ("PUT", "/v1/vms/{name}/spec"): "operator",
+    ("POST", "/v1/vms/{name}/stop"): "operator",
+    ("POST", "/v1/vms/{name}/start"): "operator",
+    ("POST", "/v1/vms/{name}/release"): "operator",
+    ("POST", "/v1/adoptions"): "operator",
+    ("GET", "/v1/templates"): "viewer",
     ("POST", "/v1/reclaims"): "operator",
     ("POST", "/v1/reinflations"): "operator",
 }

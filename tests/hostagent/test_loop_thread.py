@@ -66,7 +66,7 @@ async def _guest(libvirt: StandIn, reader: asyncio.StreamReader, writer: asyncio
     end = cast(asyncio.StreamReader, SimpleNamespace(feed_data=writer.write, feed_eof=writer.close))
     domain = libvirt._domains[VM]
     priority: Any = "deflatable"
-    conversation = Conversation(guest, 3, priority, lambda: domain._held_mib, print, lambda: 0.0, end)
+    conversation = Conversation(guest, 3, lambda: priority, lambda: domain._held_mib, print, lambda: 0.0, end)
     with contextlib.suppress(asyncio.CancelledError):
         while line := await reader.readline():
             conversation.write(line)

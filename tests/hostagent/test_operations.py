@@ -10,7 +10,7 @@ import pytest
 
 from deflation.messages import VMOutcome
 from deflation.resources import COMPONENTS
-from hostagent import commands
+from hostagent import resuming
 from hostagent.agent import Agent
 from hostagent.host import Host
 from hostagent.hypervisor import DomainSummary
@@ -355,7 +355,7 @@ async def test_a_second_deletion_does_not_touch_a_new_vm_of_the_name(
 async def test_a_vm_whose_disk_cannot_be_made_is_no_longer_charged(
     command: Command, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(domain: str, intent: Intent) -> None:
+    async def fail(domain: str, intent: Intent, xml: str | None = None) -> None:
         raise FileNotFoundError("qemu-img")
 
     monkeypatch.setattr(host.hypervisor, "create", fail)
@@ -403,7 +403,7 @@ async def test_a_creation_is_gone_on_with_once_the_hypervisor_says_how_far_it_go
     # As a kill before the last write would leave it.
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
-    monkeypatch.setattr(commands, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(resuming, "ASK_AGAIN_S", 0.05)
     successor = make_agent(world, tmp_path)
     try:
         await successor.start()

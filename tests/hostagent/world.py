@@ -57,6 +57,10 @@ class Domain:
     findings: list[list[Any]] = field(default_factory=list)
     #: Applications with adapters, by name, with their resident MiB.
     applications: dict[str, float] = field(default_factory=dict)
+    #: The most memory that it can be given while it runs; 0: what it has now.
+    most_mib: float = 0.0
+    #: Why it cannot be adopted.
+    why_not: str = ""
 
     @property
     def bound_mib(self) -> float:
@@ -83,6 +87,8 @@ class World:
     least_available_mib: float = 1e9
     guests_answer: bool = True
     has_swap: bool = False
+    #: How often a domain that was off was started.
+    starts: int = 0
     _servers: list[asyncio.Server] = field(default_factory=list)
     _guests: dict[str, asyncio.Server] = field(default_factory=dict)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -178,6 +184,35 @@ class World:
     async def _do_resume(self, domain: str) -> None:
         found = self.domains[domain]
         found.state, found.resumed_with_quota = "running", found.quota
+
+    async def _do_redefine(self, domain: str, vcpus: int, boot_mib: float) -> None:
+        d = self.domains[domain]
+        d.vcpus, d.boot_mib = vcpus, boot_mib
+
+    async def _do_start(self, domain: str) -> None:
+        d = self.domains[domain]
+        assert d.state == "stopped", "a domain that runs cannot be started"
+        d.state, d.quota, d.balloon_mib, d.online = "paused", None, d.boot_mib, set(range(d.vcpus))
+        d.vcpu_seconds = [0.0] * d.vcpus
+        d.plugged_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
+        d.cache_mib = 0.0
+        self.starts += 1
+
+    async def _do_shut_down(self, domain: str, limit_s: float) -> str:
+        self.domains[domain].state = "stopped"
+        return f"its guest powered off within {limit_s:g} s"
+
+    async def _do_most(self, domain: str) -> list[float]:
+        d = self.domains[domain]
+        return [float(d.vcpus), d.most_mib or d.boot_mib + d.plugged_mib]
+
+    async def _do_examine(self, domain: str) -> list[Any]:
+        d = self.domains[domain]
+        return [d.vcpus, d.boot_mib, d.bound_mib, d.shares, d.why_not]
+
+    async def _do_give_back(self, domain: str, shares: int | None, quota: float | None) -> None:
+        d = self.domains[domain]
+        d.shares, d.quota, d.intent = shares or d.shares, quota, ""
 
     async def _do_destroy(self, domain: str) -> None:
         del self.domains[domain]

@@ -21,7 +21,7 @@ from deflation.messages import Operation, OperationState
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
 TOKEN = "clients"
-QUICK = AgentLimits(answer_s=5.0, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0)
+QUICK = AgentLimits(answer_s=5.0, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0, retry_s=0.05)
 
 #: Nobody is to lose the lead in a test because the machine is busy, but where that is the test.
 LEADERSHIP = LeadershipTimes(check_s=0.1, limit_s=20.0, release_s=30.0, pause_s=0.1)

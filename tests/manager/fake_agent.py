@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from pydantic import BaseModel
 
 from deflation.allocations import Priority, deflatable_capacity, free_capacity
 from deflation.budget_messages import Budget, BudgetStatus
@@ -24,6 +23,7 @@ from deflation.messages import (
     CoreChange,
     CreateCommand,
     HostReport,
+    HostTemplate,
     Operation,
     OperationState,
     Problem,
@@ -38,6 +38,7 @@ from deflation.messages import (
 from deflation.modes import HostMode
 from deflation.proportional import share_room, split_need
 from deflation.resources import ZERO, ResourceVector
+from tests.manager.fake_lifecycle import FakeLifecycle, json_answer, runs
 from tests.manager.outcomes import outcome_of
 
 AGENT_TOKEN = "agents"
@@ -63,7 +64,7 @@ class Trouble:
     refuses: int | None = None
 
 
-class FakeAgent:
+class FakeAgent(FakeLifecycle):
     """One host. ``start`` first, ``close`` last; ``die`` and ``revive`` in between keep the VMs and the port."""
 
     def __init__(self, host_id: str, overhead_mib: float = 100.0, **capacity: float) -> None:
@@ -71,8 +72,10 @@ class FakeAgent:
         self.capacity = ResourceVector(**capacity)
         self.overhead_mib = overhead_mib
         self.vms: dict[str, VMStatus] = {}
+        self.domains: dict[str, ResourceVector] = {}
         self.trouble = Trouble()
         self.mode = HostMode.ACTIVE
+        self.templates: tuple[HostTemplate, ...] | None = None
         self.mode_reason = ""
         #: (kind, name or "") of every command that was carried out, in order; and all that arrived.
         self.done: list[tuple[str, str]] = []
@@ -114,6 +117,7 @@ class FakeAgent:
         app.router.add_post("/v1/reclaims", self._reclaim)
         app.router.add_post("/v1/reinflations", self._reinflate)
         app.router.add_put("/v1/budget", self._budget)
+        self.add_lifecycle(app)
         self._server = TestServer(app, port=self._port)
         await self._server.start_server(shutdown_timeout=0.0)
         self._port = self._server.port
@@ -137,6 +141,9 @@ class FakeAgent:
         if self._server is not None:
             await self._server.close()
             self._server = None
+
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._operations
 
     def forget(self) -> None:
         self._operations.clear()
@@ -167,6 +174,7 @@ class FakeAgent:
             core_changes=tuple(self.changes),
             budget=Vector.of(self.budget),
             budget_number=self.budgets[-1].number if self.budgets else 0,
+            templates=self.templates,
         )
 
     def cores(self, name: str) -> float:
@@ -234,23 +242,23 @@ class FakeAgent:
         if self.trouble.mute:
             await self._ever.wait()
         if request.headers.get("Authorization") != f"Bearer {AGENT_TOKEN}":
-            return _json(Problem(error="wrong token", field=None), 401)
+            return json_answer(Problem(error="wrong token", field=None), 401)
         return await handler(request)
 
     async def _get_host(self, request: web.Request) -> web.Response:
-        return _json(self.report())
+        return json_answer(self.report())
 
     async def _get_operation(self, request: web.Request) -> web.Response:
         self.fence = self.fence.after(int(request.query.get("epoch", 0)))
         found = self._operations.get(request.match_info["id"])
         if found is None:
-            return _json(Problem(error="no such operation", field=None), 404)
+            return json_answer(Problem(error="no such operation", field=None), 404)
         if found[0].state is OperationState.RUNNING:
             self.polled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(float(request.query.get("wait_s", 0))):
                     await self._ever.wait()
-        return _json(found[0])
+        return json_answer(found[0])
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         command = CreateCommand.model_validate_json(await request.read())
@@ -272,6 +280,7 @@ class FakeAgent:
                 generation=1,
                 guest_connected=True,
                 boot_memory_mib=384,
+                template=spec.template,
             )
             self.add_change(spec.name, 0.0, initial.cpu_cores)
             return {"sentence": f"{spec.name} runs"}
@@ -294,7 +303,7 @@ class FakeAgent:
         command = Command.model_validate_strings(query, strict=False)
         if name not in self.vms and command.request_id not in self._operations:
             self.fence = self.fence.after(command.epoch, command.order)
-            return _json(Problem(error=f"no VM {name}", field="name"), 404)
+            return json_answer(Problem(error=f"no VM {name}", field="name"), 404)
         self.reasons[name] = request.query["reason"]
 
         def work() -> dict[str, Any]:
@@ -316,7 +325,7 @@ class FakeAgent:
         self.budget = ZERO
 
         def work() -> dict[str, Any]:
-            rows = [vm.allocation() for vm in self.vms.values()]
+            rows = [vm.allocation() for vm in self.vms.values() if vm.name not in command.exclude and runs(vm)]
             ended = self._resize(dict(split_need(rows, command.need.vector()).targets))
             freed = sum((o.before.vector().less(o.after.vector()) for o in ended["vms"]), ZERO)
             short = command.need.vector().less(freed)
@@ -330,7 +339,7 @@ class FakeAgent:
         command = ReinflateCommand.model_validate_json(await request.read())
 
         def work() -> dict[str, Any]:
-            rows = without_harvest([vm.allocation() for vm in self.vms.values()])
+            rows = without_harvest([vm.allocation() for vm in self.vms.values() if runs(vm)])
             rows = [row for row in rows if row.name in command.vms] if command.vms else rows
             room = self.free() if command.room is None else self.free().smaller(command.room.vector())
             return self._resize(share_room(rows, room))
@@ -340,15 +349,15 @@ class FakeAgent:
     async def _budget(self, request: web.Request) -> web.Response:
         budget = Budget.model_validate_json(await request.read())
         if budget.epoch < self.epoch or (self.budgets and budget.number <= self.budgets[-1].number):
-            return _json(Problem(error="an old epoch or number", field="number"), 409)
+            return json_answer(Problem(error="an old epoch or number", field="number"), 409)
         self.budgets.append(budget)
         self.budget = budget.room.vector()
-        rows = [vm.allocation() for vm in self.vms.values()]
+        rows = [vm.allocation() for vm in self.vms.values() if runs(vm)]
         # Without patience: that is the real agent's.
         mine = [row for row in rows if row.priority is Priority.HARVEST]
         self._resize(share_room(mine, self.free().smaller(self.budget.less(harvested(rows)))))
         held = harvested([vm.allocation() for vm in self.vms.values()])
-        return _json(BudgetStatus(number=budget.number, room=budget.room, held=Vector.of(held)))
+        return json_answer(BudgetStatus(number=budget.number, room=budget.room, held=Vector.of(held)))
 
     # --- operations ------------------------------------------------------------------------------------------------
 
@@ -363,24 +372,28 @@ class FakeAgent:
         self.arrived.append(kind)
         why, field = self.fence.refusal(command.epoch, command.order)
         if why:
-            return _json(Problem(error=why, field=field), 409)
+            return json_answer(Problem(error=why, field=field), 409)
         self.fence = self.fence.after(command.epoch, command.order)
         if self.trouble.refuses is not None:
-            return _json(Problem(error="refused by the test", field=None), self.trouble.refuses)
+            return json_answer(Problem(error="refused by the test", field=None), self.trouble.refuses)
         hangs = self.trouble.hangs_at == len(self.arrived)
         body = command.model_dump_json(exclude={"epoch", "order"})
         known = self._operations.get(command.request_id)
         if known is not None:
-            return _json(known[0], 202) if known[1] == body else _json(Problem(error="another body", field=None), 409)
+            return (
+                json_answer(known[0], 202)
+                if known[1] == body
+                else json_answer(Problem(error="another body", field=None), 409)
+            )
         if not hangs or self.trouble.carries_out:
             if problem is not None:
-                return _json(problem, 409)
+                return json_answer(problem, 409)
             self.bodies.append({"kind": kind, **command.model_dump(mode="json")})
             self._operations[command.request_id] = (self._operation(command, kind, name, work), body)
         if hangs:
             self.hanging.set()
             await self._ever.wait()
-        return _json(self._operations[command.request_id][0], 202)
+        return json_answer(self._operations[command.request_id][0], 202)
 
     def _operation(self, command: Command, kind: Any, name: str, work: Callable[[], dict[str, Any]]) -> Operation:
         operation = Operation(
@@ -428,7 +441,3 @@ class FakeAgent:
             if before.cpu_cores != after.cpu_cores:
                 self.add_change(name, before.cpu_cores, after.cpu_cores)
         return {"vms": tuple(outcomes), "sentence": f"resized {', '.join(sorted(targets)) or 'nothing'}"}
-
-
-def _json(body: BaseModel, status: int = 200) -> web.Response:
-    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")

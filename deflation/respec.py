@@ -1,0 +1,118 @@
+"""A VM's size when what it was sold changes: notify on decrease, ask on increase (docs/lifecycle.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deflation.allocations import Allocation, Priority
+from deflation.messages import Vector, VMSpec
+from deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
+
+#: What is not measured in whole units of this machine never limits a spec.
+_UNLIMITED = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Respec:
+    """How a running VM comes to a new spec."""
+
+    #: What counts from the end of the change on: the new spec as far as the running domain can take it.
+    now: VMSpec
+    #: The whole of it, where a restart is needed; None: ``now`` is all.
+    at_next_start: VMSpec | None
+    #: What counts while the size is being changed: wide enough for the old size and the new.
+    meanwhile: VMSpec
+    #: The size to reach.
+    target: ResourceVector
+    #: What is missing in the domain, in words; empty if nothing is.
+    why: str = ""
+
+
+def size_after(old: Allocation, new: Allocation) -> ResourceVector:
+    """The size that a VM has after a change of what it was sold.
+
+    Nominal that grows is given in full: the VM gets what was added on top of what it has. Then the size is brought into
+    the new range. A fixed VM has its nominal size, whatever it had.
+    """
+    if new.priority is Priority.FIXED:
+        return new.nominal
+    size = old.current + new.nominal.less(old.nominal)
+    return size.smaller(new.upper).larger(new.minimum)
+
+
+def respec(spec: VMSpec, new: VMSpec, current: ResourceVector, most: ResourceVector) -> Respec:
+    """Plan the change of a running VM's spec.
+
+    :param current: what the VM has now (its committed size).
+    :param most: CPU and memory that the running domain can be given at the most.
+    """
+    now, why = _within(spec, new, most)
+    meanwhile = _both(spec, now)
+    target = size_after(spec.allocation(current), now.allocation(now.nominal.vector()))
+    return Respec(now, new if now != new else None, meanwhile, target, why)
+
+
+def _within(spec: VMSpec, new: VMSpec, most: ResourceVector) -> tuple[VMSpec, str]:
+    """The part of a spec that a running domain can take, and what it cannot."""
+    room = most.with_component("disk_mib_s", _UNLIMITED).with_component("network_mib_s", _UNLIMITED)
+    old, wanted = spec.nominal.vector(), new.nominal.vector()
+    nominal, reasons = wanted, []
+    for component in COMPONENTS:
+        value = wanted[component]
+        if value > room[component] + TOLERANCE and value > old[component]:
+            value = max(room[component], min(old[component], value))
+            reasons.append(f"{component} above {value:g}")
+        if component not in ("cpu_cores", "memory_mib") and (value > 0) != (old[component] > 0):
+            # A limit that was never declared cannot be told apart from none while the domain runs.
+            value = old[component]
+            reasons.append(f"declaring {component}")
+        nominal = nominal.with_component(component, value)
+    ceiling = new.ceiling
+    if ceiling is not None:
+        upper = ceiling.vector()
+        lower = upper.smaller(room).larger(nominal)
+        if not upper.fits_in(lower):
+            reasons.append("the ceiling")
+        ceiling = Vector.of(lower)
+    boot_mib = min(spec.boot_memory_mib, nominal.memory_mib) if spec.boot_memory_mib is not None else None
+    changed = {
+        "nominal": Vector.of(nominal),
+        "minimum": Vector.of(new.minimum.vector().smaller(nominal)),
+        "ceiling": ceiling,
+        "boot_memory_mib": boot_mib if reasons else new.boot_memory_mib,
+    }
+    return new.model_copy(update=changed), " and ".join(reasons)
+
+
+def _both(old: VMSpec, new: VMSpec) -> VMSpec:
+    """Wide enough for both: no size on the way is outside of it, and nobody counts it as fixed before it is."""
+    priority = new.priority if new.priority is not Priority.FIXED else old.priority
+    if priority is Priority.FIXED:
+        priority = Priority.DEFLATABLE
+    floors = (old.asked_minimum(), new.asked_minimum())
+    uppers = ((old.ceiling or old.nominal).vector(), (new.ceiling or new.nominal).vector())
+    upper = uppers[0].larger(uppers[1])
+    harvest = priority is Priority.HARVEST
+    nominal = old.nominal.vector().larger(new.nominal.vector()) if harvest else upper
+    return new.with_minimum(floors[0].smaller(floors[1])).model_copy(
+        update={
+            "priority": priority,
+            "nominal": Vector.of(nominal),
+            "ceiling": Vector.of(upper) if harvest else None,
+        }
+    )
+
+
+def fallen_short(old: VMSpec, reached: ResourceVector) -> VMSpec:
+    """What a VM is sold as after a change that did not come to its end: what it was.
+
+    Where it has fallen below the old minimum on the way, as its new spec allowed, the minimum follows; so does the
+    nominal size of a fixed VM, which is never below it.
+    """
+    if old.priority is Priority.FIXED:
+        nominal = Vector.of(old.nominal.vector().smaller(reached))
+        sold = old.with_minimum(old.asked_minimum().smaller(nominal.vector()))
+        boot_mib = min(old.boot_memory_mib, nominal.memory_mib) if old.boot_memory_mib is not None else None
+        return sold.model_copy(update={"nominal": nominal, "boot_memory_mib": boot_mib})
+    floor = old.asked_minimum()
+    return old if floor.fits_in(reached) else old.with_minimum(floor.smaller(reached))

@@ -1,0 +1,176 @@
+"""Adopts domains that somebody else has made, and gives them back as they were (docs/lifecycle.md)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from deflation.allocations import Priority, check_sizes
+from deflation.explanations import DecisionKind
+from deflation.lifecycle_messages import ADOPTED_TEMPLATE, AdoptCommand, ReleaseCommand
+from deflation.messages import Operation, OperationState, Vector, VMSpec
+from deflation.modes import HostEvent
+from deflation.resources import ZERO, ResourceVector
+from hostagent.commands import Commands, comparable
+from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.history import sizes
+from hostagent.host import Host
+from hostagent.intents import Cause, Intent, Phase
+from hostagent.lifecycle_commands import NEAR, cause_for, cause_of, done, present
+from hostagent.resuming import GREETING_S, Resume
+from hostagent.vms import ManagedVM
+
+
+class AdoptionCommands:
+    """Takes commands about domains that were not made here."""
+
+    def __init__(self, host: Host, commands: Commands) -> None:
+        self._host = host
+        self._commands = commands
+
+    def resumed(self) -> dict[str, Resume]:
+        """How each kind is gone on with after a kill."""
+        return {"adopt": self._resume_adopt, "release": self._resume_release}
+
+    async def adopt(self, command: AdoptCommand) -> Operation:
+        """Look after a running domain of somebody else at the size that it has.
+
+        :raises RequestRefused: it cannot be looked after, the name is taken, or the slice has no room for it.
+        """
+        body = comparable(command)
+        await self._commands.follow(command)
+        operations = self._commands.operations
+        if known := operations.known(command.request_id, "adopt", body):
+            return known
+        try:
+            found = await self._host.hypervisor.examine(command.domain)
+        except DomainGone as error:
+            raise RequestRefused(404, f"there is no domain {command.domain} on this host", "domain") from error
+        if known := operations.known(command.request_id, "adopt", body):
+            return known
+        self._host.modes.check(HostEvent.CREATE)
+        there = self._host.vms.get(command.name)
+        if there is not None and there.domain == command.domain:
+
+            async def answer(operation: Operation) -> Operation:
+                return done(operation, f"{command.domain} is adopted already")
+
+            return operations.begin(command.request_id, "adopt", body, answer, vm=command.name)
+        if there is not None:
+            raise RequestRefused(409, f"there is a VM {command.name} on this host already", "name")
+        if found.why_not:
+            raise RequestRefused(409, f"{command.domain} cannot be adopted: {found.why_not}", "domain")
+        if command.priority is Priority.HARVEST:
+            raise RequestRefused(400, "priority: a domain is adopted as fixed or deflatable", "priority")
+        nominal = ResourceVector(cpu_cores=float(found.vcpus), memory_mib=float(int(found.memory_mib)))
+        check_sizes(command.priority, nominal, command.minimum.vector(), None)
+        spec = VMSpec(
+            name=command.name,
+            priority=command.priority,
+            nominal=Vector.of(nominal),
+            minimum=command.minimum,
+            template=ADOPTED_TEMPLATE,
+        )
+        row = spec.allocation(nominal, self._host.slice.vm_overhead_mib)
+        charges = sum((vm.allocation().charge for vm in self._host.vms.values()), ZERO)
+        # Its memory is in use already, so only the slice has to have room.
+        if not row.charge.fits_in(self._host.slice.capacity.less(charges)):
+            left = self._host.slice.capacity.less(charges)
+            raise RequestRefused(409, f"{row.charge} does not fit into what the slice has left ({left})", "domain")
+        cause = Cause(
+            request_id=command.request_id, kind="adopt", body=body, started_at=time.time(), before=Vector.of(nominal)
+        )
+        intent = Intent(
+            owner=self._host.slice.host_id,
+            spec=spec,
+            boot_mib=found.boot_mib,
+            generation=1,
+            phase=Phase.SETTLED,
+            target=spec.nominal,
+            committed=spec.nominal,
+            cause=cause,
+            adopted=found.before,
+        )
+        vm = self._host.adopt(command.domain, intent, running=True)
+
+        async def run(operation: Operation) -> Operation:
+            async with vm.lock:
+                try:
+                    await self._host.hypervisor.take_over(vm.domain, intent)
+                except BaseException:
+                    await self._host.drop(vm)
+                    raise
+                await self._host.record_change(vm.name, ZERO, nominal, operation.request_id)
+            vm.start()
+            sentence = f"{command.domain} is looked after as {vm.name} with {nominal}"
+            self._host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(nominal)})
+            self._host.changed.set()
+            return done(operation, sentence)
+
+        return operations.begin(command.request_id, "adopt", body, run, vm=command.name)
+
+    async def _resume_adopt(self, operation: Operation, vm: ManagedVM) -> Operation:
+        await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
+        vm.start()
+        return done(operation, f"{vm.domain} is looked after as {vm.name}")
+
+    async def release(self, name: str, command: ReleaseCommand) -> Operation:
+        """Give an adopted domain back: everything that was taken, its shares and its quota, and our metadata out of it.
+
+        :raises RequestRefused: no such VM, or it was not adopted.
+        """
+        body = comparable(command) | {"name": name}
+        await self._commands.follow(command)
+        operations = self._commands.operations
+        if known := operations.known(command.request_id, "release", body):
+            return known
+        vm = self._host.vm(name)
+        if vm.intent.adopted is None:
+            raise RequestRefused(409, f"{name} was made here: it can be deleted, not released", "name")
+        await self._host.sample()
+        if known := operations.known(command.request_id, "release", body):
+            return known
+
+        async def run(operation: Operation) -> Operation:
+            return await self._release(operation, vm, command.deadline_s, body)
+
+        return operations.begin(command.request_id, "release", body, run, vm=name)
+
+    async def _release(
+        self, operation: Operation, vm: ManagedVM, deadline_s: float, body: dict[str, Any] | None
+    ) -> Operation:
+        host = self._host
+        async with vm.lock:
+            present(host, vm)
+            row = vm.allocation()
+            outcomes = []
+            if vm.running and not row.nominal.fits_in(row.current):
+                if not host.fits(replace(row, current=row.nominal), row.charge):
+                    free = host.free()
+                    raise RequestRefused(409, f"{row.nominal} needs more than what is free ({free})", "name")
+                cause = cause_for(operation, body, row.current) if body is not None else cause_of(vm)
+                vm.plan(row.nominal, cause)
+                try:
+                    await vm.persist()
+                except HypervisorError:
+                    await vm.unplan()
+                    raise
+                outcomes.append(await host.resize_one(vm, deadline_s))
+                if not row.nominal.fits_in(vm.intent.committed.vector() + NEAR):
+                    sentence = f"{vm.name} was not given back: {outcomes[0].sentence}"
+                    return operation.model_copy(
+                        update={"state": OperationState.PARTIAL, "sentence": sentence, "vms": tuple(outcomes)}
+                    )
+            if vm.intent.adopted is not None:
+                await host.hypervisor.give_back(vm.domain, vm.intent.adopted)
+            await host.record_change(vm.name, row.nominal, ZERO, operation.request_id)
+            await host.drop(vm)
+        sentence = f"{vm.domain} is as it was when it was adopted, and nobody looks after it any more"
+        host.note(vm.name, DecisionKind.REMOVE, sentence, {})
+        return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence, "vms": tuple(outcomes)})
+
+    async def _resume_release(self, operation: Operation, vm: ManagedVM) -> Operation:
+        vm.start()
+        await vm.greeted(GREETING_S)
+        return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)

@@ -1,0 +1,161 @@
+"""A VM's lifecycle with a real guest: resize, stop, start, and a domain of somebody else adopted and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import libvirt
+import pytest
+
+from deflation.allocations import Priority
+from deflation.lifecycle_messages import PartialVector
+from deflation.messages import ManagedVM, Operation, OperationState, Vector, VMSpec
+from ebb.client import ManagerClient
+from hostagent.intents import NAMESPACE
+from tests.guests.conftest import RunningLab
+from tests.guests.test_demo import virsh
+
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
+
+NAME = "kept"
+NOMINAL = Vector(cpu_cores=2.0, memory_mib=640.0)
+SMALLER = PartialVector(cpu_cores=1.0, memory_mib=512.0)
+
+
+@contextlib.asynccontextmanager
+async def client_of(lab: RunningLab) -> AsyncIterator[ManagerClient]:
+    async with ManagerClient(lab.state.manager_url, lab.state.manager_token_file.read_text().strip()) as client:
+        yield client
+
+
+async def done(client: ManagerClient, operation: Operation) -> Operation:
+    ended = await client.wait(operation, limit_s=240)
+    assert ended.state is OperationState.DONE, ended.sentence
+    return ended
+
+
+async def connected(client: ManagerClient, name: str) -> ManagedVM:
+    async with asyncio.timeout(300):
+        while not (found := await client.vm(name)).guest_connected:
+            await asyncio.sleep(0.3)
+    return found
+
+
+async def resized(client: ManagerClient, **changes: Any) -> Operation:
+    """Until it is done: an emulated guest beside others does not answer in time each time it is asked."""
+    async with asyncio.timeout(300):
+        while True:
+            ended = await client.wait(await client.resize(NAME, **changes), limit_s=240)
+            if ended.state is OperationState.DONE:
+                return ended
+            assert ended.state is OperationState.PARTIAL, ended.sentence
+            assert "stays what it was" in ended.sentence
+
+
+def sizes(domain: str) -> tuple[int, int]:
+    """vCPUs and MiB that libvirt says a domain has now."""
+    root = ElementTree.fromstring(virsh("dumpxml", domain) or "")
+    vcpu, memory = root.find("vcpu"), root.find("currentMemory")
+    assert vcpu is not None
+    assert memory is not None
+    return int(vcpu.get("current") or vcpu.text or 0), int(memory.text or 0) // 1024
+
+
+def state_of(domain: str) -> str:
+    return (virsh("domstate", domain) or "").strip()
+
+
+async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: RunningLab) -> None:
+    async with client_of(lab) as client:
+        spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320.0))
+        await done(client, await client.create(spec, deadline_s=60))
+        host = (await client.vm(NAME)).host
+        domain = f"ebb-{host}.{NAME}"
+        try:
+            await connected(client, NAME)
+            await resized(client, nominal=SMALLER)
+            found = await client.vm(NAME)
+            assert (found.nominal.cpu_cores, found.current.memory_mib) == (1.0, 512.0)
+            assert (await asyncio.to_thread(sizes, domain))[1] == 512
+            grown = await resized(client, nominal=PartialVector(memory_mib=640.0))
+            assert (await client.vm(NAME)).current.memory_mib == 640.0, grown.sentence
+            await done(
+                client, await client.resize(NAME, priority=Priority.FIXED, minimum=PartialVector(memory_mib=0.0))
+            )
+            async with asyncio.timeout(60):
+                while "cpu_shares     : 200" not in (await asyncio.to_thread(virsh, "schedinfo", domain) or ""):
+                    await asyncio.sleep(0.3)
+            later = await resized(client, nominal=PartialVector(memory_mib=768.0))
+            assert "takes effect at its next start" in later.sentence
+            identity = await asyncio.to_thread(virsh, "domuuid", domain)
+
+            stopped = await done(client, await client.stop(NAME, limit_s=60))
+            assert "its guest powered off" in stopped.sentence
+            assert await asyncio.to_thread(state_of, domain) == "shut off"
+            assert (await client.vm(NAME)).state == "stopped"
+
+            await done(client, await client.start(NAME))
+            found = await connected(client, NAME)
+            assert (found.state, found.host, found.current.memory_mib) == ("running", host, 768.0)
+            assert await asyncio.to_thread(sizes, domain) == (1, 768)
+            assert await asyncio.to_thread(virsh, "domuuid", domain) == identity, "the very same domain"
+        finally:
+            await done(client, await client.delete(NAME))
+
+
+@pytest.fixture
+def foreign(lab: RunningLab) -> Iterator[str]:
+    """A domain that nobody of ours has made: a guest without a disk that stays in its boot loader."""
+    name = f"Foreign-{uuid.uuid4().hex[:8]}"
+    xml = f"""<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>2</vcpu>
+    <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+    <devices><controller type='usb' model='none'/><memballoon model='virtio'/></devices></domain>"""
+    connection = libvirt.open("qemu:///system")
+    domain = connection.defineXML(xml)
+    try:
+        domain.create()
+        yield name
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            domain.destroy()
+        with contextlib.suppress(libvirt.libvirtError):
+            domain.undefine()
+        connection.close()
+
+
+def quota_us(domain: str) -> int:
+    found = re.search(r"vcpu_quota\s*:\s*(-?\d+)", virsh("schedinfo", domain) or "")
+    assert found is not None
+    # libvirt prints what means no limit as an unsigned number.
+    return -1 if int(found[1]) > 10**15 else int(found[1])
+
+
+async def test_a_foreign_domain_is_adopted_throttled_and_given_back_untouched(lab: RunningLab, foreign: str) -> None:
+    async with client_of(lab) as client:
+        host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
+        before = (await asyncio.to_thread(virsh, "schedinfo", foreign), await asyncio.to_thread(state_of, foreign))
+        await done(client, await client.adopt(foreign, host, name="foreign", minimum=Vector(cpu_cores=0.5)))
+        released = False
+        try:
+            found = await client.vm("foreign")
+            assert (found.state, found.nominal) == ("running", Vector(cpu_cores=2.0, memory_mib=256.0))
+            assert NAMESPACE in (await asyncio.to_thread(virsh, "dumpxml", foreign) or "")
+            target = Vector(cpu_cores=1.0, memory_mib=256.0)
+            await done(client, await client.set_target("foreign", target, generation=found.generation + 1))
+            assert await asyncio.to_thread(quota_us, foreign) == 50_000
+            await done(client, await client.release("foreign"))
+            released = True
+            after = (await asyncio.to_thread(virsh, "schedinfo", foreign), await asyncio.to_thread(state_of, foreign))
+            assert after == before
+            for flag in ((), ("--inactive",)):
+                assert NAMESPACE not in (await asyncio.to_thread(virsh, "dumpxml", foreign, *flag) or "")
+            assert all(row.name != "foreign" for row in await client.vms())
+        finally:
+            if not released:
+                await client.wait(await client.delete("foreign"), limit_s=60)

@@ -1,0 +1,409 @@
+"""Stop, start, resize, migrate, adopt and release through the manager's API, with agents over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_manager.admin_fields import ADMIN_FIELDS, check_admin, needs_admin
+from deflation.messages import HostTemplate, OperationState, VMRequest
+from deflation.resources import ResourceVector
+from deflation.roles import Role
+from rest.access import PRINCIPAL
+from rest.errors import Refused
+from rest.tokens import principal
+from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_lifecycle import runs
+from tests.manager.lifecycle import ask, consistent, seen, send, watch_for_two
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """host-a with two low-priority VMs of 3 cores on its 6, and host-b, which has room for one."""
+    first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    second = FakeAgent("host-b", cpu_cores=4.0, memory_mib=1500.0)
+    async with cluster_of(tmp_path, first, second) as made:
+        for name in ("low-1", "low-2"):
+            assert (await made.create(vm(name), policy="first-fit")).host == "host-a"
+        yield made
+
+
+def agents(cluster: Cluster) -> tuple[FakeAgent, FakeAgent]:
+    first, second = cluster.agents
+    return first, second
+
+
+# --- stop and start --------------------------------------------------------------------------------------------------
+
+
+async def test_a_stopped_vm_keeps_its_name_and_host_and_its_room_is_shared(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await cluster.create(vm("high-1", "fixed", 3.0, 800.0), policy="first-fit")
+    assert first.cores("low-1") < 3.0
+    stopped = await ask(cluster, "low-2", "stop", limit_s=1.0)
+    assert (stopped.state, stopped.kind) == (OperationState.DONE, "stop")
+    assert first.cores("low-1") == 3.0, "what came free goes to the others"
+    row = await seen(cluster, "low-2")
+    assert (row["state"], row["host"], row["current"]["cpu_cores"]) == ("stopped", "host-a", 0.0)
+    status, problem = await send(cluster, "low-2", "stop", request_id="again")
+    assert (status, problem["error"]) == (409, "low-2 is stopped already")
+    await consistent(cluster)
+
+
+async def test_a_start_deflates_others_and_comes_up_at_its_committed_size(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await ask(cluster, "low-2", "stop")
+    await cluster.create(vm("high-1", "fixed", 2.0, 600.0), policy="first-fit")
+    started = await ask(cluster, "low-2", "start")
+    assert started.state is OperationState.DONE, started.sentence
+    assert first.cores("low-1") + first.cores("low-2") + first.cores("high-1") <= 6.0
+    assert runs(first.vms["low-2"])
+    assert [kind for kind, _ in first.done][-2:] == ["reclaim", "start"]
+    status, problem = await send(cluster, "low-2", "start", request_id="again")
+    assert (status, problem["error"]) == (409, "low-2 is running, not stopped")
+    await consistent(cluster)
+
+
+async def test_a_start_without_room_is_refused_and_what_was_taken_is_given_back(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await ask(cluster, "low-2", "stop")
+    await cluster.create(vm("high-1", "fixed", 5.4, 800.0), policy="first-fit")
+    refused = await ask(cluster, "low-2", "start")
+    assert refused.state is OperationState.FAILED
+    assert "low-2 stays off: host-a: short of" in refused.sentence
+    assert (await seen(cluster, "low-2"))["state"] == "stopped"
+    first.trouble.fails["start"] = "no such disk"
+    await cluster.delete("high-1")
+    failed = await ask(cluster, "low-2", "start", request_id="second")
+    assert (failed.state, failed.sentence) == (OperationState.FAILED, "low-2 stays off: no such disk")
+    first.trouble.fails.clear()
+    assert (await ask(cluster, "low-2", "start", request_id="third")).state is OperationState.DONE
+    await consistent(cluster)
+
+
+async def test_a_start_may_go_elsewhere_only_where_it_may_lose_its_disk(cluster: Cluster) -> None:
+    first, second = agents(cluster)
+    await ask(cluster, "low-2", "stop")
+    await cluster.create(vm("high-1", "fixed", 5.4, 800.0), policy="first-fit")
+    status, problem = await send(cluster, "low-2", "start", request_id="r1", anywhere=True)
+    assert (status, problem["field"]) == (409, "lose_disk")
+    moved = await ask(cluster, "low-2", "start", request_id="r2", anywhere=True, lose_disk=True)
+    assert moved.state is OperationState.DONE, moved.sentence
+    assert "low-2" not in first.vms
+    assert runs(second.vms["low-2"])
+    row = await seen(cluster, "low-2")
+    assert (row["state"], row["host"]) == ("running", "host-b")
+    await consistent(cluster)
+
+
+async def test_what_the_host_says_counts_where_an_answer_was_lost(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    first.trouble.hangs_at = len(first.arrived) + 1
+    assert (await send(cluster, "low-2", "stop"))[0] == 202
+    await first.hanging.wait()
+    first.trouble.mute = True
+    lost = await cluster.ended("stop-low-2")
+    assert lost.state is OperationState.FAILED
+    assert "may have been stopped" in lost.sentence
+    first.trouble.mute, first.trouble.hangs_at = False, None
+    await cluster.ready()
+    assert (await seen(cluster, "low-2"))["state"] == "stopped"
+    assert (await ask(cluster, "low-2", "start")).state is OperationState.DONE
+    await consistent(cluster)
+
+
+async def test_a_stop_by_its_owner_is_no_shrink_of_the_machine(cluster: Cluster) -> None:
+    await ask(cluster, "low-2", "stop")
+    await cluster.ready()
+    assert cluster.manager is not None
+    (newest, *_) = await cluster.manager.store.core_changes("low-2", 10)
+    assert (newest.change.cores_after, newest.by_owner) == (0.0, True)
+
+
+# --- resize ----------------------------------------------------------------------------------------------------------
+
+
+async def test_growing_asks_for_room_first_and_the_vm_itself_gives_nothing(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    grown = await ask(cluster, "low-1", "resize", nominal={"cpu_cores": 4.0})
+    assert grown.state is OperationState.DONE, grown.sentence
+    assert (first.cores("low-1"), first.cores("low-2")) == (4.0, 2.0)
+    assert [kind for kind, _ in first.done][-3:] == ["reclaim", "resize", "reinflate"]
+    assert first.bodies[-3]["exclude"] == ["low-1"]
+    row = await seen(cluster, "low-1")
+    assert (row["nominal"]["cpu_cores"], row["nominal"]["memory_mib"]) == (4.0, 1000.0)
+    await consistent(cluster)
+
+
+async def test_shrinking_is_done_first_and_the_others_are_told_afterwards(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await ask(cluster, "low-1", "resize", nominal={"cpu_cores": 4.0})
+    shrunk = await ask(cluster, "low-1", "resize", request_id="r2", nominal={"cpu_cores": 2.0})
+    assert shrunk.state is OperationState.DONE
+    assert (first.cores("low-1"), first.cores("low-2")) == (2.0, 3.0)
+    await consistent(cluster)
+
+
+async def test_a_resize_without_room_changes_nothing(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    before = {name: status.current for name, status in first.vms.items()}
+    refused = await ask(cluster, "low-1", "resize", nominal={"cpu_cores": 5.9})
+    assert refused.state is OperationState.FAILED
+    assert "low-1 stays what it is: host-a: short of" in refused.sentence
+    assert {name: status.current for name, status in first.vms.items()} == before
+    assert (await seen(cluster, "low-1"))["nominal"]["cpu_cores"] == 3.0
+    first.trouble.gives = {"low-2": 0.1}
+    short = await ask(cluster, "low-1", "resize", request_id="r2", nominal={"cpu_cores": 4.0})
+    assert short.state is OperationState.FAILED
+    assert "in layer hypervisor" in short.sentence
+    first.trouble.gives = {}
+    await cluster.until(lambda: _same(first, before))
+
+
+async def _same(agent: FakeAgent, before: dict[str, Any]) -> bool:
+    return {name: status.current for name, status in agent.vms.items()} == before
+
+
+async def test_minimum_and_priority_have_their_consequences(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await cluster.create(vm("high-1", "fixed", 3.0, 800.0), policy="first-fit")
+    assert first.cores("low-1") == 1.5
+    raised = await ask(cluster, "low-1", "resize", minimum={"cpu_cores": 2.0})
+    assert raised.state is OperationState.DONE
+    assert (first.cores("low-1"), first.cores("low-2")) == (2.0, 1.0)
+    fixed = await ask(cluster, "low-1", "resize", request_id="r2", priority="fixed", nominal={"cpu_cores": 2.4})
+    assert fixed.state is OperationState.DONE, fixed.sentence
+    assert (first.vms["low-1"].priority, first.cores("low-1")) == ("fixed", 2.4)
+    impossible = await ask(cluster, "low-2", "resize", request_id="r3", priority="fixed")
+    assert impossible.state is OperationState.FAILED
+    assert first.vms["low-2"].priority == "deflatable"
+    back = await ask(
+        cluster,
+        "low-1",
+        "resize",
+        request_id="r4",
+        priority="harvest",
+        ceiling={"cpu_cores": 5.0, "memory_mib": 1200.0},
+    )
+    assert back.state is OperationState.DONE
+    row = await seen(cluster, "low-1")
+    assert (row["priority"], row["ceiling"]["cpu_cores"]) == ("harvest", 5.0)
+    await consistent(cluster)
+
+
+async def test_what_the_running_domain_cannot_take_waits_for_its_next_start(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    first.most = ResourceVector(cpu_cores=3.0, memory_mib=1000.0)
+    said = await ask(cluster, "low-1", "resize", nominal={"cpu_cores": 4.0})
+    assert said.state is OperationState.DONE
+    row = await seen(cluster, "low-1")
+    assert row["nominal"]["cpu_cores"] == 3.0
+    assert row["at_next_start"]["nominal"]["cpu_cores"] == 4.0
+    assert (first.cores("low-1"), first.cores("low-2")) == (3.0, 3.0), "what was taken for it is given back"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "nominal"),
+        ({"nominal": {"cpu_cores": -1.0}}, "nominal.cpu_cores"),
+        ({"minimum": {"cpu_cores": 9.0}}, "minimum.cpu_cores"),
+        ({"ceiling": {"cpu_cores": 9.0}}, "ceiling"),
+        ({"nominal": {"memory_mib": 100.0}}, "nominal.memory_mib"),
+        ({"size": 3}, "size"),
+    ],
+)
+async def test_a_resize_that_makes_no_sense_is_refused_by_its_field(
+    cluster: Cluster, body: dict[str, Any], field: str
+) -> None:
+    first, _ = agents(cluster)
+    arrived = list(first.arrived)
+    status, problem = await send(cluster, "low-1", "resize", **body)
+    assert (status, problem["field"]) == (400, field)
+    assert first.arrived == arrived
+
+
+# --- migrate ---------------------------------------------------------------------------------------------------------
+
+
+async def fill(cluster: Cluster, agent: FakeAgent) -> None:
+    """A VM on the agent's host, so that there is no room without a deflation."""
+    for other in cluster.agents:
+        names = ("lab", "here") if other is agent else ("lab",)
+        other.templates = tuple(HostTemplate(name=name) for name in names)
+    await cluster.ready()
+    made = await cluster.create(vm("low-3", cpu_cores=3.0, memory_mib=900.0, template="here"))
+    assert made.host == agent.id
+
+
+async def test_a_migration_finds_room_first_and_never_runs_two(cluster: Cluster) -> None:
+    first, second = agents(cluster)
+    await fill(cluster, second)
+    status, problem = await send(cluster, "low-1", "migrate", host="host-b", request_id="r1")
+    assert (status, problem["field"]) == (409, "lose_disk")
+    both = watch_for_two(cluster.agents, "low-1")
+    moved = await ask(cluster, "low-1", "migrate", host="host-b", lose_disk=True)
+    assert moved.state is OperationState.DONE, moved.sentence
+    assert moved.sentence == "moved low-1 from host-a to host-b"
+    assert both == []
+    assert [kind for kind, _ in second.done][-2:] == ["reclaim", "create"]
+    assert [kind for kind, name in first.done if name == "low-1"] == ["create", "stop", "delete"]
+    await consistent(cluster)
+    row = await seen(cluster, "low-1")
+    assert (row["state"], row["host"]) == ("running", "host-b")
+
+
+async def test_a_shared_disk_needs_no_leave_to_be_lost(cluster: Cluster) -> None:
+    first, second = agents(cluster)
+    first.templates = second.templates = (HostTemplate(name="lab", shared_disk=True),)
+    await cluster.ready()
+    moved = await ask(cluster, "low-1", "migrate")
+    assert (moved.state, moved.host) == (OperationState.DONE, "host-b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"), [("create", "it does not boot"), ("stop", "the guest is stuck")], ids=["start", "stop"]
+)
+async def test_a_vm_that_cannot_move_runs_where_it_was(cluster: Cluster, kind: str, sentence: str) -> None:
+    first, second = agents(cluster)
+    (second if kind == "create" else first).trouble.fails[kind] = sentence
+    failed = await ask(cluster, "low-1", "migrate", lose_disk=True)
+    assert failed.state is OperationState.FAILED
+    assert sentence in failed.sentence
+    assert runs(first.vms["low-1"])
+    assert "low-1" not in second.vms
+    await consistent(cluster)
+
+
+async def test_a_migration_without_a_place_stops_nothing(cluster: Cluster) -> None:
+    first, second = agents(cluster)
+    await cluster.create(vm("high-1", "fixed", 3.5, 1300.0), policy="best-fit")
+    assert "high-1" in second.vms
+    failed = await ask(cluster, "low-1", "migrate", lose_disk=True)
+    assert failed.state is OperationState.FAILED
+    assert "stop" not in first.arrived
+    assert (await seen(cluster, "low-1"))["state"] == "running"
+
+
+async def test_a_start_whose_answer_is_lost_is_waited_for_and_not_tried_twice(cluster: Cluster) -> None:
+    _, second = agents(cluster)
+    both = watch_for_two(cluster.agents, "low-1")
+    second.trouble.hangs_at = len(second.arrived) + 1
+    assert (await send(cluster, "low-1", "migrate", lose_disk=True))[0] == 202
+    await second.hanging.wait()
+    second.trouble.mute = True
+
+    async def waiting() -> bool:
+        progress = (await cluster.get("/v1/operations/migrate-low-1"))["progress"]
+        return any("waiting for host-b" in sentence for sentence in progress)
+
+    await cluster.until(waiting)
+    assert (await cluster.get("/v1/vms/low-1"))["state"] == "migrating"
+    second.trouble.mute, second.trouble.hangs_at = False, None
+    moved = await cluster.ended("migrate-low-1")
+    assert moved.state is OperationState.DONE, moved.sentence
+    assert both == []
+    await consistent(cluster)
+
+
+async def test_a_vm_that_is_off_moves_and_starts_there(cluster: Cluster) -> None:
+    _, second = agents(cluster)
+    await ask(cluster, "low-1", "stop")
+    moved = await ask(cluster, "low-1", "migrate", lose_disk=True)
+    assert moved.state is OperationState.DONE
+    assert runs(second.vms["low-1"])
+    await consistent(cluster)
+
+
+async def test_a_migration_to_nowhere_is_refused(cluster: Cluster) -> None:
+    for host, status in (("host-a", 409), ("host-z", 404)):
+        answer = await send(cluster, "low-1", "migrate", host=host, lose_disk=True, request_id=f"to-{host}")
+        assert (answer[0], answer[1]["field"]) == (status, "host")
+    assert (await send(cluster, "nobody", "migrate", lose_disk=True))[0] == 404
+
+
+# --- adopt, release, templates, roles --------------------------------------------------------------------------------
+
+
+async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster: Cluster) -> None:
+    _, second = agents(cluster)
+    second.domains["Old_Web"] = ResourceVector(cpu_cores=3.0, memory_mib=900.0)
+    minimum = {"cpu_cores": 0.5, "memory_mib": 300.0}
+    body = {"request_id": "a1", "host": "host-b", "domain": "Old_Web", "minimum": minimum}
+    status, problem = await cluster.call("POST", "/v1/adoptions", json=body)
+    assert (status, problem["field"]) == (400, "name"), "the domain's name can be none of ours"
+    status, _ = await cluster.call("POST", "/v1/adoptions", json={**body, "name": "old-web"})
+    assert status == 202
+    assert (await cluster.ended("a1")).state is OperationState.DONE
+    row = await seen(cluster, "old-web")
+    assert (row["state"], row["host"], row["nominal"]["cpu_cores"]) == ("running", "host-b", 3.0)
+    high = await cluster.create(vm("high-1", "fixed", 3.0, 500.0), policy="best-fit")
+    assert high.state is OperationState.DONE
+    if high.host == "host-b":
+        assert second.cores("old-web") < 3.0
+    status, problem = await send(cluster, "old-web", "migrate", lose_disk=True)
+    assert (status, "adopted" in problem["error"]) == (409, True)
+    await cluster.delete("high-1")
+    released = await ask(cluster, "old-web", "release")
+    assert released.state is OperationState.DONE
+    assert (await cluster.call("GET", "/v1/vms/old-web"))[0] == 404
+    status, problem = await send(cluster, "low-1", "release")
+    assert (status, "not adopted" in problem["error"]) == (409, True)
+    await consistent(cluster)
+
+
+async def test_a_domain_that_cannot_be_adopted_leaves_its_name_free(cluster: Cluster) -> None:
+    body = {"request_id": "a1", "host": "host-b", "domain": "web"}
+    assert (await cluster.call("POST", "/v1/adoptions", json=body))[0] == 202
+    assert (await cluster.ended("a1")).state is OperationState.FAILED
+    assert (await cluster.call("GET", "/v1/vms/web"))[0] == 404
+
+
+async def test_a_vm_is_placed_only_where_its_template_is(cluster: Cluster) -> None:
+    first, second = agents(cluster)
+    first.templates = (HostTemplate(name="lab"),)
+    second.templates = (HostTemplate(name="lab"), HostTemplate(name="web"))
+    await cluster.ready()
+    made = await cluster.create(vm("web-1", cpu_cores=1.0, memory_mib=400.0, template="web"), policy="first-fit")
+    assert (made.state, made.host) == (OperationState.DONE, "host-b")
+    refused = await cluster.create(vm("web-2", cpu_cores=1.0, memory_mib=400.0, template="none"))
+    assert refused.state is OperationState.FAILED
+    assert "host-a has no template none, host-b has no template none" in refused.sentence
+    found = await cluster.get("/v1/hosts/host-a/templates")
+    assert found["templates"][0]["name"] == "lab"
+
+
+def test_xml_in_a_request_is_for_admins_only() -> None:
+    plain = VMRequest.model_validate({"request_id": "r", "vm": vm("a")})
+    xml = VMRequest.model_validate({"request_id": "r", "vm": vm("a", xml="<domain/>")})
+    assert (needs_admin(plain), needs_admin(xml)) == (None, "vm.xml")
+    assert needs_admin(xml) in ADMIN_FIELDS
+    sent: Any = {PRINCIPAL: principal("ci", Role.OPERATOR, "word")}
+    check_admin(sent, plain)
+    with pytest.raises(Refused) as refused:
+        check_admin(sent, xml)
+    assert (refused.value.status, "vm.xml needs the role admin" in str(refused.value)) == (403, True)
+    sent = {PRINCIPAL: principal("ops", Role.ADMIN, "word")}
+    check_admin(sent, xml)
+
+
+async def test_nothing_begins_beside_a_plan_that_is_at_work_on_the_vm(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    first.trouble.never_ends = True
+    assert (await send(cluster, "low-1", "stop"))[0] == 202
+    await first.polled.wait()
+    for verb in ("start", "resize", "migrate"):
+        status, problem = await send(cluster, "low-1", verb, **({"priority": "fixed"} if verb == "resize" else {}))
+        assert (status, problem["error"]) == (409, "low-1 is stopping: wait for operation stop-low-1")
+    assert (await cluster.call("DELETE", "/v1/vms/low-1?request_id=d"))[0] == 409
+    status, answer = await send(cluster, "low-1", "stop")
+    assert (status, answer["request_id"]) == (202, "stop-low-1"), "the same request is the same operation"
+    assert (await send(cluster, "low-1", "stop", limit_s=1.0))[0] == 409
+    first.end_pending()
+    assert (await cluster.ended("stop-low-1")).state is OperationState.DONE

@@ -1,0 +1,294 @@
+"""Domain XML of a request: what is allowed passes, and each way out of it is refused."""
+
+from __future__ import annotations
+
+import os
+import struct
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from hostagent.image_paths import check_files
+from hostagent.template_library import TemplateLibrary, sample
+from hostagent.templates import PACKAGED, DomainTemplate, TemplateError, render_domain
+from hostagent.xml_allow_list import FileUse, Rights, XMLRefused, check, parse
+
+RIGHTS = Rights(("/srv/images",))
+DISK = (
+    "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='/srv/images/web.qcow2'/>"
+    "<target dev='vda' bus='virtio'/></disk>"
+)
+GOOD = f"""<domain type='kvm'><name>web</name><title>A web server</title>
+<memory unit='MiB'>512</memory><vcpu placement='static'>2</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type>
+<kernel>/srv/images/vmlinuz</kernel><cmdline>console=ttyS0</cmdline></os>
+<features><acpi/><apic/></features><cpu mode='host-passthrough'><feature policy='disable' name='vmx'/></cpu>
+<clock offset='utc'><timer name='rtc' tickpolicy='catchup'/></clock><on_poweroff>destroy</on_poweroff>
+<devices>{DISK}<interface type='network'><source network='default'/><mac address='52:54:00:00:00:01'/>
+<model type='virtio'/></interface><serial type='pty'/><channel type='unix'>
+<target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+<memballoon model='virtio'/></devices></domain>"""
+
+
+def allowed(xml: str, rights: Rights = RIGHTS) -> tuple[FileUse, ...]:
+    return check(parse(xml), rights)
+
+
+def test_what_a_guest_needs_is_allowed() -> None:
+    assert allowed(GOOD) == (
+        FileUse("/srv/images/web.qcow2", "devices/disk/source", "qcow2"),
+        FileUse("/srv/images/vmlinuz", "os/kernel", "boot"),
+    )
+
+
+def with_device(device: str) -> str:
+    return GOOD.replace("</devices>", f"{device}</devices>")
+
+
+def in_domain(element: str, root: str = "<domain type='kvm'>") -> str:
+    return GOOD.replace("<domain type='kvm'>", root + element)
+
+
+QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
+ESCAPES = {
+    "emulator": with_device("<emulator>/tmp/evil</emulator>"),
+    "qemu-commandline": in_domain(
+        "<qemu:commandline><qemu:arg value='-drive'/></qemu:commandline>", f"<domain type='kvm' {QEMU}>"
+    ),
+    "qemu-override": in_domain("<qemu:override/>", f"<domain type='kvm' {QEMU}>"),
+    "default-namespace": GOOD.replace("<domain type='kvm'>", f"<domain type='kvm' {QEMU.replace(':qemu', '')}>"),
+    "prefixed-attribute": GOOD.replace("<domain type='kvm'>", f"<domain type='kvm' {QEMU} qemu:type='x'>"),
+    "hostdev": with_device("<hostdev mode='subsystem' type='pci'><source/></hostdev>"),
+    "filesystem": with_device("<filesystem type='mount'><source dir='/'/><target dir='r'/></filesystem>"),
+    "shmem": with_device("<shmem name='x'/>"),
+    "redirdev": with_device("<redirdev bus='usb' type='tcp'/>"),
+    "tpm": with_device("<tpm model='tpm-tis'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>"),
+    "host-random": with_device("<rng model='virtio'><backend model='random'>/dev/sda</backend></rng>"),
+    "egd-random": with_device("<rng model='virtio'><backend model='egd' type='tcp'/></rng>"),
+    "graphics": with_device("<graphics type='vnc' listen='0.0.0.0'/>"),
+    "sound": with_device("<audio id='1' type='file' path='/etc/cron.d/x'/>"),
+    "nvdimm": with_device("<memory model='nvdimm'><source><path>/etc/shadow</path></source></memory>"),
+    "disk-outside": GOOD.replace("/srv/images/web.qcow2", "/etc/shadow"),
+    "disk-climbs": GOOD.replace("/srv/images/web.qcow2", "/srv/images/../../etc/shadow"),
+    "disk-beside": GOOD.replace("/srv/images/web.qcow2", "/srv/images-of-others/web.qcow2"),
+    "disk-double-slash": GOOD.replace("/srv/images/web.qcow2", "//srv/images/web.qcow2"),
+    "disk-relative": GOOD.replace("/srv/images/web.qcow2", "web.qcow2"),
+    "disk-prefix-itself": GOOD.replace("/srv/images/web.qcow2", "/srv/images/"),
+    "disk-block": GOOD.replace("<disk type='file'", "<disk type='block'").replace("file='/srv", "dev='/srv"),
+    "disk-dir": GOOD.replace("<disk type='file'", "<disk type='dir'"),
+    "disk-network": GOOD.replace("<disk type='file'", "<disk type='network'"),
+    "disk-lun": GOOD.replace("device='disk'", "device='lun'"),
+    "disk-device-path": GOOD.replace("<source file='/srv/images/web.qcow2'/>", "<source dev='/dev/sda'/>"),
+    "disk-format-guessed": GOOD.replace("<driver name='qemu' type='qcow2'/>", ""),
+    "disk-other-format": GOOD.replace("type='qcow2'", "type='vmdk'"),
+    "backing-store": GOOD.replace(
+        "<target dev='vda'", "<backingStore type='file'><source file='/etc/shadow'/></backingStore><target dev='vda'"
+    ),
+    "backing-store-child": GOOD.replace(
+        "<target dev='vda'", "<backingStore><format type='raw'/></backingStore><target dev='vda'"
+    ),
+    "mirror": GOOD.replace("<target dev='vda'", "<mirror file='/etc/x'/><target dev='vda'"),
+    "disk-seclabel": GOOD.replace(
+        "<source file='/srv/images/web.qcow2'/>",
+        "<source file='/srv/images/web.qcow2'><seclabel model='dac' relabel='no'/></source>",
+    ),
+    "seclabel": in_domain("<seclabel type='none'/>"),
+    "kernel-outside": GOOD.replace("/srv/images/vmlinuz", "/boot/vmlinuz"),
+    "kernel-with-space": GOOD.replace("<kernel>/srv", "<kernel> /srv"),
+    "initrd-outside": GOOD.replace("<cmdline>", "<initrd>/etc/shadow</initrd><cmdline>"),
+    "loader": GOOD.replace("<cmdline>", "<loader type='pflash'>/etc/shadow</loader><cmdline>"),
+    "nvram": GOOD.replace("<cmdline>", "<nvram template='/etc/shadow'>/etc/x</nvram><cmdline>"),
+    "dtb": GOOD.replace("<cmdline>", "<dtb>/etc/shadow</dtb><cmdline>"),
+    "acpi-table": GOOD.replace("<cmdline>", "<acpi><table type='slic'>/etc/shadow</table></acpi><cmdline>"),
+    "firmware": GOOD.replace("<os>", "<os firmware='efi'>"),
+    "interface-bridge": GOOD.replace("type='network'", "type='bridge'"),
+    "interface-direct": GOOD.replace("type='network'", "type='direct'"),
+    "interface-ethernet": GOOD.replace("type='network'", "type='ethernet'"),
+    "interface-vhostuser": GOOD.replace("type='network'", "type='vhostuser'"),
+    "interface-script": GOOD.replace("<model type='virtio'/>", "<script path='/tmp/evil'/>"),
+    "interface-target": GOOD.replace("<model type='virtio'/>", "<target dev='eth0'/>"),
+    "interface-backend": GOOD.replace("<model type='virtio'/>", "<backend tap='/dev/net/tun'/>"),
+    "interface-filter": GOOD.replace("<model type='virtio'/>", "<filterref filter='x'/>"),
+    "serial-file": GOOD.replace("<serial type='pty'/>", "<serial type='file'><source path='/etc/cron.d/x'/></serial>"),
+    "serial-dev": GOOD.replace("<serial type='pty'/>", "<serial type='dev'><source path='/dev/tty0'/></serial>"),
+    "serial-log": GOOD.replace("<serial type='pty'/>", "<serial type='pty'><log file='/etc/x'/></serial>"),
+    "serial-tcp": GOOD.replace("<serial type='pty'/>", "<serial type='tcp'><source mode='bind'/></serial>"),
+    "channel-path": GOOD.replace(
+        "<channel type='unix'>", "<channel type='unix'><source mode='bind' path='/run/libvirt/libvirt-sock'/>"
+    ),
+    "channel-pipe": GOOD.replace("<channel type='unix'>", "<channel type='pipe'>"),
+    "metadata": in_domain("<metadata><e:intent xmlns:e='urn:ebbtide:intent:1'>{}</e:intent></metadata>"),
+    "resource": in_domain("<resource><partition>/machine</partition></resource>"),
+    "cputune": in_domain("<cputune><emulatorpin cpuset='0'/></cputune>"),
+    "huge-pages": in_domain("<memoryBacking><hugepages/></memoryBacking>"),
+    "launch-security": in_domain("<launchSecurity type='sev'/>"),
+    "sysinfo": in_domain("<sysinfo type='fwcfg'><entry name='x' file='/etc/shadow'/></sysinfo>"),
+    "lxc": GOOD.replace("type='kvm'", "type='lxc'"),
+    "text-between": GOOD.replace("<features>", "hello<features>"),
+    "doctype": "<!DOCTYPE domain>" + GOOD,
+    "entity": "<!DOCTYPE d [<!ENTITY x SYSTEM 'file:///etc/shadow'>]>" + GOOD.replace("A web server", "&x;"),
+    "billion-laughs": "<!DOCTYPE d [<!ENTITY a 'ha'><!ENTITY b '&a;&a;'>]>" + GOOD.replace("A web server", "&b;"),
+    "processing-instruction": "<?xml-stylesheet href='x'?>" + GOOD,
+    "other-encoding": "<?xml version='1.0' encoding='UTF-7'?>" + GOOD,
+    "not-a-domain": "<network><name>x</name></network>",
+    "not-xml": "domain: web",
+    "two-roots": GOOD + GOOD,
+    "too-many": GOOD.replace("<features>", "<features>" + "<pae/>" * 3000),
+}
+
+
+@pytest.mark.parametrize("name", list(ESCAPES))
+def test_each_way_out_is_refused(name: str) -> None:
+    assert ESCAPES[name] != GOOD, "the escape is not in the XML"
+    with pytest.raises(XMLRefused):
+        allowed(ESCAPES[name])
+
+
+def test_without_a_prefix_no_file_is_allowed() -> None:
+    with pytest.raises(XMLRefused, match="nowhere"):
+        allowed(GOOD, Rights())
+
+
+def qcow2(path: Path, backing: str = "", features: int = 0) -> Path:
+    """The header of an image, as far as anybody reads it."""
+    header = b"QFI\xfb" + struct.pack(">IQI", 3, 112 if backing else 0, len(backing))
+    header = header.ljust(72, b"\0") + struct.pack(">Q", features)
+    path.write_bytes(header.ljust(112, b"\0") + backing.encode())
+    return path
+
+
+def use(path: Path, form: str = "qcow2") -> tuple[FileUse, ...]:
+    return (FileUse(str(path), "devices/disk/source", form),)
+
+
+def test_an_image_with_its_backing_files_below_the_prefix_is_allowed(tmp_path: Path) -> None:
+    base = qcow2(tmp_path / "base.qcow2")
+    overlay = qcow2(tmp_path / "web.qcow2", "base.qcow2")
+    (tmp_path / "raw.img").write_bytes(b"anything")
+    prefixes = [str(tmp_path)]
+    assert check_files(use(base) + use(overlay) + use(tmp_path / "raw.img", "raw"), prefixes) == {str(base)}
+    assert check_files(use(qcow2(tmp_path / "abs.qcow2", str(base))), prefixes) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "backing",
+    ["/etc/passwd", "../secret.img", "json:{'driver':'file','filename':'/etc/passwd'}", "nbd:localhost:10809",
+     "file:/etc/passwd", "link.img", "nested.qcow2"],
+)  # fmt: skip
+def test_an_image_that_names_another_file_is_refused(tmp_path: Path, backing: str) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (tmp_path / "secret.img").write_bytes(b"secret")
+    (images / "link.img").symlink_to(tmp_path / "secret.img")
+    qcow2(images / "nested.qcow2", "../secret.img")
+    with pytest.raises(XMLRefused):
+        check_files(use(qcow2(images / "web.qcow2", backing)), [str(images)])
+
+
+def test_links_devices_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (tmp_path / "secret.img").write_bytes(b"secret")
+    (images / "link.img").symlink_to(tmp_path / "secret.img")
+    (images / "dir.img").symlink_to(tmp_path)
+    os.mkfifo(images / "fifo.img")
+    looping = qcow2(images / "loop.qcow2", "loop.qcow2")
+    for path in (images / "link.img", images / "dir.img" / "secret.img", images / "fifo.img", images / "none.img"):
+        with pytest.raises(XMLRefused):
+            check_files(use(path, "raw"), [str(images)])
+    with pytest.raises(XMLRefused, match="more than 16"):
+        check_files(use(looping), [str(images)])
+    with pytest.raises(XMLRefused, match="in another file"):
+        check_files(use(qcow2(images / "data.qcow2", features=4)), [str(images)])
+    (images / "short.qcow2").write_bytes(b"QFI")
+    with pytest.raises(XMLRefused, match="is no qcow2"):
+        check_files(use(images / "short.qcow2"), [str(images)])
+
+
+# --- templates -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lab", "lab-dimm", "lab-net"])
+def test_what_comes_with_the_agent_keeps_to_the_wider_list(name: str) -> None:
+    rendered = render_domain(DomainTemplate.load(name), sample(1024, 512))
+    check(parse(rendered), Rights(wide=True))
+    with pytest.raises(XMLRefused):
+        check(ElementTree.fromstring(rendered), RIGHTS)
+
+
+def template(directory: Path, name: str = "web", xml: str | None = None, facts: str | None = None) -> Path:
+    directory.chmod(0o755)
+    path = directory / f"{name}.xml"
+    path.write_text(xml or (PACKAGED / "lab.xml").read_text())
+    path.chmod(0o644)
+    if facts is not None:
+        path.with_suffix(".toml").write_text(facts)
+    return path
+
+
+def load(directory: Path) -> TemplateLibrary:
+    return TemplateLibrary.load((directory, PACKAGED), owner=os.getuid())
+
+
+def test_a_library_has_the_operators_templates_before_its_own(tmp_path: Path) -> None:
+    template(tmp_path, facts="description = 'a web server'\nshared_disk = true\nmost_cpu_cores = 4\n")
+    library = load(tmp_path)
+    assert [info.name for info in library.infos] == ["lab", "lab-dimm", "lab-net", "web"]
+    web = library.infos[-1]
+    assert (web.description, web.shared_disk) == ("a web server", True)
+    assert web.most is not None
+    assert web.most.cpu_cores == 4.0
+    assert library.get("web").name == "web"
+    with pytest.raises(TemplateError, match="not on this host"):
+        library.get("none")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "<emulator>/tmp/x</emulator>",
+        "<hostdev/>",
+        "<filesystem/>",
+        "<disk type='block'/>",
+        "<interface type='direct'/>",
+    ],
+)
+def test_a_template_with_what_is_not_allowed_keeps_the_agent_from_starting(tmp_path: Path, device: str) -> None:
+    template(tmp_path, xml=(PACKAGED / "lab.xml").read_text().replace("</devices>", f"{device}</devices>"))
+    with pytest.raises(TemplateError, match=r"web\.xml"):
+        load(tmp_path)
+
+
+def test_a_template_that_others_could_write_is_refused(tmp_path: Path) -> None:
+    path = template(tmp_path)
+    for mode in (0o664, 0o646):
+        path.chmod(mode)
+        with pytest.raises(TemplateError, match="can be written by others"):
+            load(tmp_path)
+    path.chmod(0o644)
+    tmp_path.chmod(0o777)
+    with pytest.raises(TemplateError, match="can be written by others"):
+        load(tmp_path)
+    tmp_path.chmod(0o755)
+    with pytest.raises(TemplateError, match="must belong to"):
+        TemplateLibrary.load((tmp_path,), owner=os.getuid() + 1)
+    path.rename(tmp_path.parent / "elsewhere.xml")
+    path.symlink_to(tmp_path.parent / "elsewhere.xml")
+    with pytest.raises(TemplateError, match="symbolic link"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["xml", "adopted", "Web", "a_b"])
+def test_names_that_mean_something_else_are_no_templates(tmp_path: Path, name: str) -> None:
+    template(tmp_path, name)
+    with pytest.raises(TemplateError, match="can be no template's name"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("facts", ["description = 3", "shared_disk = 'yes'", "most_cpu_cores = -1", "cores = 2", "= 1"])
+def test_facts_that_cannot_be_are_refused(tmp_path: Path, facts: str) -> None:
+    template(tmp_path, facts=facts)
+    with pytest.raises(TemplateError, match=r"web\.toml"):
+        load(tmp_path)
