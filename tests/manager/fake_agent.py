@@ -17,13 +17,11 @@ from pydantic import BaseModel
 from deflation.allocations import Priority, deflatable_capacity, free_capacity
 from deflation.budget_messages import Budget, BudgetStatus
 from deflation.harvest import harvested, without_harvest
-from deflation.ledger import Layer
 from deflation.messages import (
     Command,
     CoreChange,
     CreateCommand,
     HostReport,
-    LedgerRow,
     Operation,
     OperationState,
     Problem,
@@ -32,13 +30,13 @@ from deflation.messages import (
     ReportReply,
     TargetCommand,
     Vector,
-    VMOutcome,
     VMState,
     VMStatus,
 )
 from deflation.modes import HostMode
 from deflation.proportional import share_room, split_need
-from deflation.resources import COMPONENTS, ZERO, ResourceVector
+from deflation.resources import ZERO, ResourceVector
+from tests.manager.fake_outcomes import outcome_of
 
 AGENT_TOKEN = "agents"
 REPORT_S = 0.05
@@ -413,39 +411,10 @@ class FakeAgent:
             after = before.less(taken).larger(target.smaller(before)) + target.less(before)
             change = {"current": Vector.of(after), "generation": generation or vm.generation + 1, "held": held}
             self.vms[name] = vm.model_copy(update=change)
-            outcomes.append(_outcome(name, self.vms[name].generation, before, after, target))
+            outcomes.append(outcome_of(name, self.vms[name].generation, before, after, target))
             if before.cpu_cores != after.cpu_cores:
                 self.add_change(name, before.cpu_cores, after.cpu_cores)
         return {"vms": tuple(outcomes), "sentence": f"resized {', '.join(sorted(targets)) or 'nothing'}"}
-
-
-def _outcome(
-    name: str, generation: int, before: ResourceVector, after: ResourceVector, target: ResourceVector
-) -> VMOutcome:
-    rows = tuple(
-        LedgerRow(
-            layer=Layer.HYPERVISOR,
-            resource=component,
-            asked=before.less(target)[component],
-            promised=before.less(target)[component],
-            verified=before.less(after)[component],
-            seconds=0.0,
-            reason="" if after.fits_in(target) else "the balloon is stuck",
-        )
-        for component in COMPONENTS
-        if before.less(target)[component] > 0
-    )
-    return VMOutcome(
-        name=name,
-        generation=generation,
-        before=Vector.of(before),
-        after=Vector.of(after),
-        target=Vector.of(target),
-        shortfall=Vector.of(after.less(target)),
-        ledger=rows,
-        seconds=0.0,
-        sentence="resized",
-    )
 
 
 def _json(body: BaseModel, status: int = 200) -> web.Response:
