@@ -9,7 +9,8 @@ from pydantic import Field
 
 from cluster_manager.api_forms import LONGEST_DURATION_S, LONGEST_WAIT_S, MANAGER, answer
 from cluster_manager.errors import RequestError
-from deflation.messages import MachineRanking, Name, Operation, OperationState, RequestId
+from deflation.machine_messages import MachineRanking
+from deflation.messages import Name, Operation, OperationState, RequestId
 from deflation.pages import CoreChangePage, MachinePage, OperationPage
 from rest.descriptions import Parameter, describe
 from rest.pages import AFTER, LIMIT, key_of, page_of

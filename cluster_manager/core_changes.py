@@ -16,7 +16,8 @@ from cluster_manager.plans import VMPhase
 from cluster_manager.rows import StoredChange, StoredVM
 from cluster_manager.store import Store
 from deflation.allocations import Priority
-from deflation.messages import CoreChange, HostReport, MachineRanking
+from deflation.machine_messages import MachineRanking
+from deflation.messages import CoreChange, HostReport
 from task_matcher.prediction import WINDOW_S, Change, history_of, whole_cores
 from task_matcher.ranking import Machine, rank_machines
 

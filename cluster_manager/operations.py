@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -21,7 +20,6 @@ from cluster_manager.hosts import Host, Hosts
 from cluster_manager.performer import Performer
 from cluster_manager.placements import start_placement
 from cluster_manager.plans import (
-    ChooseHosts,
     Effect,
     Event,
     Finish,
@@ -40,7 +38,8 @@ from cluster_manager.plans import (
 from cluster_manager.readings import asked_of_hosts
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.rows import StoredPlan, StoredVM
-from cluster_manager.steps import Step, finish
+from cluster_manager.running_plans import Prepared, RunningPlan, defect
+from cluster_manager.steps import Step
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
 from cluster_manager.versions import ANY_VERSION, Precondition
@@ -57,31 +56,6 @@ BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STAR
 RETRY_S = 30.0
 #: Seconds between two looks at what a host's free room is for.
 SHARE_S = 2.0
-
-
-@dataclass(slots=True)
-class RunningPlan:
-    """A plan under way."""
-
-    plan: StoredPlan
-    #: Set after each step; replaced by a new one.
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    #: The host whose lock it holds.
-    holds: str | None = None
-
-    @property
-    def state(self) -> PlanState:
-        return self.plan.state
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A plan before its first action, with what becomes of its VM's row."""
-
-    state: PlanState
-    #: A new row; None: the VM has one.
-    row: StoredVM | None = None
-    phase: VMPhase | None = None
 
 
 class Operations:
@@ -319,7 +293,7 @@ class Operations:
                     raise
                 except Exception as error:
                     log.exception("plan failed by a defect of the manager", plan=plan_id, vm=running.state.vm)
-                    step = _defect(running.state, error)
+                    step = defect(running.state, error)
                 resumed = False
                 await self._save(running, step)
         except StoreError as error:
@@ -449,17 +423,3 @@ class Operations:
 def plan_id(kind: PlanKind, subject: str) -> str:
     """Readable, since it stands in the agents' logs and as the cause of core changes."""
     return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
-
-
-def _defect(state: PlanState, error: Exception) -> Step:
-    """The end of a plan that met a defect: whatever it may have left behind is owed."""
-    sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
-    step = finish(state, OperationState.FAILED, sentence)
-    if state.life is not None:
-        # Its host's reports say what became of it; what it has is never removed for a defect of ours.
-        step = step.also(SetVM(state.vm or "", VMPhase.RUNNING, state.life.home, sentence))
-    elif state.vm is not None and state.kind != "target":
-        step = step.also(SetVM(state.vm, VMPhase.FAILED, state.host, sentence, owed=state.host is not None))
-    if state.host is not None and not isinstance(state.instruction, ChooseHosts):
-        step = step.also(OweReinflation(state.host, True))
-    return step.also(Note("failed", state.vm, state.host, sentence))

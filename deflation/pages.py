@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from deflation.explanations import EventRow
-from deflation.messages import Body, CoreChange, HostStatus, MachineRanking, ManagedVM, Operation, VMStatus
+from deflation.machine_messages import MachineRanking
+from deflation.messages import Body, CoreChange, HostStatus, ManagedVM, Operation, VMStatus
 
 
 class Health(Body):

@@ -16,10 +16,10 @@ from deflation.allocations import Priority
 from deflation.explanations import Forecast, VMExplanation
 from deflation.health_messages import ManagerHealth, Readiness
 from deflation.instructions import Mode
+from deflation.machine_messages import MachineRanking
 from deflation.messages import (
     CoreChange,
     HostStatus,
-    MachineRanking,
     ManagedVM,
     ModeCommand,
     Operation,

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from deflation.messages import HostStatus, MachineRanking
+from deflation.machine_messages import MachineRanking
+from deflation.messages import HostStatus
 from deflation.modes import HostMode
 from ebb.commands.options import Json, Manager, TokenFile, ask
 from ebb.output import print_json, print_table, size

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from deflation.allocations import Priority
-from deflation.messages import CoreChange, LedgerRow, MachineRanking, Vector
+from deflation.machine_messages import MachineRanking
+from deflation.messages import CoreChange, LedgerRow, Vector
 from ebb.readings import Reading
 
 

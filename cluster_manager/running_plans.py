@@ -1,0 +1,50 @@
+"""A plan under way, and how one ends that met a defect."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from cluster_manager.plans import ChooseHosts, Note, OweReinflation, PlanState, SetVM, VMPhase
+from cluster_manager.rows import StoredPlan, StoredVM
+from cluster_manager.steps import Step, finish
+from deflation.messages import OperationState
+
+
+@dataclass(slots=True)
+class RunningPlan:
+    """A plan under way."""
+
+    plan: StoredPlan
+    #: Set after each step; replaced by a new one.
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The host whose lock it holds.
+    holds: str | None = None
+
+    @property
+    def state(self) -> PlanState:
+        return self.plan.state
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan before its first action, with what becomes of its VM's row."""
+
+    state: PlanState
+    #: A new row; None: the VM has one.
+    row: StoredVM | None = None
+    phase: VMPhase | None = None
+
+
+def defect(state: PlanState, error: Exception) -> Step:
+    """The end of a plan that met a defect: whatever it may have left behind is owed."""
+    sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
+    step = finish(state, OperationState.FAILED, sentence)
+    if state.life is not None:
+        # Its host's reports say what became of it; what it has is never removed for a defect of ours.
+        step = step.also(SetVM(state.vm or "", VMPhase.RUNNING, state.life.home, sentence))
+    elif state.vm is not None and state.kind != "target":
+        step = step.also(SetVM(state.vm, VMPhase.FAILED, state.host, sentence, owed=state.host is not None))
+    if state.host is not None and not isinstance(state.instruction, ChooseHosts):
+        step = step.also(OweReinflation(state.host, True))
+    return step.also(Note("failed", state.vm, state.host, sentence))
