@@ -174,7 +174,8 @@ class ChaosAgent(FakeAgent):
     async def _again(self, request: web.Request, handler: Handler) -> None:
         """Nobody hears this answer."""
         await asyncio.sleep(self._chance.uniform(0, self.weather.late_s))
-        await super()._guard(request, handler)
+        with contextlib.suppress(web.HTTPException):
+            await super()._guard(request, handler)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         weather, chance = self.weather, self._chance
