@@ -38,6 +38,7 @@ from ebb.client_lifecycle import new_request_id as new_request_id
 from ebb.errors import ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebb.event_stream import events_in
 from ebb.managers import ANSWER_S, Managers
+from ebb.request_paths import check_path
 from ebb.tls import tls_problem
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.
@@ -231,7 +232,8 @@ class ManagerClient(LifecycleCalls):
         """One operation, of the manager or of a host; waits up to ``wait_s`` seconds for its end."""
         query = {"wait_s": f"{wait_s:g}"}
         where = "/v1" if host is None else f"/v1/hosts/{host}"
-        return await self._one("GET", f"{where}/operations/{request_id}", Operation, query=query)
+        path = f"{where}/operations/{request_id}"
+        return await self._one("GET", path, Operation, query=query, held_s=wait_s)
 
     async def core_changes(
         self, machine: str | None = None, limit: int = 100, *, since: float | None = None
@@ -274,8 +276,9 @@ class ManagerClient(LifecycleCalls):
         if after is None:
             # A stream that breaks off before its first event must go on from here, too.
             after = next((event.id for event in await self.events(1)), 0)
-        failed = STREAM_ATTEMPTS
+        failed = 0 if self._managers.several else STREAM_ATTEMPTS
         while True:
+            url = self.url
             try:
                 async with self._stream("/v1/events/stream", query, {"Last-Event-ID": str(after)}) as answer:
                     if answer.status == 503:
@@ -291,7 +294,7 @@ class ManagerClient(LifecycleCalls):
                 self._managers.turn()
                 if failed > STREAM_ATTEMPTS:
                     why = str(error) or type(error).__name__
-                    raise ManagerUnreachable(f"no manager answers at {self.url}: {why}") from error
+                    raise ManagerUnreachable(f"no manager answers at {url}: {why}") from error
             await asyncio.sleep(STREAM_PAUSE_S)
 
     async def wait(
@@ -345,8 +348,9 @@ class ManagerClient(LifecycleCalls):
         query: dict[str, str] | None = None,
         body: BaseModel | None = None,
         headers: dict[str, str] | None = None,
+        held_s: float = 0.0,
     ) -> Model:
-        answer = await self._request(method, path, query=query, body=body, headers=headers)
+        answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
         try:
             return model.model_validate(answer)
         except ValidationError as error:
@@ -357,6 +361,7 @@ class ManagerClient(LifecycleCalls):
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._session is None:
             raise RuntimeError("ManagerClient is used outside of its context")
+        check_path(path)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=SILENT_STREAM_S)
         return self._session.get(self.url + path, params=query, headers=headers, timeout=limits)
 
@@ -368,10 +373,13 @@ class ManagerClient(LifecycleCalls):
         query: dict[str, str] | None = None,
         body: BaseModel | None = None,
         headers: dict[str, str] | None = None,
+        held_s: float = 0.0,
     ) -> Any:
         if self._session is None:
             raise RuntimeError("ManagerClient is used outside of its context")
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S if self._managers.several else REQUEST_TIMEOUT_S)
+        check_path(path)
+        answered_s = ANSWER_S if self._managers.several else REQUEST_TIMEOUT_S
+        timeout = aiohttp.ClientTimeout(total=answered_s + held_s)
         session, data = self._session, body.model_dump(mode="json") if body is not None else None
         options: dict[str, Any] = {"params": query, "json": data, "headers": headers, "timeout": timeout}
 
@@ -385,7 +393,9 @@ class ManagerClient(LifecycleCalls):
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if (why := tls_problem(url, error)) is not None:
                     raise ManagerUnreachable(f"no connection with {url}: {why}") from error
-                raise ManagerUnreachable(f"no manager answers at {url}: {error or type(error).__name__}") from error
+                raise ManagerUnreachable(
+                    f"no manager answers at {url}: {str(error) or type(error).__name__}"
+                ) from error
 
         return await self._managers.ask(once)
 

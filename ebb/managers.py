@@ -25,6 +25,9 @@ class Managers:
 
     def __init__(self, urls: str) -> None:
         self._urls = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()] or [urls]
+        if any("@" in url.split("://", 1)[-1].split("/", 1)[0] for url in self._urls):
+            # Not repeated here: it may hold a password.
+            raise EbbError("the manager's address must not hold a name or password: it takes a token, by --token-file")
 
     @property
     def url(self) -> str:

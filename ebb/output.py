@@ -44,6 +44,11 @@ def plain(data: Any) -> Any:
     return data
 
 
+def shown(text: str) -> str:
+    """Words of guests, hosts and other people, without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
     """Print rows under their headings; the sentence ``empty`` where there are none. Nothing is cut off in a pipe."""
     rows = list(rows)
@@ -57,7 +62,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(shown(str(cell))) for cell in row))
     console.print(table)
 
 
@@ -94,6 +99,7 @@ class Steps:
         """A step has begun or something was done."""
         if self._quiet:
             return
+        sentence = shown(sentence)
         line = Text(f"{self._clock() - self._begin_s:7.1f} s  {sentence}")
         if self._status is not None:
             self._status.update(Text(sentence))
@@ -102,4 +108,4 @@ class Steps:
 
 def print_error(sentence: str) -> None:
     """One error on stderr."""
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {shown(sentence)}", file=sys.stderr)

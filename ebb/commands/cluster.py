@@ -12,7 +12,7 @@ from deflation.machine_messages import MachineRanking
 from deflation.messages import HostStatus
 from deflation.modes import HostMode
 from ebb.commands.options import Json, Manager, TokenFile, ask
-from ebb.output import print_json, print_table, size
+from ebb.output import print_json, print_table, shown, size
 
 
 class HostState(StrEnum):
@@ -110,7 +110,7 @@ def health(
     """Whether the manager runs, and its role."""
     if ready:
         found = ask(manager, token_file, lambda client: client.readiness())
-        print_json(found) if json else print(found.sentence)
+        print_json(found) if json else print(shown(found.sentence))
         return
     alive = ask(manager, token_file, lambda client: client.health())
     print_json(alive) if json else print(f"the manager runs ({alive.role})")

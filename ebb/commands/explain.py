@@ -7,7 +7,7 @@ from deflation.messages import Vector
 from deflation.modes import HostMode
 from ebb.commands.options import Json, Manager, TokenFile, VMName, ask
 from ebb.commands.vms import amounts
-from ebb.output import clock, print_json, print_table, size
+from ebb.output import clock, print_json, print_table, shown, size
 
 
 def explain(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
@@ -23,7 +23,7 @@ def print_explanation(name: str, found: VMExplanation) -> None:
     """The sentence first; then sizes, layers, what helps, and what was decided."""
     told = found.explanation
     if told is None:
-        print(f"{name} is {found.state}: {found.sentence}")
+        print(shown(f"{name} is {found.state}: {found.sentence}"))
         print(f"its host's own word cannot be had: {found.unreachable}")
     else:
         _print_told(told)
@@ -33,7 +33,7 @@ def print_explanation(name: str, found: VMExplanation) -> None:
 
 
 def _print_told(told: Explanation) -> None:
-    print(told.sentence)
+    print(shown(told.sentence))
     if told.mode is not HostMode.ACTIVE:
         because = f" ({told.mode_reason})" if told.mode_reason else ""
         print(f"its host {told.vm.host} is {told.mode}{because}")

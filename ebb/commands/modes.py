@@ -14,7 +14,7 @@ from ebb.client import ManagerClient
 from ebb.commands.options import Json, Manager, TokenFile, ask
 from ebb.commands.vms import print_ledger
 from ebb.errors import EbbError, OperationFailed
-from ebb.output import Steps, print_json
+from ebb.output import Steps, print_json, shown
 
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")]
 Reason = Annotated[str, typer.Option(help="Why; shown wherever the mode is.")]
@@ -67,7 +67,7 @@ def _set(host: str, mode: HostMode, reason: str, manager: Manager, token_file: T
     if json:
         print_json(operation)
     else:
-        print(operation.sentence)
+        print(shown(operation.sentence))
         if operation.vms:
             print_ledger(operation)
     if operation.state is not OperationState.DONE:

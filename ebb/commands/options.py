@@ -24,12 +24,16 @@ Manager = Annotated[
         "--manager",
         envvar="EBB_MANAGER",
         metavar="URL[,URL]",
-        help="The manager's address, or several of which one leads; default: the lab's.",
+        help="The manager's address, or several of which one leads; with --token-file; default: the lab's.",
     ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option("--token-file", envvar="EBB_TOKEN_FILE", help="File with the manager's token; default: the lab's."),
+    typer.Option(
+        "--token-file",
+        envvar="EBB_TOKEN_FILE",
+        help="File with the manager's token; with --manager; default: the lab's.",
+    ),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most, newest first.")]
 VMName = Annotated[str, typer.Argument(metavar="NAME", help="The VM's name.")]
@@ -38,17 +42,23 @@ DeadlineS = Annotated[float, typer.Option(min=0, max=86400, help="Seconds that t
 
 def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
     """The client of the manager that the options name, else of the lab's. Raises EbbError."""
+    if (manager is None) != (token_file is None):
+        # The token of one manager is never sent to another.
+        raise EbbError("--manager and --token-file (EBB_MANAGER, EBB_TOKEN_FILE) need each other")
     if manager is None or token_file is None:
         try:
             state = Lab().state()
         except LabError as error:
             raise EbbError(f"{error}, or name a manager by --manager and --token-file") from error
-        manager = manager or state.manager_url
-        token_file = token_file or state.manager_token_file
+        manager, token_file = state.manager_url, state.manager_token_file
     try:
-        token = token_file.read_text().strip()
+        token = token_file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise EbbError(f"the token file {token_file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EbbError(f"the token file {token_file} is no text") from error
+    if not token or any(c.isspace() or not c.isprintable() for c in token):
+        raise EbbError(f"the token file {token_file} must hold one word")
     return ManagerClient(manager, token, tls=TLS_FILES.get().context())
 
 

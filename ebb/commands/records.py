@@ -15,7 +15,7 @@ from deflation.pages import Event
 from ebb.client import ManagerClient
 from ebb.commands.options import Json, Limit, Manager, TokenFile, ask
 from ebb.commands.vms import print_ledger
-from ebb.output import clock, print_json, print_table, text_of
+from ebb.output import clock, print_json, print_table, shown, text_of
 
 OfVM = Annotated[str | None, typer.Option("--vm", help="Only about this VM.")]
 OfHost = Annotated[str | None, typer.Option("--host", help="Only about this host.")]
@@ -92,7 +92,7 @@ def operation(
         return
     print_operations([found])
     for sentence in found.progress:
-        print(f"  {sentence}")
+        print(f"  {shown(sentence)}")
     if found.vms:
         print_ledger(found)
 
@@ -136,7 +136,7 @@ async def _follow(client: ManagerClient, limit: int, since: float | None, wanted
 
 def _print_event(event: Event, json: bool) -> None:
     line = text_of(event) if json else f"{clock(event.at)}  {event.kind:<12} {event.sentence}"
-    print(line, flush=True)
+    print(shown(line), flush=True)
 
 
 def core_changes(

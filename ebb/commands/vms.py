@@ -19,7 +19,7 @@ from deflation.rehearsals import Rehearsal
 from ebb.client import ManagerClient
 from ebb.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask
 from ebb.errors import EbbError, OperationFailed
-from ebb.output import Steps, print_json, print_table, size
+from ebb.output import Steps, print_json, print_table, shown, size
 
 Starter = Callable[[ManagerClient], Awaitable[Operation]]
 Cores = Annotated[float, typer.Option(help="Nominal CPU in cores.")]
@@ -172,7 +172,7 @@ def delete(
 
 def print_rehearsal(rehearsal: Rehearsal) -> None:
     """A dry run: the sentence, the hosts in their order, who would change."""
-    print(rehearsal.sentence)
+    print(shown(rehearsal.sentence))
     if rehearsal.hosts:
         rows = ((host.id, f"{host.fitness:.4f}", size(host.free), size(host.deflatable)) for host in rehearsal.hosts)
         print_table(("host", "fitness", "free", "deflatable"), rows, "")
@@ -233,7 +233,7 @@ def target(
 
 def print_forecast(forecast: Forecast) -> None:
     """A dry run: the sentence, then what each layer could do."""
-    print(f"dry run, nothing is changed: {forecast.sentence}")
+    print(shown(f"dry run, nothing is changed: {forecast.sentence}"))
     print_table(
         ("vm", "layer", "resource", "asked", "could", "reason"),
         (
@@ -275,7 +275,7 @@ def carry_out(manager: Manager, token_file: TokenFile, json: bool, start: Starte
     if json:
         print_json(operation)
     else:
-        print(operation.sentence)
+        print(shown(operation.sentence))
         if operation.vms:
             print_ledger(operation)
     if operation.state is not OperationState.DONE:
