@@ -107,8 +107,6 @@ class ChaosAgent(FakeAgent):
         self._chance = chance
         self._working: dict[str, tuple[str, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: VMs that an operator brought to a size since their host last gave room back.
-        self.held: set[str] = set()
         watch.agents.append(self)
 
     # --- life ------------------------------------------------------------------------------------------------------
@@ -119,9 +117,12 @@ class ChaosAgent(FakeAgent):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # What stands in a VM's intent is remembered: the operation that its present size comes from.
+        causes = {name: request_id for request_id, (o, _) in self._operations.items() for name in _vms_of(o)}
+        remembered = {request_id for name, request_id in causes.items() if name in self.vms}
         forgets = self._chance.random() < 0.5
         for request_id, (operation, _) in list(self._operations.items()):
-            if operation.state is not OperationState.RUNNING and forgets:
+            if operation.state is not OperationState.RUNNING and forgets and request_id not in remembered:
                 del self._operations[request_id]
         for request_id, (kind, name) in self._working.items():
             if self._chance.random() < 0.5:
@@ -264,14 +265,14 @@ class ChaosAgent(FakeAgent):
         self._operations[request_id] = (operation, self._operations[request_id][1])
         self._watch.carry_out(kind, request_id)
         self._look(kind, request_id)
-        if kind == "target":
-            self.held.add(name)
-        elif kind == "reinflate":
-            self.held.clear()
-        self.held &= set(self.vms)
 
     def _look(self, kind: str, request_id: str) -> None:
         self._watch.look(self, f"{kind} {request_id} on {self.id}")
+
+
+def _vms_of(operation: Operation) -> list[str]:
+    """The VMs that an operation touched."""
+    return [outcome.name for outcome in operation.vms] or [operation.vm or ""]
 
 
 def _hang_up(request: web.Request) -> web.StreamResponse:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deflation.allocations import Priority
 from deflation.proportional import share_room
+from deflation.undo import SMALLEST_GROWTH
 from tests.chaos.agent import ChaosAgent, Watch
 from tests.chaos.workload import Client
 
@@ -39,6 +41,14 @@ async def settled(database: Path, limit_s: float) -> list[tuple[Any, ...]]:
     return await asyncio.to_thread(unsettled, database)
 
 
+async def grown(agents: Sequence[ChaosAgent], limit_s: float) -> None:
+    """Give those that are deflated beside free room the time to grow: growth is patient."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while any(deflated_beside_room(agent) for agent in agents):
+                await asyncio.sleep(0.1)
+
+
 async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent], watch: Watch) -> list[str]:
     """Everything that is wrong, a sentence each."""
     found = [*watch.violations, *client.violations]
@@ -53,7 +63,7 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
         if phase != "running" and (phase != "failed" or host):
             found.append(f"{name} is {phase} on {host}: {why}")
     for agent in agents:
-        if not agent.held and (names := _deflated_beside_room(agent)):
+        if names := deflated_beside_room(agent):
             found.append(f"on {agent.id}, which has {agent.free()} free, {names} are still deflated")
     events = await asyncio.to_thread(
         rows, database, "SELECT vm, sentence FROM events WHERE kind IN ('preempting', 'preempted')"
@@ -69,15 +79,17 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
     return found
 
 
-def _deflated_beside_room(agent: ChaosAgent) -> list[str]:
-    """Those that a reinflation would bring nearer to nominal. A harvest VM beyond that is not deflated."""
-    rows_by_name = {vm.name: vm.allocation() for vm in agent.vms.values()}
-    wanted = share_room(list(rows_by_name.values()), agent.free())
+def deflated_beside_room(agent: ChaosAgent) -> list[str]:
+    """Deflatable VMs that what their host has free would make larger, by what is worth a resize."""
+    # One that an operator brought to its size is held there.
+    free_to_grow = [vm for vm in agent.vms.values() if vm.priority is Priority.DEFLATABLE and not vm.held]
+    lacking = [row for row in (vm.allocation() for vm in free_to_grow) if not row.nominal.fits_in(row.current)]
+    targets = share_room(lacking, agent.free())
     return [
-        name
-        for name, target in wanted.items()
-        for nominal, now, then in zip(rows_by_name[name].nominal, rows_by_name[name].current, target, strict=True)
-        if now < min(then, nominal)
+        row.name
+        for row in lacking
+        if row.name in targets
+        and any(gain >= least for gain, least in zip(targets[row.name].less(row.current), SMALLEST_GROWTH, strict=True))
     ]
 
 

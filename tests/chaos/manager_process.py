@@ -9,6 +9,7 @@ EBB_CHAOS_PATIENCE_S makes it wait longer for agents. A gate (:mod:`tests.chaos.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -20,11 +21,12 @@ from typing import Any
 
 import structlog
 
+from cluster_manager import growth, operations
 from cluster_manager import main as manager_main
-from cluster_manager import operations
 from cluster_manager.agents import Agents
 from cluster_manager.settings import AgentLimits, Settings
 from cluster_manager.store import Store
+from deflation.hysteresis import Pace
 from deflation.messages import Command, Operation
 from rest.gate import Gate
 from tests.chaos.gates import Gates
@@ -37,6 +39,7 @@ PATIENCE = "EBB_CHAOS_PATIENCE_S"
 LIMITS = AgentLimits(answer_s=0.8, absence_s=1.2, poll_s=0.3, pause_s=0.02, grace_s=1.0, start_stop_s=2.0)
 SILENT_AFTER_S = 1.5
 RETRY_S = 0.3
+PACE = Pace(hold_s=0.6, rest_s=0.6)
 
 
 def kill_at_record(number: int, before: bool) -> None:
@@ -99,6 +102,9 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     operations.RETRY_S = RETRY_S
+    operations.SHARE_S = RETRY_S
+    vars(growth)["FIRST_PAUSE_S"] = RETRY_S
+    vars(operations)["Growth"] = functools.partial(growth.Growth, PACE)
     if where := os.environ.get(RECORD):
         number, _, when = where.partition(":")
         kill_at_record(int(number), when == "before")

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.agent import CALM, ROUGH, Aim, ChaosAgent, Watch, Weather
-from tests.chaos.checks import settled, violations
+from tests.chaos.checks import grown, settled, violations
 from tests.chaos.manager_process import LIMITS
 from tests.chaos.process import ManagerProcess
 from tests.chaos.workload import Client
@@ -56,6 +56,7 @@ class Cluster:
         await self.client.finish(60)
         left = await settled(self.process.database, 20)
         assert not left, f"{when}: not settled: {left}"
+        await grown(self.agents, 20)
         for agent in self.agents:
             await agent.settle()
             await agent.send_report()
