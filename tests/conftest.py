@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from app_adapters import server
 
+#: What wants most of the machine, or whose times depend on it: one after another, in one of the two processes.
+ALONE = ("adapters", "chaos", "faults", "guests")
+TESTS = Path(__file__).parent
+
 # In CI the same examples every time: what fails there fails here, too. Everywhere else the search goes on at random.
 settings.register_profile("ci", derandomize=True, print_blob=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``-n 2 --dist loadgroup``: files stay together, and what is to be alone is one group."""
+    for item in items:
+        path = item.path.relative_to(TESTS)
+        alone = path.parts[0] in ALONE or item.get_closest_marker("guest") is not None
+        item.add_marker(pytest.mark.xdist_group("alone" if alone else str(path)))
 
 
 @pytest.fixture(autouse=True)
