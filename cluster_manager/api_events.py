@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
+import structlog
 from aiohttp import ClientConnectionResetError, web
 from pydantic import Field
 
@@ -14,9 +15,12 @@ from cluster_manager.api_records import HOST, SINCE, VM
 from cluster_manager.errors import StoreError
 from cluster_manager.event_feed import Listener
 from deflation.pages import Event, EventPage
+from rest.access import PRINCIPAL, still_known
 from rest.descriptions import Answer, Parameter, describe
 from rest.pages import AFTER, LIMIT
 from rest.parameters import parameters_of
+
+log = structlog.get_logger()
 
 STREAM: Final = "/v1/events/stream"
 #: Seconds between two signs of life, and what one write may take.
@@ -59,15 +63,17 @@ async def event_stream(request: web.Request) -> web.StreamResponse:
     response.content_type = "text/event-stream"
     try:
         await response.prepare(request)
-        await _write(response, ": Ebbtide events\n\n")
+        await _write(request, response, ": Ebbtide events\n\n")
         async for event in feed.listen(listener, after):
-            await _write(response, _text(event))
+            await _write(request, response, _text(event))
         while not listener.ended:
             if (news := await listener.next(HEARTBEAT_S)) is not None:
-                await _write(response, _text(news))
+                await _write(request, response, _text(news))
             elif not listener.ended:
-                await _write(response, ": still here\n\n")
-        await _write(response, f": ended, {listener.ended}\n\n")
+                await _write(request, response, ": still here\n\n")
+        await _write(request, response, f": ended, {listener.ended}\n\n")
+    except _TokenGone:
+        log.info("a stream of events ends: its token does not count any more", who=request[PRINCIPAL].name)
     except (TimeoutError, ClientConnectionResetError, StoreError):
         # A term that ends under a stream ends it, too: its client comes back with the last id that it has.
         # Whoever does not read any more is not waited for, nor is what it has not read.
@@ -78,7 +84,13 @@ async def event_stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _write(response: web.StreamResponse, text: str) -> None:
+class _TokenGone(Exception):
+    """The tokens were read again, and the reader's is not among them as it was."""
+
+
+async def _write(request: web.Request, response: web.StreamResponse, text: str) -> None:
+    if not still_known(request):
+        raise _TokenGone
     async with asyncio.timeout(WRITE_S):
         await response.write(text.encode())
 

@@ -16,6 +16,7 @@ from deflation.pages import HostPage
 from rest.descriptions import Parameter, describe
 from rest.pages import AFTER, LIMIT, key_of, page_of
 from rest.parameters import check_parameters, parameters_of
+from rest.settings import is_protected
 from rest.versions import IF_NONE_MATCH, UNCHANGED, answer_tagged, tagged
 
 #: What a host agent holds an answer back at the most, seconds.
@@ -45,6 +46,9 @@ async def take_report(request: web.Request) -> web.Response:
         raise RequestError(400, f"id: the report is of {report.id}, the path of {request.match_info['id']}", "id")
     if manager.settings.agent_tls is not None and not report.url.startswith("https://"):
         raise RequestError(400, "url: must begin with https://; this manager sends its token to no other", "url")
+    if not manager.settings.insecure and not is_protected(report.url):
+        sentence = "url: must begin with https://, or this manager be started with --insecure: it would send its token"
+        raise RequestError(400, sentence, "url")
     return answer(await manager.take_report(report, raw))
 
 

@@ -9,6 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 from cluster_manager.errors import SettingsError
 
 SCHEMES = ("postgresql", "postgres")
+#: Parameters of a URL: of the user, and of the key of a client certificate.
+_PASSWORDS = {"password", "sslpassword"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,10 @@ def database_of(text: str, password_file: Path | None = None) -> Database:
     except ValueError as error:
         raise SettingsError(f"--database is no URL: {error}") from error
     # The list of processes shows the command line to everybody on this machine.
-    if has_password or "password" in parse_qs(parts.query, keep_blank_values=True):
+    if has_password or _PASSWORDS & parse_qs(parts.query, keep_blank_values=True).keys():
         raise SettingsError(
-            "--database must not hold a password: put it into a file for --database-password-file, or into a passfile"
+            "--database must not hold a password: put it into a file for --database-password-file, or into a passfile; "
+            "that of a key (sslpassword) into a service file of libpq"
         )
     return PostgreSQL(text, _password(password_file) if password_file is not None else None)
 

@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--database-password-file", type=Path, help="password of the PostgreSQL user; without it as libpq finds one"
     )
-    parser.add_argument("--url", help="where clients reach this manager; default: http:// and what it listens on")
+    parser.add_argument("--url", help="where clients reach this manager; default: what it listens on")
     parser.add_argument(
         "--keep-days", type=float, default=Retention().age_s / DAY_S, metavar="DAYS",
         help="how long events, ended operations, ended VMs and core changes are kept; default: %(default)g",
@@ -150,6 +150,7 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         policy=options.policy,
         seed=options.seed,
         agent_tls=gate.calls,
+        insecure=options.insecure,
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
     )

@@ -54,6 +54,8 @@ class Settings:
     agents: AgentLimits = AgentLimits()
     #: For calls of host agents, which then are reached by HTTPS only. None: also HTTP, or by whom this machine trusts.
     agent_tls: ssl.SSLContext | None = None
+    #: Host agents beyond this machine may be called by plain HTTP, with the token that they share.
+    insecure: bool = False
     leadership: LeadershipTimes = field(default_factory=LeadershipTimes)
     retention: Retention = field(default_factory=Retention)
     #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.

@@ -32,7 +32,7 @@ async def leader_middleware(request: web.Request, handler: Handler) -> web.Strea
 def store_problem(request: web.Request, error: StoreError) -> web.Response:
     """A request that the store failed: the same request again, with its request id, is harmless."""
     if not isinstance(error, LostLeadership):
-        log.error("request failed by the store", method=request.method, path=request.path, why=str(error))
+        log.error("request failed by the store", method=request.method, path=request.rel_url.raw_path, why=str(error))
     elif not request.app[MANAGER].leadership.leads():
         return _refusal(request.app[MANAGER])
     return unavailable("the store does not answer; send the same request again")

@@ -27,7 +27,7 @@ from hostagent.template_library import TemplateLibrary
 from hostagent.templates import PACKAGED
 from rest.access import Rates
 from rest.errors import AccessError
-from rest.settings import AccessSettings, add_options, key_pair, settings_of
+from rest.settings import AccessSettings, add_options, is_protected, key_pair, settings_of
 
 EXAMPLE = """\
 example:
@@ -105,6 +105,9 @@ def _access(arguments: argparse.Namespace) -> AccessSettings:
     secret = caller is not None or arguments.manager_ca is not None
     if secret and not all(url.startswith("https://") for url in arguments.manager or ()):
         raise AccessError("--manager must begin with https:// where --manager-ca or --certificate is given")
+    for url in arguments.manager or ():
+        if not arguments.insecure and not is_protected(url):
+            raise AccessError(f"--manager {url} would get the token over plain HTTP: give https://, or --insecure")
     return replace(settings, server_ca=arguments.manager_ca, caller=caller)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 import aiohttp
 import structlog
@@ -16,6 +17,7 @@ from aiohttp.typedefs import Middleware
 
 from deflation.rates import Buckets, Rate
 from deflation.roles import OPEN_ROUTES, Role, allowed, covers, needed, same_kind
+from rest.addresses import counted
 from rest.errors import Refused
 from rest.problems import Handler
 from rest.tls import common_name, names
@@ -29,7 +31,7 @@ PRINCIPAL: Final = web.RequestKey("principal", Principal)
 
 _PEOPLE: Final = Rate(per_s=50.0, burst=200.0)
 _AGENTS: Final = Rate(per_s=20.0, burst=200.0)
-#: Strangers are told in the log, but cannot fill a disk with it.
+#: Who is refused is told in the log, but cannot fill a disk with it.
 _TOLD: Final = Rate(per_s=1.0, burst=10.0)
 
 
@@ -87,8 +89,9 @@ class Access:
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else None
             if route in OPEN_ROUTES:
-                self._count(f"address {request.remote}", "strangers")
+                self._count(f"address {counted(request.remote)}", "strangers")
             else:
+                request[_ACCESS] = self
                 request[PRINCIPAL] = self._admit(request, route)
             await self._take_body(request)
             return await handler(request)
@@ -105,23 +108,28 @@ class Access:
         caller = self._caller(request)
         if caller is None or not same_kind(caller.role, role):
             # Nobody without the right token learns even which paths exist.
-            self._count(f"address {request.remote}", "strangers")
+            self._count(f"address {counted(request.remote)}", "strangers")
             if not self._told.take("log", _TOLD, self._clock()):
-                log.warning("no right token", address=request.remote, method=request.method, path=request.path)
+                path = request.rel_url.raw_path
+                log.warning("no right token", address=request.remote, method=request.method, path=path)
             raise Refused(
                 401,
                 "the Authorization header must be 'Bearer' with the right token",
                 hdrs.AUTHORIZATION,
                 {hdrs.WWW_AUTHENTICATE: f'Bearer realm="ebbtide {"agents" if role is Role.AGENT else "clients"}"'},
             )
-        host = request.match_info.get("id") if role is Role.AGENT else None
-        # One token may serve all agents; a busy host must not use up what the others may send.
-        self._count(f"token {caller.name} {(host or '')[:40]}", "agents" if role is Role.AGENT else "people")
+        # Quoted, since it is repeated in sentences and the log: no name has anything to quote, an escape sequence has.
+        named = request.match_info.get("id") if role is Role.AGENT else None
+        host = quote(named) if named is not None else None
+        # One token may serve all agents; a busy host must not use up what the others may send. One that is bound has a
+        # single count, whatever hosts it names.
+        of = (caller.host or host or "")[:40]
+        self._count(f"token {caller.name} {of}", "agents" if role is Role.AGENT else "people")
         self._check_certificate(caller, request, host)
         if route is not None and not allowed(caller.role, request.method, route):
-            raise _forbidden(caller, request, f"{request.method} {request.path} needs the role {role}")
+            raise self._forbidden(caller, request, f"{request.method} {request.rel_url.raw_path} needs the role {role}")
         if caller.host is not None and host != caller.host:
-            raise _forbidden(caller, request, f"this token is of the host {caller.host}, the report of {host}")
+            raise self._forbidden(caller, request, f"this token is of the host {caller.host}, the report of {host}")
         return caller
 
     def _caller(self, request: web.Request) -> Principal | None:
@@ -134,9 +142,15 @@ class Access:
             return
         given = request.get_extra_info("peercert")
         if rules.name is not None and common_name(given) != rules.name:
-            raise _forbidden(caller, request, f"the client's certificate must have the common name {rules.name}")
+            raise self._forbidden(caller, request, f"the client's certificate must have the common name {rules.name}")
         if rules.of_host and host is not None and host not in names(given):
-            raise _forbidden(caller, request, f"the client's certificate must name the host {host}")
+            raise self._forbidden(caller, request, f"the client's certificate must name the host {host}")
+
+    def _forbidden(self, caller: Principal, request: web.Request, sentence: str) -> Refused:
+        if not self._told.take(f"refused {caller.name}", _TOLD, self._clock()):
+            path = request.rel_url.raw_path
+            log.warning("refused", who=caller.name, why=sentence, method=request.method, path=path)
+        return Refused(403, sentence)
 
     def _count(self, caller: str, kind: str) -> None:
         if self._rates is None:
@@ -165,6 +179,15 @@ class Access:
             raise Refused(400, "the body ends too early or is not what its headers say") from None
 
 
+#: Who let the request in; not set on open routes.
+_ACCESS: Final = web.RequestKey("access", Access)
+
+
+def still_known(request: web.Request) -> bool:
+    """For handlers that answer for long: the caller's token counts as it did when the request came."""
+    return request[PRINCIPAL] in request[_ACCESS].principals
+
+
 def require(request: web.Request, role: Role, what: str) -> None:
     """For handlers: what a request asks for in its body needs a role of its own.
 
@@ -181,8 +204,3 @@ def tokens_only(client_token: str, agent_token: str | None = None) -> Access:
     people = [principal("token-file", Role.ADMIN, client_token)] if client_token else []
     agents = [principal("agent-token-file", Role.AGENT, agent_token)] if agent_token else []
     return Access([*people, *agents])
-
-
-def _forbidden(caller: Principal, request: web.Request, sentence: str) -> Refused:
-    log.warning("refused", who=caller.name, why=sentence, method=request.method, path=request.path)
-    return Refused(403, sentence)

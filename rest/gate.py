@@ -7,6 +7,7 @@ import contextlib
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 
 import structlog
 from aiohttp import web
@@ -36,6 +37,7 @@ class Gate:
         self._settings = settings
         self._own = tuple(own)
         self._required = required
+        self._of_host = certificates.of_host
         self._ca = settings.server_ca or settings.client_ca
         self._caller = settings.caller or (settings.own if settings.client_ca is not None else None)
         mutual = settings.own is not None and settings.client_ca is not None
@@ -48,6 +50,7 @@ class Gate:
         self.server = self._server()
         #: For calls of the other daemon; None where no CA and no certificate is configured for them.
         self.calls = self._calls()
+        self._cas = {path: _bytes(path) for path in (settings.client_ca, settings.server_ca) if path is not None}
 
     @property
     def scheme(self) -> str:
@@ -64,8 +67,12 @@ class Gate:
         """Read the tokens file, certificates and keys.
 
         :returns: puts them into force, on the event loop's thread; connections that are there go on.
-        :raises AccessError: a file cannot be used.
+        :raises AccessError: a file cannot be used, or a CA is another one than at the start.
         """
+        for path, content in self._cas.items():
+            # A context forgets no CA: the one that was taken away would count as before.
+            if _bytes(path) != content:
+                raise AccessError(f"the CA {path} has changed; start the daemon again to use it")
         principals = Principals(self._principals())
         self._server()
         self._calls()
@@ -82,7 +89,12 @@ class Gate:
 
     def _principals(self) -> tuple[Principal, ...]:
         path = self._settings.tokens_file
-        return (*self._own, *(read_tokens(path) if path is not None else ()))
+        found = read_tokens(path) if path is not None else ()
+        if self._of_host and self._settings.client_ca is None and any(one.host is not None for one in found):
+            raise AccessError(
+                "a token bound to a host needs --client-ca: the manager sends hosts a token that is good for all"
+            )
+        return (*self._own, *found)
 
     def _server(self) -> ssl.SSLContext | None:
         settings = self._settings
@@ -90,6 +102,13 @@ class Gate:
 
     def _calls(self) -> ssl.SSLContext | None:
         return client_context(self._ca, self._caller) if self._ca is not None or self._caller is not None else None
+
+
+def _bytes(ca: Path) -> bytes:
+    try:
+        return ca.read_bytes()
+    except OSError as error:
+        raise AccessError(f"cannot use the CA certificate {ca}: {error.strerror or error}") from error
 
 
 @contextlib.asynccontextmanager

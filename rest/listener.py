@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from deflation.rates import Buckets, Rate
+from rest.addresses import counted
 
 log = structlog.get_logger()
 
@@ -40,7 +41,7 @@ class ConnectionLimits:
     """Of one server.
 
     :param in_all: open connections.
-    :param per_address: of those, from one address.
+    :param per_address: of those, from one address (:func:`rest.addresses.counted`).
     :param idle_s: for the head of a request, and for a pause between two; above the 15 s after which aiohttp's client
         gives up a connection that it does not use.
     :param handshake_s: for TLS.
@@ -153,7 +154,7 @@ class Listener:
                     self._tell("this machine", f"cannot accept: {error.strerror}")
                     await asyncio.sleep(_FULL_S)
                 continue
-            address = peer[0] if isinstance(peer, tuple) else ""
+            address = counted(peer[0] if isinstance(peer, tuple) else None)
             if why := self._full(address):
                 self._tell(address, why)
                 accepted.close()

@@ -44,7 +44,8 @@ def problem_middleware(daemon: str, known: Known) -> Middleware:
                 return answer
             if isinstance(error, InvalidField):
                 return answer_problem(problem_of(error), 400)
-            log.exception(f"request failed by a defect of the {daemon}", method=request.method, path=request.path)
+            path = request.rel_url.raw_path
+            log.exception(f"request failed by a defect of the {daemon}", method=request.method, path=path)
             return answer_problem(Problem(error=f"the {daemon} failed; its log says more", field=None), 500)
 
     return problems

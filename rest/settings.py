@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from deflation.errors import InvalidField
 from deflation.rates import Rate
@@ -119,6 +120,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_protected(url: str) -> bool:
+    """Whether what is sent to a URL can be read on this machine at the most: HTTPS, or loopback."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "https" or is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def _rate(per_s: float, burst: float, option: str) -> Rate:

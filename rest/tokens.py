@@ -71,6 +71,9 @@ class Principals:
                 found = one
         return found if token else None
 
+    def __contains__(self, one: Principal) -> bool:
+        return one in self._all
+
     def __len__(self) -> int:
         return len(self._all)
 

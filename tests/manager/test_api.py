@@ -286,7 +286,13 @@ async def test_a_fixed_vm_has_no_other_size(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"id": "host-b"}, "id"), ({"url": "file:///etc/passwd"}, "url"), ({"free": {"cpu_cores": -1}}, "free.cpu_cores")],
+    [
+        ({"id": "host-b"}, "id"),
+        ({"url": "file:///etc/passwd"}, "url"),
+        ({"url": "http://192.0.2.1:7101"}, "url"),
+        ({"url": "http://127.0.0.1:7101@example.org"}, "url"),
+        ({"free": {"cpu_cores": -1}}, "free.cpu_cores"),
+    ],
 )
 async def test_a_bad_report_is_refused(cluster: Cluster, changes: Any, field: str) -> None:
     report = {**cluster.agents[0].report().model_dump(mode="json"), **changes}

@@ -279,6 +279,22 @@ async def test_who_asks_too_often_waits_and_nobody_else_does(tmp_path: Path) -> 
         assert (await served.call("GET", "/v1/vms", "admin"))[0] == 200
 
 
+async def test_an_agent_gains_nothing_by_naming_other_hosts_and_fills_no_log(tmp_path: Path) -> None:
+    access = Access(principals(), Rates(people=SLOW, agents=Rate(0.01, 30.0), strangers=SLOW), clock=lambda: 0.0)
+    async with manager_with(tmp_path, access) as served:
+        with capture_logs() as logs:
+            paths = [f"/v1/hosts/h%1b[31m{number}/report" for number in range(31)]
+            statuses = [(await served.call("POST", path, "agent"))[0] for path in paths]
+            assert (await served.call("POST", "/v1/vms/%1b[31m/stop", "viewer"))[0] == 403
+            async with served.session.get(f"{served.url}/v1/vms/%1b[31m") as response:
+                assert response.status == 401
+    assert statuses == [403] * 30 + [429]
+    told = [entry for entry in logs if entry["event"] in ("refused", "no right token")]
+    assert [entry.get("who") for entry in told] == ["host-a"] * 10 + ["viewer", None]
+    # No terminal gets to see what a path spells.
+    assert not any("\x1b" in str(value) for entry in logs for value in entry.values())
+
+
 async def test_agents_with_one_token_are_counted_by_host(tmp_path: Path) -> None:
     shared = principal("agents", Role.AGENT, "shared")
     access = Access([shared], Rates(people=SLOW, agents=Rate(0.01, 1.0), strangers=SLOW))

@@ -37,6 +37,7 @@ def test_a_path_is_a_file_and_a_url_is_a_server(tmp_path: Path) -> None:
     [
         (f"postgresql://ebb:{SECRET}@db/ebb", "must not hold a password"),
         (f"postgresql://ebb@db/ebb?password={SECRET}", "must not hold a password"),
+        (f"postgresql://ebb@db/ebb?sslkey=a&sslpassword={SECRET}", "must not hold a password"),
         (f"mysql://ebb:{SECRET}@db/ebb", "must be a file or begin with postgresql://"),
     ],
 )

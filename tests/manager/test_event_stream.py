@@ -11,11 +11,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from cluster_manager import api_events, event_feed
+from cluster_manager.api import make_app
 from cluster_manager.event_feed import Listener
 from deflation.pages import Event
+from deflation.roles import Role
 from ebb.client import ManagerClient
+from rest.access import Access
+from rest.tokens import Principals, principal
 from tests.manager.cluster import TOKEN, Cluster, cluster_of
 
 
@@ -207,6 +212,29 @@ async def test_a_stream_that_cannot_be_is_refused_before_it_begins(
 
 async def test_without_a_token_there_is_no_stream(cluster: Cluster) -> None:
     assert (await cluster.call("GET", "/v1/events/stream", token="wrong"))[0] == 401
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_a_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+    monkeypatch.setattr(event_feed, "LOOK_S", 0.02)
+    monkeypatch.setattr(api_events, "HEARTBEAT_S", 0.05 if silent else 60.0)
+    people = [principal("leaving", Role.VIEWER, TOKEN), principal("staying", Role.VIEWER, "other")]
+    access = Access(people)
+    monkeypatch.setattr("tests.manager.cluster.make_app", lambda manager: make_app(manager, access))
+    async with cluster_of(tmp_path) as cluster:
+        async with stream_of(cluster) as stream:
+            await listening(cluster, 1)
+            # As SIGHUP does it; what is the same stays.
+            access.principals = Principals([principal("leaving", Role.VIEWER, TOKEN)])
+            await happen(cluster, "before")
+            assert told(await stream.events(1)) == ["before"]
+            with capture_logs() as logs:
+                access.principals = Principals(people[1:])
+                if not silent:
+                    await happen(cluster, "after")
+                assert "after" not in await stream.rest()
+        await listening(cluster, 0)
+    assert [entry["who"] for entry in logs if "a stream of events ends" in entry["event"]] == ["leaving"]
 
 
 async def test_the_client_follows_over_a_restart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

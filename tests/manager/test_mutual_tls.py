@@ -294,6 +294,25 @@ async def test_new_certificates_and_tokens_come_into_force_without_a_restart(pai
     assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client(), TOKEN))[0] == 200
 
 
+@pytest.mark.parametrize("which", ["client_ca", "server_ca"])
+def test_a_ca_that_was_replaced_is_said_and_nothing_is_read(tmp_path: Path, which: str) -> None:
+    pki, other = Pki(tmp_path / "pki"), Pki(tmp_path / "other")
+    other.pair("unused")
+    own = pki.pair("ebb-manager")
+    settings = {
+        "client_ca": AccessSettings(own=own, client_ca=pki.ca),
+        "server_ca": AccessSettings(own=own, server_ca=pki.ca),
+    }[which]
+    gate = Gate(settings, [], Certificates(), required=False)
+    gate.read_again()
+    pki.ca.write_bytes(other.ca.read_bytes())
+    with pytest.raises(AccessError, match=r"the CA .*ca\.pem has changed; start the daemon again to use it"):
+        gate.read_again()
+    pki.ca.unlink()
+    with pytest.raises(AccessError, match="cannot use the CA certificate"):
+        gate.read_again()
+
+
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     pki = Pki(tmp_path / "pki")
     own = pki.pair("ebb-manager")

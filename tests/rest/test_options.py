@@ -72,6 +72,8 @@ def test_what_is_not_safe_or_not_whole_is_refused_in_one_line(
     [
         (["--listen", "0.0.0.0:7999", "--insecure"], "give --url"),
         (["--manager", "http://127.0.0.1:1", "--manager-ca", "x"], "--manager must begin with https://"),
+        (["--manager", "https://192.0.2.1:1", "--manager", "http://192.0.2.2:1"], "http://192.0.2.2:1 would get"),
+        (["--manager", "http://127.0.0.1:1@example.org"], "over plain HTTP: give https://, or --insecure"),
         (["--certificate", "x"], "--certificate and --key need each other"),
     ],
 )
@@ -85,6 +87,23 @@ def test_an_agent_that_could_not_be_called_or_would_leak_does_not_start(
 
 def test_one_token_for_people_and_agents_is_refused(refusal: Refusal) -> None:
     assert "have the same token" in refusal("ebb-manager", ["--agent-token-file", "token"])
+
+
+def test_a_token_of_one_host_is_refused_where_each_host_learns_the_one_of_all(refusal: Refusal, tmp_path: Path) -> None:
+    entry = f'[[token]]\nname = "a"\nrole = "agent"\nsha256 = "{"0" * 64}"\nhost = "host-a"\n'
+    (tmp_path / "tokens").write_text(entry)
+    assert "a token bound to a host needs --client-ca" in refusal("ebb-manager", ["--tokens-file", "tokens"])
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost", "https://192.0.2.1"])
+def test_an_agent_calls_its_own_machine_or_by_tls(url: str) -> None:
+    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--manager", url]
+    hostagent.main._access(hostagent.main._parser().parse_args(needed))
+
+
+def test_an_agent_that_is_told_so_calls_by_plain_http() -> None:
+    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--manager", "http://192.0.2.1"]
+    hostagent.main._access(hostagent.main._parser().parse_args([*needed, "--insecure"]))
 
 
 def test_a_manager_needs_somebody_to_listen_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
