@@ -94,7 +94,7 @@ class Lifecycle:
                 problem = problem_of(error)
                 raise RequestError(400, problem.error, problem.field) from error
             state = start_resize(plan_id("resize", name), request.request_id, name, host, spec, request.deadline_s)
-            return Prepared(state)
+            return Prepared(state, phase=row.phase)
 
         return await self._begin("resize", name, request, prepare)
 
@@ -163,7 +163,8 @@ class Lifecycle:
             if row.spec.template != ADOPTED_TEMPLATE:
                 raise RequestError(409, f"{name} was not adopted: it can be deleted, not released", "name")
             new_id = plan_id("release", name)
-            return Prepared(start_release(new_id, request.request_id, name, host, request.deadline_s))
+            state = start_release(new_id, request.request_id, name, host, request.deadline_s)
+            return Prepared(state, phase=row.phase)
 
         return await self._begin("release", name, request, prepare)
 
@@ -180,6 +181,8 @@ class Lifecycle:
         precondition(row)
         if row.phase in BUSY:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        if (other := self._operations.changing(name)) is not None:
+            raise RequestError(409, f"{name} is being changed: wait for operation {other}", "name")
         return row
 
     def _ready(self, row: StoredVM) -> str:
