@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_manager.errors import RequestError
 from cluster_manager.hosts import Hosts
-from cluster_manager.lifecycle import spec_of, start_adoption, start_release, start_resize, start_start, start_stop
+from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_resize, start_start, start_stop
 from cluster_manager.migrations import start_migration
 from cluster_manager.operations import BUSY, Operations, plan_id
 from cluster_manager.plans import VMPhase
@@ -203,14 +203,9 @@ class Lifecycle:
     def _sold(self, row: StoredVM) -> VMSpec:
         """What the VM is sold as: the host's word counts where the answer to an earlier change was lost."""
         reported = self._hosts.vm(row.host, row.name)
-        if reported is None:
-            return row.spec
-        if reported.at_next_start is not None:
+        if reported is not None and reported.at_next_start is not None:
             return reported.at_next_start.model_copy(update={"xml": row.spec.xml, "template": row.spec.template})
-        if reported.nominal == row.spec.nominal and reported.priority is row.spec.priority:
-            return row.spec
-        changed = {"xml": row.spec.xml, "template": row.spec.template, "boot_memory_mib": row.spec.boot_memory_mib}
-        return spec_of(reported).model_copy(update=changed)
+        return sold_as(row.spec, reported)
 
     def _check_target(self, name: str, home: str, host: str) -> None:
         if host == home:
