@@ -114,6 +114,10 @@ async def test_what_the_host_says_counts_where_an_answer_was_lost(cluster: Clust
     first.trouble.mute, first.trouble.hangs_at = False, None
     await cluster.ready()
     assert (await seen(cluster, "low-2"))["state"] == "stopped"
+    listed = {
+        s: [vm["name"] for vm in (await cluster.get(f"/v1/vms?state={s}"))["vms"]] for s in ("running", "stopped")
+    }
+    assert listed == {"running": ["low-1"], "stopped": ["low-2"]}
     assert (await ask(cluster, "low-2", "start")).state is OperationState.DONE
     await consistent(cluster)
 
