@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from cluster_manager.making_room import (
     again,
     concluded,
@@ -46,8 +48,9 @@ from cluster_manager.plans import (
     VMPhase,
 )
 from cluster_manager.steps import Step, instruct, unexpected
+from deflation.errors import InvalidField
 from deflation.lifecycle_messages import ADOPTED_TEMPLATE, AdoptRequest
-from deflation.messages import OperationState, VMSpec, VMState, VMStatus
+from deflation.messages import OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.resources import ZERO, ResourceVector
 from deflation.respec import size_after
@@ -79,7 +82,7 @@ def start_adoption(plan_id: str, name: str, request: AdoptRequest) -> PlanState:
     """A domain that somebody else has made is to be looked after."""
     life = Life(home=request.host, domain=request.domain, priority=request.priority, minimum=request.minimum)
     first = ReadHost(host=request.host)
-    return _begun("adopt", plan_id, request.request_id, name, request.host, first, life=life)
+    return _begun("adopt", plan_id, request.request_id, name, request.host, first, life=life, deadline_s=60.0)
 
 
 def start_release(plan_id: str, request_id: str, vm: str, host: str, deadline_s: float) -> PlanState:
@@ -109,9 +112,9 @@ def advance_stop(state: PlanState, event: Event) -> Step:
             sentence = f"{vm} stays, since {event.sentence}"
             if uncertain:
                 sentence = f"{vm} may have been stopped: {event.sentence}; {host}'s next report says"
-            return end(
-                state, FAILED, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence), OweReinflation(host, uncertain)
-            )
+            # A debt that is there already is not paid by a stop that came to nothing.
+            owed = (OweReinflation(host, True),) if uncertain else ()
+            return end(state, FAILED, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence), *owed)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)
@@ -294,6 +297,26 @@ def spec_of(status: VMStatus) -> VMSpec:
     )
 
 
+def sold_as(spec: VMSpec, status: VMStatus | None) -> VMSpec:
+    """What a VM is sold as: its host's word counts where the answer to a change was lost.
+
+    What its host does not tell stays as it was asked for.
+    """
+    if status is None:
+        return spec
+    told = {"nominal": status.nominal, "priority": status.priority, "ceiling": status.ceiling}
+    if all(getattr(spec, field) == value for field, value in told.items()):
+        return spec
+    try:
+        same = VMSpec.model_validate({**spec.model_dump(), **told})
+        if Vector.of(same.allocation(status.current.vector()).minimum) == status.minimum:
+            return same
+    except (ValidationError, InvalidField):
+        pass  # What was asked for contradicts what the host says.
+    untold = {field: getattr(spec, field) for field in ("xml", "template", "boot_memory_mib", "start")}
+    return spec_of(status).model_copy(update=untold)
+
+
 def advance_release(state: PlanState, event: Event) -> Step:
     """See :func:`cluster_manager.transitions.advance`."""
     vm, host = vm_of(state), life_of(state).home
@@ -324,7 +347,8 @@ def advance_release(state: PlanState, event: Event) -> Step:
             return end(state, operation.state, operation.sentence, share=True, outcomes=operation.vms)
         case Release(), HostFailed(uncertain=uncertain):
             sentence = f"{vm} may have been given back: {event.sentence}" if uncertain else event.sentence
-            return end(state, FAILED, sentence, OweReinflation(host, uncertain), share=False)
+            owed = (OweReinflation(host, True),) if uncertain else ()
+            return end(state, FAILED, sentence, *owed, share=False)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)

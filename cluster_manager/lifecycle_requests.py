@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_manager.errors import RequestError
 from cluster_manager.hosts import Hosts
-from cluster_manager.lifecycle import spec_of, start_adoption, start_release, start_resize, start_start, start_stop
+from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_resize, start_start, start_stop
 from cluster_manager.migrations import start_migration
 from cluster_manager.operations import BUSY, Operations, plan_id
 from cluster_manager.plans import VMPhase
@@ -94,7 +94,7 @@ class Lifecycle:
                 problem = problem_of(error)
                 raise RequestError(400, problem.error, problem.field) from error
             state = start_resize(plan_id("resize", name), request.request_id, name, host, spec, request.deadline_s)
-            return Prepared(state)
+            return Prepared(state, phase=row.phase)
 
         return await self._begin("resize", name, request, prepare)
 
@@ -163,7 +163,8 @@ class Lifecycle:
             if row.spec.template != ADOPTED_TEMPLATE:
                 raise RequestError(409, f"{name} was not adopted: it can be deleted, not released", "name")
             new_id = plan_id("release", name)
-            return Prepared(start_release(new_id, request.request_id, name, host, request.deadline_s))
+            state = start_release(new_id, request.request_id, name, host, request.deadline_s)
+            return Prepared(state, phase=row.phase)
 
         return await self._begin("release", name, request, prepare)
 
@@ -180,6 +181,8 @@ class Lifecycle:
         precondition(row)
         if row.phase in BUSY:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        if (other := self._operations.changing(name)) is not None:
+            raise RequestError(409, f"{name} is being changed: wait for operation {other}", "name")
         return row
 
     def _ready(self, row: StoredVM) -> str:
@@ -200,14 +203,9 @@ class Lifecycle:
     def _sold(self, row: StoredVM) -> VMSpec:
         """What the VM is sold as: the host's word counts where the answer to an earlier change was lost."""
         reported = self._hosts.vm(row.host, row.name)
-        if reported is None:
-            return row.spec
-        if reported.at_next_start is not None:
+        if reported is not None and reported.at_next_start is not None:
             return reported.at_next_start.model_copy(update={"xml": row.spec.xml, "template": row.spec.template})
-        if reported.nominal == row.spec.nominal and reported.priority is row.spec.priority:
-            return row.spec
-        changed = {"xml": row.spec.xml, "template": row.spec.template, "boot_memory_mib": row.spec.boot_memory_mib}
-        return spec_of(reported).model_copy(update=changed)
+        return sold_as(row.spec, reported)
 
     def _check_target(self, name: str, home: str, host: str) -> None:
         if host == home:

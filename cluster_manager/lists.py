@@ -16,6 +16,9 @@ from rest.pages import cursor_of, key_of
 
 R = TypeVar("R")
 Shown = list[tuple[R, Any]]
+_RUNNING, _STOPPED, _FAILED = VMPhase.RUNNING.value, VMPhase.STOPPED.value, VMPhase.FAILED.value
+#: The stored phases of what is shown as a state: its host's report may say that a VM is off, runs, or is not there.
+_SHOWN_OF = {_FAILED: [_FAILED, _RUNNING], _STOPPED: [_STOPPED, _RUNNING], _RUNNING: [_RUNNING, _STOPPED]}
 
 
 class Lists:
@@ -44,8 +47,7 @@ class Lists:
     ) -> VMPage:
         """By name. Raises InvalidField for a cursor of something else, as all here."""
         key = key_of("vms", after, (str,))
-        # A running VM that its host reports no more is shown as failed.
-        phases = None if state is None else [state] if state != "failed" else [state, VMPhase.RUNNING.value]
+        phases = None if state is None else _SHOWN_OF.get(state, [state])
 
         async def read(number: int, last: Any) -> Shown[ManagedVM]:
             query = queries.vms(number, last, host=host, phases=phases, prefix=prefix)

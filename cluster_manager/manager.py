@@ -19,7 +19,7 @@ from cluster_manager.event_feed import EventFeed
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
 from cluster_manager.leadership import Leadership
-from cluster_manager.lifecycle import spec_of
+from cluster_manager.lifecycle import sold_as
 from cluster_manager.lifecycle_requests import Lifecycle
 from cluster_manager.lists import Lists
 from cluster_manager.locks import lock_of
@@ -164,7 +164,7 @@ class Manager:
                 phase, sentence = VMPhase.FAILED, f"{row.host} reports no VM named {row.name} any more"
         elif phase is VMPhase.STOPPED and reported is not None and reported.state is not VMState.STOPPED:
             phase, sentence = VMPhase.RUNNING, f"{row.host} says that it runs; {sentence}"
-        sold = spec_of(reported) if reported is not None and reported.nominal != row.spec.nominal else row.spec
+        sold = sold_as(row.spec, reported)
         allocation = sold.allocation(reported.current.vector() if reported is not None else ZERO)
         return ManagedVM(
             name=row.name,

@@ -200,6 +200,11 @@ class Operations:
         plan = await self._store.plan(request_id)
         return self._view(plan) if plan is not None else None
 
+    def changing(self, name: str) -> str | None:
+        """The request whose plan resizes or releases a VM now: neither has a phase of its own."""
+        plans = (running.state for running in self._running.values() if not running.state.finished)
+        return next((p.request_id for p in plans if p.vm == name and p.kind in ("resize", "release")), None)
+
     async def newest(self, limit: int) -> list[Operation]:
         """What clients asked for, newest first."""
         return [self._view(plan) for plan in await self._store.newest_plans(limit)]

@@ -70,7 +70,8 @@ class Questions:
         :raises RequestError: 404 unknown host, the host's refusal, 503 where it does not answer.
         """
         self._known(host)
-        ours = command.model_copy(update={"epoch": self._epoch})
+        # Orders are the manager's own: a client's high one would have the host refuse the manager's next command.
+        ours = command.model_copy(update={"epoch": self._epoch, "order": 0})
         return await _passed_on(self._agents.set_mode(host, ours))
 
     async def host_operation(self, host: str, request_id: str, wait_s: float) -> Operation:

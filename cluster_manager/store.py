@@ -121,14 +121,18 @@ class Store(Transactions):
                 await connection.execute(insert(schema.events).values(**row))
             case SetVM(name, phase, host, sentence, owed):
                 row = _living(name)
-                if name != state.vm:
+                if name == state.vm:
+                    # While it waited its VM may have been preempted and the name given to another VM.
+                    row = row.where(schema.vms.c.request_id == state.request_id)
+                else:
                     # A preempted VM whose deletion waits: its name is free when that plan has ended, not before.
                     row = row.where(schema.vms.c.phase != VMPhase.DELETING.value)
                 await connection.execute(
                     row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
             case SetSpec(name, spec):
-                await connection.execute(_living(name).values(spec=spec.model_dump_json()))
+                row = _living(name).where(schema.vms.c.request_id == state.request_id)
+                await connection.execute(row.values(spec=spec.model_dump_json()))
             case OweReinflation(host, owed):
                 table = schema.hosts
                 await connection.execute(update(table).where(table.c.id == host).values(owes_reinflation=int(owed)))

@@ -114,6 +114,10 @@ async def test_what_the_host_says_counts_where_an_answer_was_lost(cluster: Clust
     first.trouble.mute, first.trouble.hangs_at = False, None
     await cluster.ready()
     assert (await seen(cluster, "low-2"))["state"] == "stopped"
+    listed = {
+        s: [vm["name"] for vm in (await cluster.get(f"/v1/vms?state={s}"))["vms"]] for s in ("running", "stopped")
+    }
+    assert listed == {"running": ["low-1"], "stopped": ["low-2"]}
     assert (await ask(cluster, "low-2", "start")).state is OperationState.DONE
     await consistent(cluster)
 
@@ -407,3 +411,27 @@ async def test_nothing_begins_beside_a_plan_that_is_at_work_on_the_vm(cluster: C
     assert (await send(cluster, "low-1", "stop", limit_s=1.0))[0] == 409
     first.end_pending()
     assert (await cluster.ended("stop-low-1")).state is OperationState.DONE
+
+
+@pytest.mark.parametrize("verb", ["resize", "release"])
+async def test_nothing_begins_beside_a_resize_or_a_release(cluster: Cluster, verb: str) -> None:
+    first, second = agents(cluster)
+    name, agent = "low-1", first
+    if verb == "release":
+        name, agent = "old-web", second
+        second.domains["old-web"] = ResourceVector(cpu_cores=2.0, memory_mib=600.0)
+        body = {"request_id": "a1", "host": "host-b", "domain": "old-web"}
+        assert (await cluster.call("POST", "/v1/adoptions", json=body))[0] == 202
+        assert (await cluster.ended("a1")).state is OperationState.DONE
+    agent.trouble.never_ends = True
+    change = {"nominal": {"cpu_cores": 2.5}} if verb == "resize" else {}
+    assert (await send(cluster, name, verb, **change))[0] == 202
+    for other in ("stop", "migrate", "resize"):
+        body = {"priority": "fixed"} if other == "resize" else {}
+        status, problem = await send(cluster, name, other, request_id=f"second-{other}", **body)
+        assert (status, problem["error"]) == (409, f"{name} is being changed: wait for operation {verb}-{name}")
+    agent.trouble.never_ends = False
+    await agent.polled.wait()
+    agent.end_pending()
+    assert (await cluster.ended(f"{verb}-{name}")).state is OperationState.DONE
+    await consistent(cluster)

@@ -127,3 +127,11 @@ async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: La
     refused = await lab.cluster.ended("t2")
     assert refused.state == "failed"
     assert "host-a is off" in refused.sentence
+
+
+async def test_a_clients_order_does_not_fence_the_manager(lab: Lab) -> None:
+    await lab.create("low-1")
+    body = {"request_id": "m", "mode": "active", "order": 1_000_000}
+    assert (await lab.cluster.call("PUT", "/v1/hosts/host-a/mode", json=body))[0] == 202
+    await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
+    assert (await lab.cluster.ended("t")).state == "done"

@@ -15,10 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cluster_manager import schema
 from cluster_manager.database import Database, PostgreSQL
 from cluster_manager.errors import LostLeadership, StoreError
-from cluster_manager.plans import VMPhase
+from cluster_manager.lifecycle import start_stop
+from cluster_manager.plans import Finish, PlanState, SetSpec, SetVM, VMPhase
+from cluster_manager.rows import StoredVM
 from cluster_manager.store import Store
-from deflation.messages import CoreChange
+from deflation.allocations import Priority
+from deflation.messages import CoreChange, OperationState, Vector, VMSpec
 from tests.manager.databases import rows_of
+
+SIZE = Vector(cpu_cores=1.0, memory_mib=800.0)
 
 
 def _columns(connection: Connection, table: str) -> list[Any]:
@@ -90,6 +95,28 @@ async def test_who_has_an_old_epoch_can_write_nothing_and_hears_of_it(database: 
     with pytest.raises(LostLeadership):
         await old.vms()
     await new.close()
+
+
+async def test_a_plan_whose_vm_is_gone_writes_nothing_on_a_new_vm_of_its_name(database: Database) -> None:
+    store = Store(database, time.time)
+    await store.open()
+    first, second = VMSpec(name="low", nominal=SIZE), VMSpec(name="low", nominal=SIZE, priority=Priority.FIXED)
+
+    async def create(request_id: str, host: str, spec: VMSpec) -> None:
+        done = Finish(state=OperationState.DONE, sentence="placed")
+        state = PlanState(kind="create", id=f"create-{request_id}", request_id=request_id, instruction=done, vm="low")
+        row = StoredVM("low", host, VMPhase.RUNNING, spec, "", False, request_id, 0)
+        await store.add_plan(state, request_id, vm=row)
+
+    await create("c1", "host-a", first)
+    old = start_stop("stop-low", "s1", "low", "host-a", 1.0)
+    await store.add_plan(old, "stop", phase=VMPhase.STOPPING)
+    await store.save_step(old, [SetVM("low", VMPhase.RUNNING, "host-a", "its own row")])
+    assert [(row.host, row.sentence) for row in await store.vms("low")] == [("host-a", "its own row")]
+    await create("c2", "host-b", second)
+    await store.save_step(old, [SetVM("low", VMPhase.RUNNING, "host-a", "too late"), SetSpec("low", first)])
+    assert [(row.host, row.spec, row.sentence) for row in await store.vms("low")] == [("host-b", second, "")]
+    await store.close()
 
 
 async def test_a_store_of_a_newer_version_is_left_alone(database: Database) -> None:

@@ -1,0 +1,43 @@
+"""Plans of a VM's lifecycle, step by step, without any host."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_stop
+from cluster_manager.plans import HostFailed, OweReinflation, Release
+from cluster_manager.transitions import advance
+from deflation.allocations import Priority
+from deflation.lifecycle_messages import AdoptRequest
+from deflation.messages import Vector, VMSpec
+from tests.manager.plan_events import status_of
+
+
+def test_a_vm_is_sold_as_its_host_says_and_what_it_does_not_tell_stays() -> None:
+    size = {name: Vector(cpu_cores=cores, memory_mib=800.0) for name, cores in (("low", 2.0), ("high", 4.0))}
+    spec = VMSpec(
+        name="h", priority=Priority.HARVEST, nominal=size["low"], ceiling=size["low"], start="deflated", template="x"
+    )
+    status = status_of(spec, "host-a").model_copy(update={"ceiling": size["low"]})
+    assert sold_as(spec, None) == sold_as(spec, status) == spec
+    grown = status.model_copy(update={"ceiling": size["high"], "current": size["high"]})
+    assert sold_as(spec, grown) == spec.model_copy(update={"ceiling": size["high"]})
+    raised = grown.model_copy(update={"minimum": Vector(cpu_cores=1.5, memory_mib=500.0)})
+    sold = sold_as(spec, raised)
+    assert (sold.ceiling, sold.minimum, sold.start) == (size["high"], raised.minimum, "deflated")
+
+
+@pytest.mark.parametrize("uncertain", [False, True])
+def test_a_stop_or_release_that_came_to_nothing_pays_no_debt(uncertain: bool) -> None:
+    stop = start_stop("p", "r", "v", "host-a", 1.0)
+    release = start_release("p", "r", "v", "host-a", 60.0)
+    release = release.model_copy(update={"instruction": Release(host="host-a", step=1, vm="v")})
+    for state in (stop, release):
+        effects = advance(state, HostFailed(0.0, "host-a is silent", uncertain=uncertain)).effects
+        owed = [effect for effect in effects if isinstance(effect, OweReinflation)]
+        assert owed == ([OweReinflation("host-a", True)] if uncertain else [])
+
+
+def test_an_adoption_waits_for_a_busy_host() -> None:
+    request = AdoptRequest(request_id="r", host="host-a", domain="d")
+    assert start_adoption("p", "v", request).deadline_s == 60.0
