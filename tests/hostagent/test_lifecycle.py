@@ -116,6 +116,26 @@ async def test_a_stopped_vm_that_somebody_starts_is_admitted_only_where_there_is
     assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
 
 
+async def test_a_stopped_vm_that_somebody_starts_while_no_agent_runs_is_admitted_by_the_next(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.state = "running"
+    world.calls.clear()
+    later = make_agent(world, tmp_path)
+    await later.start()
+    try:
+        vm = later.host.vms["low-1"]
+        await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+        assert ("suspend", vm.domain) in world.calls
+        assert not vm.allocation().charge.is_zero()
+    finally:
+        await later.close()
+
+
 @pytest.mark.parametrize("phase", [Phase.STOPPING, Phase.STARTING])
 @pytest.mark.parametrize("state", ["running", "paused", "stopped"])
 async def test_what_a_killed_agent_had_begun_is_ended_by_the_next(
