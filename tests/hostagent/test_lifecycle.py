@@ -325,6 +325,18 @@ async def test_an_adopted_domain_is_stopped_and_given_back_instead_of_removed(
     assert not host.vms
 
 
+async def test_a_domain_is_adopted_under_one_name_only(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    body = {"request_id": "second", "domain": "old-web", "name": "web-2"}
+    response = await client.post("/v1/adoptions", json=body)
+    problem = await response.json()
+    assert (response.status, problem["field"]) == (409, "domain")
+    assert "adopted already" in problem["error"]
+    assert list(host.vms) == ["web"]
+
+
 async def test_what_cannot_be_adopted_is_left_alone(client: Client, command: Command, world: World) -> None:
     await world.create("old-web", "")
     domain = world.domains["old-web"]
