@@ -88,14 +88,23 @@ class LifecycleCommands:
                     cause = cause_for(operation, body, size)
                     await vm.store(phase=Phase.STOPPING, cause=cause)
                 cause = cause_of(vm)
-                how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
-                vm.running = False
-                await host.record_change(vm.name, size, ZERO, operation.request_id)
-                intent = off(vm.intent, self._boot_mib)
-                if not intent.redefine:
-                    await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
-                fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
-                await vm.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
+                try:
+                    how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
+                    vm.running = False
+                    await host.record_change(vm.name, size, ZERO, operation.request_id)
+                    intent = off(vm.intent, self._boot_mib)
+                    if not intent.redefine:
+                        await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
+                    fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
+                    await vm.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
+                except HostAgentError:
+                    # Nobody would look after one that is being stopped; it stays charged. What cannot be written now,
+                    # the watch writes later.
+                    vm.intent = vm.intent.changed(phase=Phase.SETTLED)
+                    with contextlib.suppress(HostAgentError):
+                        await vm.persist()
+                    vm.stir()
+                    raise
                 await self._define(vm)
         finally:
             vm.condemned = ""

@@ -91,6 +91,20 @@ async def test_a_start_that_fails_leaves_the_vm_off_and_free(
     assert (await start(command, request_id="second")).state == "done"
 
 
+async def test_a_stop_that_fails_leaves_the_vm_looked_after_and_can_be_repeated(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    for number, method in enumerate(("shut_down", "prepare_start")):
+        world.failures[method] = "busy"
+        failed = await stop(command, request_id=f"stop-{number}")
+        assert (failed.state, failed.sentence) == ("failed", "busy")
+        assert host.vms["low-1"].intent.phase is Phase.SETTLED
+        assert not host.vms["low-1"].allocation().charge.is_zero()
+        world.failures.clear()
+    assert (await stop(command, request_id="last")).state == "done"
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+
+
 async def test_a_stopped_vm_can_be_deleted_and_takes_part_in_nothing(
     command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
