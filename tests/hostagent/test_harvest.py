@@ -152,6 +152,17 @@ async def test_a_new_vm_gets_what_harvest_vms_hold(client: Client, command: Comm
     assert response.status == 409
 
 
+async def test_a_stopped_harvest_vm_comes_up_with_its_nominal_size_at_most(
+    client: Client, command: Command, spare: Domain, host: Host
+) -> None:
+    await grant(client, 1)
+    await until(lambda: size(host) == ResourceVector(4, 1536))
+    await host_idle(host)
+    assert (await command("POST", "/v1/vms/spare/stop", {"request_id": "stop", "limit_s": 2.0})).state == "done"
+    assert host.vms["spare"].intent.committed.vector() == ResourceVector(1, 1024)
+    assert spare.starts_with == (1.0, 1024.0)
+
+
 async def test_a_vm_that_is_deleted_while_room_is_made_for_it_does_not_come_up(
     client: Client, command: Command, spare: Domain, host: Host, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
