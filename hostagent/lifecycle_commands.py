@@ -19,6 +19,7 @@ from deflation.messages import Command, Operation, OperationState, Vector, VMSpe
 from deflation.modes import HostEvent
 from deflation.resources import ZERO, ResourceVector
 from deflation.respec import Respec, fallen_short, respec
+from hostagent.admission import charge_memory
 from hostagent.commands import Commands, comparable
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.history import sizes
@@ -189,6 +190,11 @@ class LifecycleCommands:
             if state != "running":
                 # Held to its committed size before its vCPUs run.
                 await vm.enforce_at_start()
+                # Its definition may be another's by now.
+                fits, found = await charge_memory(host, vm)
+                if not fits:
+                    more, free = found["more_mib"], found["free_mib"]
+                    raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
                 await host.hypervisor.resume(vm.domain)
             size = vm.allocation().current
             await host.record_change(vm.name, ZERO, size, operation.request_id)

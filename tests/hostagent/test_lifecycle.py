@@ -91,6 +91,23 @@ async def test_a_start_that_fails_leaves_the_vm_off_and_free(
     assert (await start(command, request_id="second")).state == "done"
 
 
+async def test_a_start_is_charged_with_what_came_up_or_given_up(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, memory_mib=600.0)
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    size = vm.intent.committed
+    domain.boot_mib = 9000.0
+    failed = await start(command)
+    assert failed.state == "failed"
+    assert "more than its size" in failed.sentence
+    assert (domain.state, vm.intent.phase, vm.intent.committed) == ("stopped", Phase.STOPPED, size)
+    domain.boot_mib = 1024.0
+    started = await start(command, request_id="again")
+    assert "1024 MiB" in started.sentence, started.sentence
+
+
 async def test_a_stop_that_fails_leaves_the_vm_looked_after_and_can_be_repeated(
     command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
