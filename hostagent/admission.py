@@ -37,30 +37,42 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
         await vm.store(phase=Phase.ADMITTING)
     await host.hypervisor.suspend(vm.domain)
     await vm.enforce_at_start()
+    fits, inputs = await charge_memory(host, vm)
+    if not fits:
+        host.note(vm.name, "refused", "started by somebody else and paused: its memory does not fit", inputs)
+        return False
+    await vm.store(phase=Phase.SETTLED)
+    await host.hypervisor.resume(vm.domain)
+    host.note(vm.name, "admit", "started by somebody else and admitted at its committed size", inputs)
+    vm.stir()
+    return True
+
+
+async def charge_memory(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, float]]:
+    """Charge a paused VM with what it can touch, until its guest has given it back.
+
+    :returns: whether that fits, and what was decided on.
+    :raises HypervisorError: it could not be stored; all is as it was.
+    """
     await host.sample()
     reading = await host.hypervisor.read(vm.domain)
     committed = vm.intent.committed.vector()
     more_mib = reading.bound(None).memory_mib - committed.memory_mib
     free_mib = host.free().memory_mib
     inputs = {"committed_mib": committed.memory_mib, "more_mib": round(more_mib, 1), "free_mib": round(free_mib, 1)}
-    if more_mib > SLACK.memory_mib:
-        if more_mib > free_mib:
-            host.note(vm.name, "refused", "started by somebody else and paused: its memory does not fit", inputs)
-            return False
-        # Charged with what it can touch until its guest has given it back.
-        grown = committed.with_component("memory_mib", committed.memory_mib + more_mib)
-        # In the turn in which the room was found: nobody else counts on it while this is being written.
-        before, vm.intent = vm.intent, vm.intent.changed(committed=Vector.of(grown.smaller(vm.allocation().upper)))
-        try:
-            await vm.persist()
-        except HypervisorError:
-            vm.intent = before
-            raise
-    await vm.store(phase=Phase.SETTLED)
-    await host.hypervisor.resume(vm.domain)
-    host.note(vm.name, "admit", "started by somebody else and admitted at its committed size", inputs)
-    vm.stir()
-    return True
+    if more_mib <= SLACK.memory_mib:
+        return True, inputs
+    if more_mib > free_mib:
+        return False, inputs
+    grown = committed.with_component("memory_mib", committed.memory_mib + more_mib)
+    # In the turn in which the room was found: nobody else counts on it while this is being written.
+    before, vm.intent = vm.intent, vm.intent.changed(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+    try:
+        await vm.persist()
+    except HypervisorError:
+        vm.intent = before
+        raise
+    return True, inputs
 
 
 def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) -> ResourceVector:

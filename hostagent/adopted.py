@@ -126,7 +126,7 @@ def take_over(connection: Any, name: str, intent: Intent) -> None:
             raise
     else:
         known = intents.from_element(there)
-        if known is None or known.owner != intent.owner:
+        if known is None or known.owner != intent.owner or known.spec.name != intent.spec.name:
             raise HypervisorError(f"domain {name} carries somebody's metadata already")
     flags = _CONFIG | (_LIVE if domain.isActive() else 0)
     text = intents.to_element(intent)

@@ -59,6 +59,9 @@ class AdoptionCommands:
             return operations.begin(command.request_id, "adopt", body, answer, vm=command.name)
         if there is not None:
             raise RequestRefused(409, f"there is a VM {command.name} on this host already", "name")
+        if any(vm.domain == command.domain for vm in self._host.vms.values()):
+            # Its metadata may not be written yet, so that the examination finds nothing.
+            raise RequestRefused(409, f"{command.domain} is adopted already", "domain")
         if found.why_not:
             raise RequestRefused(409, f"{command.domain} cannot be adopted: {found.why_not}", "domain")
         if command.priority is Priority.HARVEST:

@@ -10,6 +10,7 @@ from hostagent.commands import Commands
 from hostagent.dry_run import DryRun
 from hostagent.eternal import guarded
 from hostagent.host import Host
+from hostagent.intents import Phase
 from hostagent.lifecycle_commands import LifecycleCommands
 from hostagent.mode_commands import ModeCommands
 from hostagent.resuming import Resuming
@@ -36,7 +37,9 @@ class Agent:
         """Find our domains and go on with whatever an earlier agent left unfinished."""
         await self.host.sample()
         for found in await self.host.hypervisor.domains():
-            self.host.adopt(found.name, found.intent, running=found.state == "running")
+            # One that was stopped on command is charged nothing: the watch is to see its foreign start and admit it.
+            running = found.state == "running" and found.intent.phase is not Phase.STOPPED
+            self.host.adopt(found.name, found.intent, running=running)
         await self.host.hypervisor.sweep()
         self._resuming.resume()
         self._eternal = [

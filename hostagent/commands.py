@@ -60,6 +60,8 @@ class Commands:
         self.leadership = Leadership(host.journal)
         self.operations = Operations(host.slice.host_id)
         self.harvest = Harvest(host)
+        #: VMs that room is still being made for, and the requests that create them: nothing of them is charged yet.
+        self._coming: dict[str, str] = {}
 
     async def create(self, command: CreateCommand) -> Operation:
         """Start a VM, at its nominal size or deflated; harvest VMs make room for it where they have to.
@@ -77,14 +79,26 @@ class Commands:
         if known := self.operations.known(command.request_id, "create", body):
             return known
         self._host.modes.check(HostEvent.CREATE)
+        if spec.name in self._coming:
+            raise RequestRefused(409, f"{spec.name} is being made already", "vm.name")
         charge = check_new(self._host, command, self.harvest.spare())
         adopt = partial(adopt_new, self._host, command, self.cause(command, "create", body, ZERO), self._boot_mib)
         vm = adopt() if charge.is_zero() else None
+        if vm is None:
+            self._coming[spec.name] = command.request_id
 
         async def run(operation: Operation) -> Operation:
             if vm is not None:
                 return await self.bring_up(operation, vm, fresh=True, xml=spec.xml)
-            await self.harvest.make_room(charge, f"{spec.name} is to be started")
+            try:
+                await self.harvest.make_room(charge, f"{spec.name} is to be started")
+            finally:
+                # After a deletion the name may be another creation's.
+                deleted = self._coming.get(spec.name) != command.request_id
+                if not deleted:
+                    del self._coming[spec.name]
+            if deleted:
+                raise RequestRefused(409, f"{spec.name} was deleted meanwhile")
             return await self.bring_up(operation, adopt(), fresh=True, xml=spec.xml)
 
         return self.operations.begin(command.request_id, "create", body, run, vm=spec.name)
@@ -101,6 +115,14 @@ class Commands:
         if command.request_id in self._host.journal.deleted:
             # Done before a restart: the VM that has the name now is another one.
             return self.operations.begin(command.request_id, "delete", body, _removed_before, vm=name)
+        if name not in self._host.vms and self._coming.pop(name, None) is not None:
+
+            async def call_off(operation: Operation) -> Operation:
+                await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
+                sentence = f"{name} was still to be started, and will not be"
+                return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence})
+
+            return self.operations.begin(command.request_id, "delete", body, call_off, vm=name)
         vm = self._host.vm(name)
         return self.operations.begin(
             command.request_id,

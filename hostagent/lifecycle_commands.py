@@ -19,6 +19,7 @@ from deflation.messages import Command, Operation, OperationState, Vector, VMSpe
 from deflation.modes import HostEvent
 from deflation.resources import ZERO, ResourceVector
 from deflation.respec import Respec, fallen_short, respec
+from hostagent.admission import charge_memory
 from hostagent.commands import Commands, comparable
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.history import sizes
@@ -88,14 +89,23 @@ class LifecycleCommands:
                     cause = cause_for(operation, body, size)
                     await vm.store(phase=Phase.STOPPING, cause=cause)
                 cause = cause_of(vm)
-                how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
-                vm.running = False
-                await host.record_change(vm.name, size, ZERO, operation.request_id)
-                intent = off(vm.intent, self._boot_mib)
-                if not intent.redefine:
-                    await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
-                fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
-                await vm.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
+                try:
+                    how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
+                    vm.running = False
+                    await host.record_change(vm.name, size, ZERO, operation.request_id)
+                    intent = off(vm.intent, self._boot_mib)
+                    if not intent.redefine:
+                        await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
+                    fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
+                    await vm.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
+                except HostAgentError:
+                    # Nobody would look after one that is being stopped; it stays charged. What cannot be written now,
+                    # the watch writes later.
+                    vm.intent = vm.intent.changed(phase=Phase.SETTLED)
+                    with contextlib.suppress(HostAgentError):
+                        await vm.persist()
+                    vm.stir()
+                    raise
                 await self._define(vm)
         finally:
             vm.condemned = ""
@@ -180,6 +190,11 @@ class LifecycleCommands:
             if state != "running":
                 # Held to its committed size before its vCPUs run.
                 await vm.enforce_at_start()
+                # Its definition may be another's by now.
+                fits, found = await charge_memory(host, vm)
+                if not fits:
+                    more, free = found["more_mib"], found["free_mib"]
+                    raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
                 await host.hypervisor.resume(vm.domain)
             size = vm.allocation().current
             await host.record_change(vm.name, ZERO, size, operation.request_id)

@@ -18,7 +18,7 @@ from deflation.modes import HostEvent, HostMode
 from deflation.proportional import share_room
 from deflation.resources import ResourceVector
 from deflation.undo import is_worth_while, lacking, undone
-from hostagent.commands import Commands
+from hostagent.commands import Commands, comparable
 from hostagent.errors import HostAgentError, JournalError, RequestRefused
 from hostagent.host import RESIZING, Host
 from hostagent.intents import Phase
@@ -53,7 +53,7 @@ class ModeCommands:
 
         :raises RequestRefused: the request is not acceptable, or the mode could not be stored (503).
         """
-        body = command.model_dump(mode="json", exclude={"epoch"})
+        body = comparable(command)
         await self._commands.follow(command)
         operations = self._commands.operations
         if known := operations.known(command.request_id, "mode", body):

@@ -32,9 +32,12 @@ def off(intent: Intent, boot_mib: BootMib) -> Intent:
 
 
 def _fitted(intent: Intent) -> Intent:
-    """No less memory than it boots with: only a guest that runs can give that back."""
+    """No less memory than it boots with, which only a guest that runs can give back, and no more than it is sold."""
     spec, committed = intent.spec, intent.committed.vector()
-    upper = (spec.ceiling or spec.nominal).vector()
+    upper = spec.nominal.vector()
+    if spec.ceiling is not None:
+        # What a harvest VM had beyond its nominal size was lent: nothing says that it is there at its next start.
+        committed = committed.smaller(upper)
     memory_mib = min(max(committed.memory_mib, intent.boot_mib), upper.memory_mib)
     size = Vector.of(committed.with_component("memory_mib", memory_mib))
     return intent.changed(committed=size, target=size)

@@ -192,6 +192,12 @@ class Watch:
             await vm.persist()
         if vm.intent.phase in (Phase.STOPPING, Phase.STARTING):
             return  # an operation is about it
+        if vm.intent.phase is Phase.ADMITTING and summary.state == "stopped":
+            # Nothing is left to admit; it is off like one that stopped by itself.
+            await vm.store(phase=Phase.SETTLED)
+            vm.running = vm.upkeep.unsettled = False
+            self._host.changed.set()
+            return
         if vm.intent.phase is Phase.STOPPED and not running and summary.state != "stopped":
             running = modes.does(HostEvent.FOREIGN_START)  # paused by us until there is room
         if running != vm.running:

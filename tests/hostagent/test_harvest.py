@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,42 @@ async def test_a_new_vm_gets_what_harvest_vms_hold(client: Client, command: Comm
     response = await client.post("/v1/vms", json={"request_id": "d", "vm": more})
     # Half a core is its minimum: that is no harvest's to give.
     assert response.status == 409
+
+
+async def test_a_stopped_harvest_vm_comes_up_with_its_nominal_size_at_most(
+    client: Client, command: Command, spare: Domain, host: Host
+) -> None:
+    await grant(client, 1)
+    await until(lambda: size(host) == ResourceVector(4, 1536))
+    await host_idle(host)
+    assert (await command("POST", "/v1/vms/spare/stop", {"request_id": "stop", "limit_s": 2.0})).state == "done"
+    assert host.vms["spare"].intent.committed.vector() == ResourceVector(1, 1024)
+    assert spare.starts_with == (1.0, 1024.0)
+
+
+async def test_a_vm_that_is_deleted_while_room_is_made_for_it_does_not_come_up(
+    client: Client, command: Command, spare: Domain, host: Host, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await grant(client, 1)
+    await until(lambda: size(host) == ResourceVector(4, 1536))
+    await host_idle(host)
+    make_room, go_on = agent.commands.harvest.make_room, asyncio.Event()
+
+    async def slowly(*args: Any) -> None:
+        await go_on.wait()
+        await make_room(*args)
+
+    monkeypatch.setattr(agent.commands.harvest, "make_room", slowly)
+    fixed = low_vm("high-1", priority="fixed", nominal={"cpu_cores": 4.5, "memory_mib": 1600.0}, minimum={})
+    assert (await client.post("/v1/vms", json={"request_id": "c", "vm": fixed})).status == 202
+    assert (await client.post("/v1/vms", json={"request_id": "c2", "vm": fixed})).status == 409
+    assert (await command("DELETE", "/v1/vms/high-1?request_id=d")).state == "done"
+    assert "d" in host.journal.deleted
+    go_on.set()
+    ended = await agent.commands.operations.get("c", 10)
+    assert ended is not None
+    assert (ended.state, ended.sentence) == ("failed", "high-1 was deleted meanwhile")
+    assert list(host.vms) == ["spare"]
 
 
 async def test_a_target_gets_what_harvest_vms_hold(client: Client, command: Command, spare: Domain, host: Host) -> None:

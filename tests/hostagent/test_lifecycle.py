@@ -91,6 +91,37 @@ async def test_a_start_that_fails_leaves_the_vm_off_and_free(
     assert (await start(command, request_id="second")).state == "done"
 
 
+async def test_a_start_is_charged_with_what_came_up_or_given_up(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, memory_mib=600.0)
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    size = vm.intent.committed
+    domain.boot_mib = 9000.0
+    failed = await start(command)
+    assert failed.state == "failed"
+    assert "more than its size" in failed.sentence
+    assert (domain.state, vm.intent.phase, vm.intent.committed) == ("stopped", Phase.STOPPED, size)
+    domain.boot_mib = 1024.0
+    started = await start(command, request_id="again")
+    assert "1024 MiB" in started.sentence, started.sentence
+
+
+async def test_a_stop_that_fails_leaves_the_vm_looked_after_and_can_be_repeated(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    for number, method in enumerate(("shut_down", "prepare_start")):
+        world.failures[method] = "busy"
+        failed = await stop(command, request_id=f"stop-{number}")
+        assert (failed.state, failed.sentence) == ("failed", "busy")
+        assert host.vms["low-1"].intent.phase is Phase.SETTLED
+        assert not host.vms["low-1"].allocation().charge.is_zero()
+        world.failures.clear()
+    assert (await stop(command, request_id="last")).state == "done"
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+
+
 async def test_a_stopped_vm_can_be_deleted_and_takes_part_in_nothing(
     command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
@@ -114,6 +145,26 @@ async def test_a_stopped_vm_that_somebody_starts_is_admitted_only_where_there_is
     await command("DELETE", "/v1/vms/high?request_id=d")
     await until(lambda: domain.state == "running" and host.vms["low-1"].intent.phase is Phase.SETTLED)
     assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
+
+
+async def test_a_stopped_vm_that_somebody_starts_while_no_agent_runs_is_admitted_by_the_next(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.state = "running"
+    world.calls.clear()
+    later = make_agent(world, tmp_path)
+    await later.start()
+    try:
+        vm = later.host.vms["low-1"]
+        await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+        assert ("suspend", vm.domain) in world.calls
+        assert not vm.allocation().charge.is_zero()
+    finally:
+        await later.close()
 
 
 @pytest.mark.parametrize("phase", [Phase.STOPPING, Phase.STARTING])
@@ -303,6 +354,18 @@ async def test_an_adopted_domain_is_stopped_and_given_back_instead_of_removed(
     assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "done"
     assert (world.domains["old-web"].state, world.domains["old-web"].intent) == ("stopped", "")
     assert not host.vms
+
+
+async def test_a_domain_is_adopted_under_one_name_only(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    body = {"request_id": "second", "domain": "old-web", "name": "web-2"}
+    response = await client.post("/v1/adoptions", json=body)
+    problem = await response.json()
+    assert (response.status, problem["field"]) == (409, "domain")
+    assert "adopted already" in problem["error"]
+    assert list(host.vms) == ["web"]
 
 
 async def test_what_cannot_be_adopted_is_left_alone(client: Client, command: Command, world: World) -> None:

@@ -143,6 +143,12 @@ async def test_an_old_epoch_and_a_bad_mode_are_refused(client: Client, command: 
     assert host.modes.mode == "active"
 
 
+async def test_a_change_that_is_repeated_in_another_order_is_the_same_change(command: Command) -> None:
+    body = {"request_id": "m", "mode": "draining", "reason": "test"}
+    first = await command("PUT", "/v1/mode", {**body, "order": 1})
+    assert await command("PUT", "/v1/mode", {**body, "order": 2}) == first
+
+
 async def test_a_mode_that_cannot_be_stored_is_not_taken(
     client: Client, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,11 @@ async def test_a_vm_that_somebody_else_starts_stays_paused_where_its_memory_does
     await until(lambda: not vm.running)
     domain.state, domain.plugged_mib, domain.balloon_mib = "running", 512.0, 512.0
     await until(lambda: vm.intent.phase is Phase.ADMITTING and domain.state == "paused")
+    domain.state = "stopped"
+    await until(lambda: vm.intent.phase is Phase.SETTLED)
+    assert (domain.state, vm.running) == ("stopped", False), "nothing is left to admit"
+    domain.state = "running"
+    await until(lambda: vm.intent.phase is Phase.ADMITTING and domain.state == "paused")
     await command("DELETE", "/v1/vms/big?request_id=gone")
     await until(lambda: vm.running)
     assert domain.state == "running"
