@@ -100,7 +100,8 @@ def advance_placement(state: PlanState, event: Event) -> Step:
         case Remove(vm=vm), HostFailed():
             if vm == state.vm:
                 return _lose(state, event.sentence)
-            return _give_up(state, event.sentence, reachable=not event.uncertain)
+            step = _give_up(state, event.sentence, reachable=not event.uncertain)
+            return step.also(_half_preempted(state, vm, event.sentence)) if event.uncertain else step
         case Reinflate(), OperationEnded():
             owed = OweReinflation(_host(state), event.operation.state is OperationState.FAILED)
             return _after_undo(state, f"{state.host}: {event.operation.sentence}", event.elapsed_s).also(owed)
@@ -368,6 +369,12 @@ def _give_up(state: PlanState, failure: str, reachable: bool) -> Step:
         return _undo(state, f"giving back what was taken on {host}", conclusion).also(*effects)
     owed = (OweReinflation(host, True),) if state.changed else ()
     return finish(state, OperationState.FAILED, sentence).also(*effects, *owed)
+
+
+def _half_preempted(state: PlanState, vm: str, failure: str) -> SetVM:
+    """A victim that may have been stopped is, as soon as the host answers: it is not said to run for ever."""
+    sentence = f"preempted on {state.host} for {state.vm}, but {failure}; it is removed as soon as the host answers"
+    return SetVM(vm, VMPhase.FAILED, state.host, sentence, owed=True)
 
 
 def _lose(state: PlanState, failure: str) -> Step:

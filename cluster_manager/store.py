@@ -85,7 +85,9 @@ class Store(Transactions):
                 )
             if deleting is not None:
                 changes = {**_phase(_after_deletion(state), now), "request_id": state.request_id, "owes_removal": 0}
-                await connection.execute(_living(deleting).values(deleted_by_owner=1, **changes))
+                # What the manager owes is no owner's wish, unless a deletion before it was.
+                by_owner = {} if internal else {"deleted_by_owner": 1}
+                await connection.execute(_living(deleting).values(**changes, **by_owner))
             if generation is not None and state.vm is not None:
                 await connection.execute(_living(state.vm).values(generation=generation))
             if phase is not None and state.vm is not None:

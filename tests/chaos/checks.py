@@ -71,7 +71,7 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
     for name, reason in watch.preempted.items():
         if not any(vm == name and f"reason {reason}" in sentence for vm, sentence in events):
             found.append(f"{name} was preempted (reason {reason}) without a record")
-    found += _lost(client, {name for name, _ in present}, watch)
+    found += _lost(client, {name for name, _ in present}, {vm for vm, _ in events})
     doubled = await asyncio.to_thread(
         rows, database, "SELECT request_id, count(*) FROM plans GROUP BY request_id HAVING count(*) > 1"
     )
@@ -93,8 +93,8 @@ def deflated_beside_room(agent: ChaosAgent) -> list[str]:
     ]
 
 
-def _lost(client: Client, present: set[str], watch: Watch) -> list[str]:
-    """VMs that were placed, that nobody deleted or preempted, and that are nowhere."""
+def _lost(client: Client, present: set[str], preempted: set[str]) -> list[str]:
+    """VMs that were placed, that nobody deleted or preempted (by the record), and that are nowhere."""
     placed = {r.vm for r in client.requests if r.kind == "create" and r.end and r.end["state"] == "done"}
     deleted = {r.vm for r in client.requests if r.kind == "delete" and r.accepted}
-    return [f"{name} is lost" for name in sorted(placed - deleted - set(watch.preempted) - present)]
+    return [f"{name} is lost" for name in sorted(placed - deleted - preempted - present)]

@@ -342,7 +342,7 @@ class Watch:
             assert placed or state.conclusion is not None
             if now.state is not OperationState.DONE:
                 assert not self.unsettled
-                owed = {e.host for e in effects if isinstance(e, SetVM) and e.owed}
+                owed = {e.host for e in effects if isinstance(e, SetVM) and e.owed and e.name == self.spec.name}
                 assert self.perhaps <= owed, "a VM that may be somewhere is owed there"
 
     def heard(self, state: PlanState, event: Event) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deflation.messages import HostReport, OperationState, Vector
-from tests.manager.cluster import cluster_of, vm
+from tests.manager.cluster import QUICK, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
 pytestmark = pytest.mark.service
@@ -50,3 +52,34 @@ async def test_what_guests_under_pressure_do_not_give_is_a_shortfall_and_no_mini
         (event,) = await cluster.events("preempting")
         assert "reason shortfall" in event["sentence"]
         assert "in layer guest (low-1, low-2 under pressure gives nothing)" in event["sentence"]
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["command-lost", "answer-lost"])
+async def test_a_vm_that_may_have_been_preempted_is_gone_when_its_host_is_back(
+    tmp_path: Path, carried_out: bool
+) -> None:
+    """Otherwise it would be said to run for ever where it was stopped."""
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=4000.0)
+    async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=0.4)) as cluster:
+        rigid: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}}
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name, memory_mib=600.0, **rigid))
+        agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 1, carried_out
+        body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 600.0), "deadline_s": 10.0}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await agent.hanging.wait()
+        await agent.die()
+        operation = await cluster.ended("high")
+        assert operation.state is OperationState.FAILED
+        await agent.revive()
+
+        async def agreed() -> bool:
+            rows = (await cluster.get("/v1/vms"))["vms"]
+            managed = {row["name"] for row in rows if row["host"]}
+            return len(managed) == 1 and managed == set(agent.vms)
+
+        async with asyncio.timeout(20):
+            await cluster.until(agreed)
+        (event,) = await cluster.events("preempting")
+        assert "reason minimum" in event["sentence"]
