@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """For ``-n 2 --dist loadgroup``: files stay together, and what is to be alone is one group."""
     for item in items:
         path = item.path.relative_to(TESTS)
         alone = path.parts[0] in ALONE or item.get_closest_marker("guest") is not None
         item.add_marker(pytest.mark.xdist_group("alone" if alone else str(path)))
+    # Before xdist reads the groups.
+    yield
 
 
 @pytest.fixture(autouse=True)
