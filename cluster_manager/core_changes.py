@@ -17,7 +17,7 @@ from cluster_manager.rows import StoredChange, StoredVM
 from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.machine_messages import MachineRanking
-from deflation.messages import CoreChange, HostReport
+from deflation.messages import CoreChange, HostReport, VMState
 from task_matcher.prediction import WINDOW_S, Change, history_of, whole_cores
 from task_matcher.ranking import Machine, rank_machines
 
@@ -73,7 +73,8 @@ class CoreChanges:
         :raises InvalidField: a duration that is negative or not finite.
         """
         now = self._clock()
-        rows = {row.name: row for row in await self._store.vms() if row.phase is VMPhase.RUNNING}
+        running = (row for row in await self._store.vms() if row.phase is VMPhase.RUNNING)
+        rows = {row.name: row for row in running if not self._is_off(row)}
         changes = await self._store.core_changes_since(now - WINDOW_S)
         pool = history_of((_change(stored) for stored in changes if stored.variable), now)
         history = replace(pool, last=history_of(map(_change, changes), now).last)
@@ -93,6 +94,11 @@ class CoreChanges:
             )
             for ranked in rank_machines(machines, history, now, duration_s)
         ]
+
+    def _is_off(self, row: StoredVM) -> bool:
+        """Whether a machine has powered itself off: no task can run there."""
+        reported = self._hosts.vm(row.host, row.name)
+        return reported is not None and reported.state is VMState.STOPPED
 
     def _cores(self, row: StoredVM) -> int:
         """Whole cores that the machine has now, as its host last reported."""

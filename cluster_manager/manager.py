@@ -33,6 +33,7 @@ from cluster_manager.store import Store
 from cluster_manager.versions import vm_version
 from deflation.messages import HostReport, ManagedState, ManagedVM, ReportReply, Vector, VMState
 from deflation.resources import ZERO
+from rest.settings import is_protected
 
 log = structlog.get_logger()
 
@@ -148,8 +149,11 @@ class Manager:
         return [self._managed(row) for row in await self.store.vms(name)]
 
     def _url_of(self, host_id: str) -> str | None:
+        """Where a host's agent listens; None also where our token would be sent in the clear."""
         host = self.hosts.get(host_id)
-        return host.report.url if host is not None else None
+        if host is None or not (self.settings.insecure or is_protected(host.report.url)):
+            return None
+        return host.report.url
 
     def _managed(self, row: StoredVM) -> ManagedVM:
         """The store knows what should be, the host's last report what is."""
