@@ -424,14 +424,15 @@ async def test_nothing_begins_beside_a_resize_or_a_release(cluster: Cluster, ver
         assert (await cluster.call("POST", "/v1/adoptions", json=body))[0] == 202
         assert (await cluster.ended("a1")).state is OperationState.DONE
     agent.trouble.never_ends = True
+    agent.polled.clear()
     change = {"nominal": {"cpu_cores": 2.5}} if verb == "resize" else {}
     assert (await send(cluster, name, verb, **change))[0] == 202
+    await agent.polled.wait()
     for other in ("stop", "migrate", "resize"):
         body = {"priority": "fixed"} if other == "resize" else {}
         status, problem = await send(cluster, name, other, request_id=f"second-{other}", **body)
         assert (status, problem["error"]) == (409, f"{name} is being changed: wait for operation {verb}-{name}")
     agent.trouble.never_ends = False
-    await agent.polled.wait()
     agent.end_pending()
     assert (await cluster.ended(f"{verb}-{name}")).state is OperationState.DONE
     await consistent(cluster)
