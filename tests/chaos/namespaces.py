@@ -82,13 +82,22 @@ class Network:
 
 @contextlib.contextmanager
 def network(agents: Sequence[str]) -> Iterator[Network]:
-    """Gone afterwards, whatever happened."""
-    made = Network(secrets.token_hex(3), tuple(agents))
+    """Gone afterwards, whatever happened; where the test itself was killed, with the next that is made."""
+    sweep()
+    made = Network(f"{os.getpid()}-{secrets.token_hex(3)}", tuple(agents))
     try:
         made.make()
         yield made
     finally:
         made.remove()
+
+
+def sweep() -> None:
+    """Remove the namespaces of processes that are no more."""
+    for path in Path("/run/netns").glob(f"{PREFIX}*-*-*"):
+        pid = path.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            subprocess.run(("ip", "netns", "del", path.name), capture_output=True, timeout=30, check=False)
 
 
 def sockets_in(namespace: str) -> Any:

@@ -7,6 +7,7 @@ the same story; at no moment is a VM on two hosts or room promised twice.
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,12 @@ def test_no_namespace_is_left_behind_when_something_fails() -> None:
     with pytest.raises(LookupError):
         fail()
     assert PREFIX + made[0].tag not in ip("netns", "list")
+
+
+def test_namespaces_of_a_test_that_was_killed_go_with_the_next() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stale = Network(f"{gone.pid}-0000", ("x",))
+    stale.make()
+    with network(("y",)):
+        assert PREFIX + stale.tag not in ip("netns", "list")
