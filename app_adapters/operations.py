@@ -106,10 +106,12 @@ class Operations:
                 + (f": {answer.reason}" if answer.reason else "")
             )
             self._deadline, self._latest = deadline, operation
-            self._worker = threading.Thread(
+            worker = threading.Thread(
                 target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
             )
-            self._worker.start()
+            # Started first: whoever stops us at this moment can wait for no thread that has not begun.
+            worker.start()
+            self._worker = worker
             return body
 
     def status(self, request_id: str) -> TargetStatus | None:
