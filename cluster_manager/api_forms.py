@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -38,20 +37,6 @@ async def body_of(request: web.Request, form: type[B]) -> B:
     except ValidationError as error:
         problem = problem_of(error)
         raise RequestError(400, problem.error, problem.field) from error
-
-
-def query_of(request: web.Request, names: Collection[str]) -> dict[str, str]:
-    """The query's parameters, each known and given once.
-
-    :raises RequestError: 400 with the parameter.
-    """
-    for name in request.query:
-        if name not in names:
-            known = f"known here: {', '.join(names)}" if names else "none is known here"
-            raise RequestError(400, f"{name}: is no query parameter of {request.path} ({known})", name)
-        if len(request.query.getall(name)) > 1:
-            raise RequestError(400, f"{name}: is given more than once", name)
-    return dict(request.query)
 
 
 def request_id_of(text: str) -> str:

@@ -17,7 +17,7 @@ from cluster_manager.rows import StoredChange, StoredVM
 from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.machine_messages import MachineRanking
-from deflation.messages import CoreChange, HostReport, VMState
+from deflation.messages import HostReport, VMState
 from task_matcher.prediction import WINDOW_S, Change, history_of, whole_cores
 from task_matcher.ranking import Machine, rank_machines
 
@@ -59,10 +59,6 @@ class CoreChanges:
                     continue
                 log.info("core change", machine=change.machine, host=report.id, why=change.cause)
         return self.acknowledged(report.id)
-
-    async def newest(self, machine: str | None, limit: int) -> list[CoreChange]:
-        """Newest first, of one machine or of all."""
-        return [stored.change for stored in await self._store.core_changes(machine, limit)]
 
     async def ranking(self, duration_s: float) -> list[MachineRanking]:
         """The running machines for a task of this duration, best first, unknown ones last.

@@ -205,10 +205,6 @@ class Operations:
         plans = (running.state for running in self._running.values() if not running.state.finished)
         return next((p.request_id for p in plans if p.vm == name and p.kind in ("resize", "release")), None)
 
-    async def newest(self, limit: int) -> list[Operation]:
-        """What clients asked for, newest first."""
-        return [self._view(plan) for plan in await self._store.newest_plans(limit)]
-
     async def settle_debts(self, host: str) -> None:
         """On a report: remove and reinflate what could not be done while the host was away."""
         known = self._hosts.get(host)

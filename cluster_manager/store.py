@@ -150,13 +150,6 @@ class Store(Transactions):
         found = await self._plans(select(table).where(table.c.request_id == request_id))
         return found[0] if found else None
 
-    async def newest_plans(self, limit: int) -> list[StoredPlan]:
-        """What clients asked for, newest first."""
-        table = schema.plans
-        return await self._plans(
-            select(table).where(table.c.internal == 0).order_by(table.c.number.desc()).limit(limit)
-        )
-
     async def _plans(self, query: Any) -> list[StoredPlan]:
         return [_plan(row) for row in await self._read(query)]
 
