@@ -34,7 +34,7 @@ from ebb.errors import BenchmarkFailed
 
 CORES = 0.8
 SHARES = (0.25, 0.5)
-SCALES = {"kmeans": 1.0, "als": 1.2}
+SCALES = {"kmeans": 0.6, "als": 0.7}
 QUICK_SCALE = 0.3
 HALF = 0.5
 GRACE_S = 3.0
