@@ -24,6 +24,7 @@ from simulator.experiments.shared import packed
 _PATIENCE_S: Final = 5.0
 #: Seconds between two looks where nothing happens, so that time left goes on counting.
 LOOK_S: Final = 0.5
+_COMMAND: Final = "from simulator.experiments import worker; worker.main()"
 #: Each worker is one core; libraries that start threads of their own would only be in each other's way.
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -114,7 +115,7 @@ class Workers:
             environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
             environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
             process = subprocess.Popen(
-                [sys.executable, "-m", "simulator.experiments.worker", str(theirs.fileno())],
+                [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A process that makes runs: ``python -m simulator.experiments.worker FD``; what it is given comes over that socket."""
+"""A process that makes runs: `main` of a process that has a socket's descriptor as its argument; all comes over it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,3 @@ def main() -> None:
         serve(Connection(descriptor))
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
