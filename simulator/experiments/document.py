@@ -104,10 +104,9 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     for key, value in overrides.items():
         table, _, rest = key.partition(".")
         if table not in TABLES or not rest:
-            sweep = found.get("sweep")
             if key in OWN:
                 table = "experiment"
-            elif isinstance(sweep, Mapping) and key in sweep:
+            elif _has(found.get("sweep"), key):
                 table, value = "sweep", value if isinstance(value, list | Mapping) else [value]
             else:
                 table = "settings"
@@ -115,7 +114,8 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         if table == "plots":
             raise InvalidParameter(key, "cannot be set; plots stand in the file")
         place = found.setdefault(table, {})
-        *between, last = rest.split(".")
+        # A quoted key with dots is one key.
+        *between, last = [rest] if rest in place else rest.split(".")
         for step in between:
             below = place.get(step)
             if below is not None and not isinstance(below, Mapping):
@@ -124,6 +124,17 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
             place = place[step]
         place[last] = value
     return found
+
+
+def _has(sweep: Any, key: str) -> bool:
+    """Whether a sweep has an axis of this name."""
+    if isinstance(sweep, Mapping) and key in sweep:
+        return True
+    for step in key.split("."):
+        if not isinstance(sweep, Mapping) or step not in sweep:
+            return False
+        sweep = sweep[step]
+    return True
 
 
 def _settings(given: Mapping[str, Any], where: str) -> dict[str, Any]:
