@@ -14,7 +14,9 @@ from simulator.experiments.model import model_named
 from simulator.experiments.processes import Event
 from simulator.experiments.shared import packed
 
-_CONNECT_S: Final = 10.0
+_CONNECT_S = 10.0
+#: What a worker's code is compared with.
+OUR_CODE = code_fingerprint
 #: Prepared data in this process, by its key: one is kept, so that a worker unpacks it once a sweep.
 _PREPARED: Final[dict[str, Any]] = {}
 
@@ -71,5 +73,5 @@ def _same_code(client: Any) -> None:
     if not theirs:
         raise ExperimentError("dask", "has no workers")
     for worker, found in theirs.items():
-        if found != code_fingerprint():
+        if found != OUR_CODE():
             raise ExperimentError("dask", f"worker {worker} has other code than this machine")

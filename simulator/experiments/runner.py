@@ -32,6 +32,8 @@ from simulator.experiments.shared import fingerprint
 RUNS: Final = "runs"
 REPORT: Final = "report.html"
 _LOCK: Final = ".lock"
+#: Failures whose traces stand in meta.json.
+_MOST_FAILURES: Final = 100
 
 
 @dataclass(slots=True)
@@ -141,6 +143,11 @@ def _run(
             for name, one in experiment.inputs.items()
         },
         "runs": {"total": len(all_runs), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
+        "failures": [
+            {"run": str(one), "error": became.error, "trace": became.trace}
+            for one, became in zip(all_runs, finished, strict=True)
+            if became.error
+        ][:_MOST_FAILURES],
         "started": started.isoformat(timespec="seconds"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "dask": dask,
