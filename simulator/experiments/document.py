@@ -260,9 +260,11 @@ def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str 
     found = {}
     for name, entry in given.items():
         place = f"{INPUTS}.{name}"
-        fields = Given({"path": entry} if isinstance(entry, str) else entry, f"{place}.") if isinstance(
-            entry, str | Mapping
-        ) else None
+        fields = (
+            Given({"path": entry} if isinstance(entry, str) else entry, f"{place}.")
+            if isinstance(entry, str | Mapping)
+            else None
+        )
         if fields is None:
             raise InvalidParameter(place, f"must be a path or a table, but is {entry!r}")
         stated = fields.text("path", "")

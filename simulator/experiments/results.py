@@ -207,9 +207,7 @@ def _stacked(
     for name in dict.fromkeys(name for _, columns in have for name in columns):
         if name in stacked:
             raise ExperimentError("table", f"{table} has a column {name}, which is the name of an axis")
-        parts = [
-            columns.get(name, np.full(length, np.nan)) for (_, columns), length in zip(have, lengths, strict=True)
-        ]
+        parts = [columns.get(name, np.full(length, np.nan)) for (_, columns), length in zip(have, lengths, strict=True)]
         stacked[name] = np.concatenate(parts)
     return stacked
 

@@ -253,7 +253,9 @@ def _fits(experiment: Experiment, finished: Finished) -> None:
     for where, names in wanted:
         for name in names:
             if name not in metrics:
-                raise ExperimentError(where, f"has {name!r}, which the model does not give; it gives {', '.join(metrics)}")
+                raise ExperimentError(
+                    where, f"has {name!r}, which the model does not give; it gives {', '.join(metrics)}"
+                )
 
 
 def _file(directory: Path, one: Run) -> Path:
@@ -287,7 +289,7 @@ def _call(
     words = [repr(str(file))]
     words += [] if output is None else [f"output={str(output)!r}"]
     words += [f"overrides={dict(overrides)!r}"] if overrides else []
-    words += [f"inputs={({name: str(path) for name, path in inputs.items()})!r}"] if inputs else []
+    words += [f"inputs={ ({name: str(path) for name, path in inputs.items()})!r}"] if inputs else []
     return f"simulator.experiments.run({', '.join(words)})"
 
 

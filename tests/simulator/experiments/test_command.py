@@ -39,7 +39,7 @@ def test_run_shows_the_means_and_says_where_the_rest_is(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[0] == "policy x inner.step y offset nothing"
-    assert re.fullmatch(r"flat 4 0\.5 \d\.\d+ ± \S+ 10 ± 0 –", lines[1])
+    assert re.fullmatch(r"flat 4 0\.5 \d\.\d+ ± \S+ 10 ± 0 -", lines[1])
     assert "4 runs: 4 made, 0 kept, 0 failed" in done.stderr
     assert "lines.toml: running: 0 of 4 runs" in done.stderr
     assert load(tmp_path / "out").meta["command"] == shlex.join(["ebb", "sim", "run", *words])
@@ -84,7 +84,11 @@ def test_a_run_that_failed_ends_the_command_with_1_when_all_is_written(tmp_path:
     [
         (["run", "none.toml"], 1, "none.toml: file cannot be read"),
         (["run", "lines.toml", "--set", "noise"], 2, "--set must be NAME=VALUE, not 'noise'"),
-        (["run", "lines.toml", "--set", "noise=x"], 1, "lines.toml: settings.noise must be a finite number, but is 'x'"),
+        (
+            ["run", "lines.toml", "--set", "noise=x"],
+            1,
+            "lines.toml: settings.noise must be a finite number, but is 'x'",
+        ),
         (["run", "lines.toml", "--input", "a=b"], 1, "inputs.a is no input of this experiment; there are none"),
         (["show", "."], 1, "results are not in .: there is no meta.json"),
         (["compare", "."], 1, "results are not in ."),

@@ -68,7 +68,12 @@ def test_a_figure_with_policies_bounds_and_panels_can_be_said() -> None:
     one, two = experiment.plots
     assert (one.x, one.lines, one.panels) == ("overcommitment", ("policy", "minimum_share"), ("low_share",))
     assert one.marks == (Mark("incompressible_load", 1.0, "incompressible load = capacity"),)
-    assert (two.x, two.lines, two.panels, two.title) == ("overcommitment", ("policy",), (), "low_rejected, high_rejected")
+    assert (two.x, two.lines, two.panels, two.title) == (
+        "overcommitment",
+        ("policy",),
+        (),
+        "low_rejected, high_rejected",
+    )
 
 
 def test_a_range_has_the_numbers_that_one_reads() -> None:
@@ -128,7 +133,15 @@ def test_a_key_in_a_table_of_the_settings_can_be_set() -> None:
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [("3", 3), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ('"3"', "3"), ("packing", "packing"), ("a = 1", "a = 1")],
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ('"3"', "3"),
+        ("packing", "packing"),
+        ("a = 1", "a = 1"),
+    ],
 )
 def test_words_of_a_command_line_are_toml_where_they_can_be(word: str, value: Any) -> None:
     assert document.value_of(word) == value
@@ -145,7 +158,9 @@ def test_inputs_are_relative_to_the_file_and_others_to_where_one_is(
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "a.csv").touch()
     (tmp_path / "b.csv").touch()
-    text = '[experiment]\nname="a"\nmodel="jobs"\n[inputs]\na="a.csv"\n[inputs.b]\npath=""\nformat="swf"\norder="sort"\n'
+    text = (
+        '[experiment]\nname="a"\nmodel="jobs"\n[inputs]\na="a.csv"\n[inputs.b]\npath=""\nformat="swf"\norder="sort"\n'
+    )
     path = put(tmp_path / "here", text)
     monkeypatch.chdir(tmp_path)
     experiment = document.read(path, inputs={"b": "b.csv"})
@@ -201,8 +216,14 @@ HEAD = '[experiment]\nname = "a"\nmodel = "jobs"\n'
         (HEAD + "[[plots]]\nx='a'\n", "plots[1].metric is missing"),
         (HEAD + "[[plots]]\nmetric='m'\nx='a'\n", "plots[1].x must be an axis, but is 'a'; there are none"),
         (HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nlines='b'\n", "plots[1].lines must be an axis, but is 'b'"),
-        (HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nlines='a'\n", "plots[1].x and lines and panels must be different"),
-        (HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nwhere={a=2}\n", "plots[1].where.a has 2, which the axis has not"),
+        (
+            HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nlines='a'\n",
+            "plots[1].x and lines and panels must be different",
+        ),
+        (
+            HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nwhere={a=2}\n",
+            "plots[1].where.a has 2, which the axis has not",
+        ),
         (HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\ny_scale='x'\n", "plots[1].y_scale must be one of linear, log"),
         (HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nfoo=1\n", "plots[1].foo is unknown"),
         (HEAD + "[sweep]\na=[1]\n[[plots]]\nmetric='m'\nmarks=[{bound='b'}]\n", "plots[1].marks.at is missing"),

@@ -74,7 +74,9 @@ def test_with_less_than_the_least_there_is_no_harvest_vm(tmp_path: Path) -> None
 
 def test_a_share_keeps_whole_groups_and_differs_by_seed() -> None:
     path = DATA / "azure_derived.csv.gz"
-    placed = {seed: outcome(path, seed, cpu_cores=1000, memory_mib=1e7, share=0.5).metrics["placed"] for seed in range(8)}
+    placed = {
+        seed: outcome(path, seed, cpu_cores=1000, memory_mib=1e7, share=0.5).metrics["placed"] for seed in range(8)
+    }
     assert len(set(placed.values())) > 1
     assert all(0 < count < 48 for count in placed.values())
     assert outcome(path, 3, cpu_cores=1000, memory_mib=1e7, share=0.5).metrics["placed"] == placed[3]
@@ -135,5 +137,7 @@ def test_settings_that_cannot_be_are_refused_by_name(given: dict[str, Any], sent
 
 
 def test_a_trace_of_something_else_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match=r"inputs.vms must be a trace of vms, but .*gaia_azure.csv is one of jobs"):
+    with pytest.raises(
+        InvalidParameter, match=r"inputs.vms must be a trace of vms, but .*gaia_azure.csv is one of jobs"
+    ):
         outcome(DATA / "gaia_azure.csv")

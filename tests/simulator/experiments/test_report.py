@@ -63,7 +63,7 @@ def same(shown: tuple[str, float], value: float) -> None:
     text, exact = shown
     if math.isnan(value):
         assert math.isnan(exact)
-        assert text == "–"
+        assert text == "-"
     else:
         assert exact == pytest.approx(value, rel=1e-12, abs=1e-15)
         assert float(text) == pytest.approx(value, rel=5.1e-6)
@@ -82,7 +82,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("swept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EBB_CACHE_DIR", str(directory / "cache"))
-        text = SWEEP.replace("noise = 0.5", "noise = 0.5\nfails_at = 3").replace('"Two slopes"', "'Two <b>slopes</b> &'")
+        text = SWEEP.replace("noise = 0.5", "noise = 0.5\nfails_at = 3").replace(
+            '"Two slopes"', "'Two <b>slopes</b> &'"
+        )
         run(put(directory, text), output=directory / "out", workers=0, command="ebb sim run 'a <b>.toml'")
     return directory / "out"
 
@@ -176,7 +178,9 @@ def test_many_runs_are_left_to_the_parquet(swept: Path, monkeypatch: pytest.Monk
         Plot("two panels' axes", ("y",), "x", (), ("policy", "inner.step"), bounds=("line",)),
         Plot("some values", ("y", "offset"), "x", ("policy",), ("inner.step",), where={"inner.step": (0.5,)}),
         Plot("all failed", ("y",), "x", ("policy",), where={"x": (3,)}),
-        Plot("a number that is none", ("nothing",), "x", ("policy",), marks=(Mark("line", 2.5, "m"),), bounds=("load",)),
+        Plot(
+            "a number that is none", ("nothing",), "x", ("policy",), marks=(Mark("line", 2.5, "m"),), bounds=("load",)
+        ),
     ],
 )
 def test_plots_of_every_form_can_be_drawn(swept: Path, plot: Plot) -> None:

@@ -77,7 +77,7 @@ def test_every_case_runs_with_every_seed_and_all_is_written(tmp_path: Path) -> N
     assert meta["started"] <= meta["ended"]
     assert meta["host"]["cores"] == os.cpu_count()
     assert (tmp_path / "out" / "report.html").is_file()
-    assert [status.stage for status in said][0] == "reading inputs"
+    assert said[0].stage == "reading inputs"
     assert (said[-1].stage, said[-1].done, said[-1].share) == ("done", 36, 1.0)
 
 
@@ -174,7 +174,11 @@ def test_a_slip_in_the_last_case_is_found_before_the_first_run(tmp_path: Path, l
         ("noise = 0.5", "noize = 0.5", "settings.noize is unknown; allowed are policy, "),
         ('"steep"]', '"odd"]', "settings.policy must be one of flat, steep, but is 'odd'"),
         ('"line"', '"lime"', r"plots\[1\] has no bound 'lime'; the model has line, load"),
-        ('metric = "y"', 'metric = "z"', r"plots\[1\].metrics has 'z', which the model does not give; it gives y, offset"),
+        (
+            'metric = "y"',
+            'metric = "z"',
+            r"plots\[1\].metrics has 'z', which the model does not give; it gives y, offset",
+        ),
         ("seeds = 3", 'metrics = ["z"]\nseeds = 3\n', r"has 'z', which"),
     ],
 )
@@ -185,7 +189,9 @@ def test_what_the_model_does_not_know_is_refused(tmp_path: Path, old: str, new: 
 
 
 def test_only_wanted_metrics_are_written(tmp_path: Path) -> None:
-    found = run(put(tmp_path, SWEEP.replace("seeds = 3", 'seeds = 1\nmetrics = ["y"]')), output=tmp_path / "o", workers=0)
+    found = run(
+        put(tmp_path, SWEEP.replace("seeds = 3", 'seeds = 1\nmetrics = ["y"]')), output=tmp_path / "o", workers=0
+    )
     assert found.metrics == ("y",)
     assert "offset" not in found.columns
 
@@ -229,16 +235,25 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, 
     assert not list(out.glob("runs/.*"))
     assert not (out / "results.parquet").exists()
     made(log)
-    found = run(put(tmp_path, text.replace("0.3", "0.3")), output=out, workers=2)
+    found = run(put(tmp_path, text), output=out, workers=2)
     assert len(made(log)) == 12 - kept
     assert found.meta["runs"] == {"total": 12, "kept": kept, "made": 12 - kept, "failed": 0}
 
 
 def test_workers_end_when_the_process_that_gives_them_work_is_killed(tmp_path: Path, log: Path) -> None:
     text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nseeds=2\n[settings]\nlog="{log}"\nwaits_s=600\n'
-    words = [sys.executable, "-m", "ebb.main", "sim", "run", str(put(tmp_path, text)), "--output", str(tmp_path / "out")]
+    words = [
+        sys.executable,
+        "-m",
+        "ebb.main",
+        "sim",
+        "run",
+        str(put(tmp_path, text)),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(words + ["--workers", "2"], stderr=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen([*words, "--workers", "2"], stderr=subprocess.DEVNULL, env=environment)
     children: list[psutil.Process] = []
     try:
         wait_for(lambda: len(list(log.iterdir())) == 2)
