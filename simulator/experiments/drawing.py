@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from simulator.experiments.experiment import Plot, Value, shown
 from simulator.experiments.panels import Line, Panel, combinations, label, panels
@@ -34,16 +34,17 @@ def svg(results: Results, plot: Plot) -> str | None:
     if not found:
         return None
     styles = _styles(results, plot)
-    columns, rows = _grid(plot, found)
+    columns, rows, shared = _grid(plot, found)
+    drawn = {point.x for panel in found for line in panel.lines for point in line.points}
+    xs = [x for x in results.values(plot.x) if x in drawn]
     with matplotlib.rc_context({**_FONT, "svg.hashsalt": plot.title}):
         size = _ONE_PANEL if len(found) == 1 else (_WIDTH, _PANEL_HEIGHT * rows + 0.6)
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
-        # Panels of one metric share their y axis, so that they can be compared.
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row" if _by_metric(plot) else True)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=shared)
         places = [axes for row in grid for axes in row]
         for place, panel in zip(places, found, strict=False):
-            _draw(place, plot, panel, styles)
+            _draw(place, plot, panel, styles, xs)
         for number, place in enumerate(places):
             if number >= len(found):
                 place.set_visible(False)
@@ -51,7 +52,7 @@ def svg(results: Results, plot: Plot) -> str | None:
                 # Below it there is no panel that would show the numbers of the shared axis.
                 place.tick_params(labelbottom=True)
                 place.set_xlabel(plot.x)
-            if number % columns == 0 and number < len(found):
+            if number < len(found) and (number % columns == 0 or not shared):
                 place.set_ylabel(found[number].metric)
         _legend(figure, places[: len(found)])
         content = io.StringIO()
@@ -59,23 +60,21 @@ def svg(results: Results, plot: Plot) -> str | None:
     return content.getvalue()
 
 
-def _by_metric(plot: Plot) -> bool:
-    return len(plot.metrics) > 1
+def _grid(plot: Plot, found: Sequence[Panel]) -> tuple[int, int, bool | Literal["row"]]:
+    """Columns, rows, and which panels have one y axis, so that they can be compared.
 
-
-def _grid(plot: Plot, found: Sequence[Panel]) -> tuple[int, int]:
-    """Columns and rows: a row a metric where there are several, or a row for each value of the second of two axes."""
-    each = len(found) // len(plot.metrics) if _by_metric(plot) else 0
-    if each and each * len(plot.metrics) == len(found) and each <= _MOST_COLUMNS + 1:
-        if each > 1 or len(found) <= 2:
-            return (each, len(plot.metrics)) if each > 1 else (len(found), 1)
-        return min(len(found), _MOST_COLUMNS), math.ceil(len(found) / _MOST_COLUMNS)
-    if len(plot.panels) == 2:
+    A row a metric where there are several, or a row for each value of the first of two axes.
+    """
+    metrics = len({panel.metric for panel in found})
+    each = len(found) // metrics
+    if 1 < metrics and 1 < each <= _MOST_COLUMNS + 1 and each * metrics == len(found):
+        return each, metrics, "row"
+    columns = 2 if len(found) == 4 else min(len(found), _MOST_COLUMNS)
+    if metrics == 1 and len(plot.panels) == 2:
         second = len({panel.case[plot.panels[1]] for panel in found})
         if second <= _MOST_COLUMNS + 1 and len(found) % second == 0:
-            return second, len(found) // second
-    columns = min(len(found), _MOST_COLUMNS if len(found) != 4 else 2)
-    return columns, math.ceil(len(found) / columns)
+            columns = second
+    return columns, math.ceil(len(found) / columns), metrics == 1
 
 
 def _styles(results: Results, plot: Plot) -> Mapping[str, tuple[Any, str, str]]:
@@ -99,8 +98,9 @@ def _styles(results: Results, plot: Plot) -> Mapping[str, tuple[Any, str, str]]:
     return found
 
 
-def _draw(place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]]) -> None:
-    xs = list(dict.fromkeys(point.x for line in panel.lines for point in line.points))
+def _draw(
+    place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]], xs: Sequence[Value]
+) -> None:
     words = any(isinstance(x, str | bool) for x in xs)
     for number, line in enumerate(panel.lines):
         colour, marker, stroke = styles[line.label]
