@@ -157,15 +157,16 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _allowed_name(name: str, where: str) -> None:
-    if name in RESERVED or name.startswith(BOUND) or name == POLICY:
-        problem = "stands in experiment.policies" if name == POLICY else "is a name of the results' own"
-        raise InvalidParameter(f"{where}.{name}", problem)
+    if name in RESERVED or name.startswith(BOUND):
+        raise InvalidParameter(f"{where}.{name}", "is a name of the results' own")
 
 
 def _axes(given: Mapping[str, Any], where: str, before: str = "") -> Iterator[Axis]:
     for name, value in given.items():
         full, place = f"{before}{name}", f"{where}.{name}"
         _allowed_name(name, where)
+        if full == POLICY:
+            raise InvalidParameter(place, "stands in experiment.policies")
         if isinstance(value, Mapping) and "from" not in value:
             yield from _axes(value, place, f"{full}.")
             continue
@@ -229,13 +230,14 @@ def _policies(own: Given) -> Iterator[Policy]:
 
 
 def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence[Policy]) -> None:
-    """What an axis varies nothing else may state."""
+    """What an axis varies, or the policies do, nothing else may state."""
+    if policies and POLICY in settings:
+        raise InvalidParameter(f"settings.{POLICY}", "stands in experiment.policies, too; only one of them may")
     for axis in axes:
         *tables, last = axis.name.split(".")
-        for where, given in [
-            ("settings", settings),
-            *((f"experiment.policies.{policy.name}", policy.settings) for policy in policies),
-        ]:
+        places = [("settings", settings)]
+        places += [(f"experiment.policies.{policy.name}", policy.settings) for policy in policies]
+        for where, given in places:
             place: Any = given
             for table in tables:
                 place = place.get(table, {}) if isinstance(place, Mapping) else {}

@@ -67,7 +67,7 @@ def _grid(plot: Plot, found: Sequence[Panel]) -> tuple[int, int, bool | Literal[
     """
     metrics = len({panel.metric for panel in found})
     each = len(found) // metrics
-    if 1 < metrics and 1 < each <= _MOST_COLUMNS + 1 and each * metrics == len(found):
+    if metrics > 1 and 1 < each <= _MOST_COLUMNS + 1 and each * metrics == len(found):
         return each, metrics, "row"
     columns = 2 if len(found) == 4 else min(len(found), _MOST_COLUMNS)
     if metrics == 1 and len(plot.panels) == 2:

@@ -112,6 +112,12 @@ def test_axes_may_be_settings_in_tables_and_policies_may_be_bundles_of_settings(
     assert bundle.axes["policy"] == "no delay"
 
 
+def test_a_single_policy_may_be_a_setting() -> None:
+    experiment = read("[experiment]\nname='a'\nmodel='jobs'\n[settings]\npolicy='p'\n")
+    assert experiment.axis_names == ()
+    assert [case.given for case in experiment.cases()] == [{"policy": "p"}]
+
+
 def test_cases_do_not_share_their_settings() -> None:
     one, two = read("[experiment]\nname='a'\nmodel='jobs'\n[settings]\nt={a=1}\n[sweep]\nt.b=[1,2]\n").cases()
     assert (one.given["t"], two.given["t"]) == ({"a": 1, "b": 1}, {"a": 1, "b": 2})
@@ -208,6 +214,7 @@ HEAD = '[experiment]\nname = "a"\nmodel = "jobs"\n'
         (HEAD + "[sweep]\na = {from=0, to=2, step=1e-9}\n", "sweep.a.step makes 2000000001 values"),
         (HEAD + "[sweep]\na = {from=0, to=9e3, step=1}\nb = {from=0, to=9e3, step=1}\n", "sweep is 81018001 runs"),
         (HEAD + "[sweep]\npolicy = ['a']\n", "sweep.policy stands in experiment.policies"),
+        (HEAD + "policies=['p']\n[settings]\npolicy='q'\n", "settings.policy stands in experiment.policies, too"),
         (HEAD + "[settings]\na=1\n[sweep]\na = [1]\n", "sweep.a stands in settings, too"),
         (HEAD + "policies=[{name='p', a=1}]\n[sweep]\na = [1]\n", "sweep.a stands in experiment.policies.p, too"),
         (HEAD + "[inputs]\na = 3\n", "inputs.a must be a path or a table, but is 3"),
