@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -27,14 +28,18 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
     :raises ExperimentError: `distributed` is missing, nobody answers, or a worker has other code.
     """
     try:
-        from distributed import Client, as_completed
+        distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
         raise ExperimentError("dask", "needs the extra: pip install 'ebbtide[dask]'") from error
     try:
-        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+        client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise ExperimentError("dask", f"{address} does not answer: {error}") from error
     with client:
+        try:
+            client.wait_for_workers(1, timeout=_CONNECT_S)
+        except TimeoutError as error:
+            raise ExperimentError("dask", f"{address} has no workers") from error
         _same_code(client)
         content = packed(prepared, whole=True)
         token = runs[0].key if runs else ""
@@ -46,10 +51,10 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
                     remote, model, token, data, dict(run.case.given), run.seed, key=f"ebb-{run.key}", pure=False
                 )
                 futures[future] = number
-            for future in as_completed(futures):
-                error = future.exception()
+            for future in distributed.as_completed(futures):
+                lost = future.exception()
                 # Not the run failed but its machine: lost, or the run took its process along.
-                finished = future.result() if error is None else failed(error)
+                finished = future.result() if lost is None else failed(lost)
                 yield Event(futures[future], finished, {})
                 future.release()
         finally:
@@ -70,8 +75,6 @@ def _same_code(client: Any) -> None:
         theirs = client.run(code_fingerprint)
     except Exception as error:
         raise ExperimentError("dask", f"workers cannot run Ebbtide: {error}") from error
-    if not theirs:
-        raise ExperimentError("dask", "has no workers")
     for worker, found in theirs.items():
         if found != OUR_CODE():
             raise ExperimentError("dask", f"worker {worker} has other code than this machine")

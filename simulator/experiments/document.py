@@ -235,7 +235,7 @@ def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence
         raise InvalidParameter(f"settings.{POLICY}", "stands in experiment.policies, too; only one of them may")
     for axis in axes:
         *tables, last = axis.name.split(".")
-        places = [("settings", settings)]
+        places: list[tuple[str, Mapping[str, Any]]] = [("settings", settings)]
         places += [(f"experiment.policies.{policy.name}", policy.settings) for policy in policies]
         for where, given in places:
             place: Any = given

@@ -21,7 +21,7 @@ _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLES: Final = ("-", "--", ":", "-.")
 _GREY: Final = "#555555"
-_FONT: Final = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
+_FONT: Final[dict[Any, Any]] = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
 
 
 def svg(results: Results, plot: Plot) -> str | None:

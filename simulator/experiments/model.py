@@ -121,6 +121,12 @@ def model_named(name: str) -> Model[Any]:
     return found
 
 
+def bounds_of(model: Model[Any], settings: Any) -> dict[str, float]:
+    """What the model's analysis says of a case; nothing where it has none."""
+    bounds = getattr(model, "bounds", None)
+    return {} if bounds is None else {name: float(value) for name, value in bounds(settings).items()}
+
+
 def checked(outcome: Outcome) -> Outcome:
     """The outcome with plain floats and arrays.
 

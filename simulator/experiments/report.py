@@ -141,7 +141,7 @@ def _marks(results: Results, plot: Plot, number: int) -> Iterator[str]:
     """Where the vertical lines stand; they depend on bounds only, so one metric's are all."""
     if not plot.marks:
         return
-    rows = [
+    rows: list[list[Value]] = [
         [label({**panel.case, **line.case}), mark.label, x]
         for panel in panels(results, plot)
         if panel.metric == plot.metrics[0]

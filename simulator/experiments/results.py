@@ -114,11 +114,17 @@ class Results:
 
 
 def collected(
-    runs: Sequence[Run], finished: Sequence[Finished], axes: Mapping[str, Sequence[Value]], wanted: Sequence[str]
+    runs: Sequence[Run],
+    finished: Sequence[Finished],
+    axes: Mapping[str, Sequence[Value]],
+    wanted: Sequence[str],
+    bounds: Sequence[Mapping[str, float]],
 ) -> tuple[dict[str, Column], dict[str, dict[str, Column]], list[str]]:
     """Columns of all runs, their tables, and the names of the metrics.
 
-    A run that failed has its sentence under ``error`` and NaN elsewhere.
+    A run that failed has its sentence under ``error`` and NaN for metrics.
+
+    :param bounds: what analysis says of each run's case.
     """
     found = list(dict.fromkeys(name for one in finished for name in one.outcome.metrics))
     metrics = [name for name in wanted if name in found] if wanted else found
@@ -128,8 +134,8 @@ def collected(
     columns[SEED] = np.array([run.seed for run in runs], np.int64)
     for name in metrics:
         columns[name] = np.array([one.outcome.metrics.get(name, np.nan) for one in finished], np.float64)
-    for name in dict.fromkeys(name for one in finished for name in one.bounds):
-        columns[BOUND + name] = np.array([one.bounds.get(name, np.nan) for one in finished], np.float64)
+    for name in dict.fromkeys(name for one in bounds for name in one):
+        columns[BOUND + name] = np.array([one.get(name, np.nan) for one in bounds], np.float64)
     columns[RUN_S] = np.array([one.run_s for one in finished], np.float64)
     columns[ERROR] = np.array([one.error for one in finished], np.str_)
     tables: dict[str, dict[str, Column]] = {}

@@ -104,4 +104,4 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ((BEFORE, results("o", [("a", 1, 1.0)], metrics=["z"])), {}, "have none in common"),
     ):
         with pytest.raises(ExperimentError, match=sentence):
-            compare(*words, **more)  # type: ignore[arg-type]
+            compare(*words, **more)

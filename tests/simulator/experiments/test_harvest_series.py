@@ -95,7 +95,7 @@ def test_generated_vms_leave_what_littles_law_says(tmp_path: Path) -> None:
     name = "a"
     model = "harvest-series"
     policies = ["packing", "balancing", "random"]
-    seeds = 4
+    seeds = 2
     [settings]
     servers = 20
     arrivals_per_h = 60
@@ -121,7 +121,7 @@ def test_generated_vms_leave_what_littles_law_says(tmp_path: Path) -> None:
         ({"servers": 1, "policy": "best"}, "policy must be one of packing, balancing, random, but is 'best'"),
         ({"servers": 1, "warm_up_s": 9e9}, "warm_up_s must be below until_s"),
         ({"servers": 1, "share": 0}, "share must be above 0 and at most 1, but is 0"),
-        ({"servers": 1, "servants": 1}, "servants is unknown; allowed are servers, "),
+        ({"servers": 1, "servants": 1}, "servants is unknown; allowed are inputs, policy, servers, "),
         ({"servers": 1, "inputs": {"jobs": Input(DATA)}}, "inputs.jobs is unknown; allowed are vms"),
         (
             {"servers": 1, "arrivals_per_h": 3, "inputs": {"vms": Input(DATA / "azure_derived.csv.gz")}},

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from simulator.errors import ExperimentError
-from simulator.experiments import load, model, results, run, runner
+from simulator.experiments import code, load, model, results, run, runner
 from simulator.experiments.finished import Finished
 from simulator.experiments.finished import load as load_run
 from simulator.experiments.finished import save as save_run
@@ -94,7 +94,7 @@ def test_processes_change_nothing_in_what_comes_out(tmp_path: Path) -> None:
 
 
 def test_a_change_makes_exactly_the_runs_that_it_touches(tmp_path: Path, log: Path) -> None:
-    text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nseeds=2\n[settings]\nlog="{log}"\n[sweep]\nx=[1, 2]\n'
+    text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nmetrics=["y"]\nseeds=2\n[settings]\nlog="{log}"\n[sweep]\nx=[1, 2]\n'
 
     def sweep(text: str) -> set[tuple[float, int]]:
         run(put(tmp_path, text), output=tmp_path / "out", workers=0)
@@ -126,7 +126,7 @@ def test_another_content_of_an_input_or_other_code_makes_all_runs_anew(
     assert [sweep("data"), sweep("data"), sweep("same")] == [1, 0, 0]
     (tmp_path / "data").write_text("two")
     assert [sweep("data"), sweep("data")] == [1, 0]
-    monkeypatch.setattr(runner.code, "code_fingerprint", lambda: "other")
+    monkeypatch.setattr(code, "code_fingerprint", lambda: "other")
     assert [sweep("data"), sweep("data")] == [1, 0]
     monkeypatch.setattr(type(model.model_named(LINEAR)), "version", 2, raising=False)
     assert [sweep("data"), sweep("data")] == [1, 0]
@@ -152,10 +152,10 @@ def test_a_run_that_fails_is_recorded_and_costs_no_other(tmp_path: Path, log: Pa
 
 
 def test_a_process_that_is_killed_costs_its_run_only(tmp_path: Path) -> None:
-    text = SWEEP.replace("noise = 0.5", "noise = 0.5\ndies_at = 2")
+    text = SWEEP.replace("noise = 0.5", "noise = 0.5\ndies_at = 2").replace("seeds = 3", "seeds = 1")
     found = run(put(tmp_path, text), output=tmp_path / "out", workers=2)
     failed = found.columns["error"] != ""
-    assert (set(found.columns["x"][failed]), failed.sum()) == ({2}, 12)
+    assert (set(found.columns["x"][failed]), failed.sum()) == ({2}, 4)
     assert set(found.columns["error"][failed]) == {"its process was killed by SIGKILL"}
 
 
@@ -179,7 +179,7 @@ def test_a_slip_in_the_last_case_is_found_before_the_first_run(tmp_path: Path, l
             'metric = "z"',
             r"plots\[1\].metrics has 'z', which the model does not give; it gives y, offset",
         ),
-        ("seeds = 3", 'metrics = ["z"]\nseeds = 3\n', r"has 'z', which"),
+        ("seeds = 3", 'metrics = ["y", "z"]\nseeds = 3', r"experiment.metrics has 'z', which the model does not give"),
     ],
 )
 def test_what_the_model_does_not_know_is_refused(tmp_path: Path, old: str, new: str, sentence: str) -> None:
@@ -235,7 +235,7 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, 
     assert not list(out.glob("runs/.*"))
     assert not (out / "results.parquet").exists()
     made(log)
-    found = run(put(tmp_path, text), output=out, workers=2)
+    found = run(put(tmp_path, text), output=out, workers=0)
     assert len(made(log)) == 12 - kept
     assert found.meta["runs"] == {"total": 12, "kept": kept, "made": 12 - kept, "failed": 0}
 
@@ -274,13 +274,12 @@ def test_a_file_of_a_run_comes_back_as_it_was_or_not_at_all(tmp_path: Path) -> N
     tables = {"t": {"a": np.array([1, 2]), "b/ü": np.array(["x", "é"])}, "empty": {"c": np.empty(0)}}
     outcome = Outcome({"m": 0.1 + 0.2, "n": float("nan"), "i": float("inf")}, tables)
     path = tmp_path / "runs" / "one.npz"
-    save_run(path, Finished(outcome, {"b": 1.5}, 2.5))
+    save_run(path, Finished(outcome, 2.5))
     found = load_run(path)
     assert found is not None
-    assert (found.outcome.metrics["m"], found.outcome.metrics["i"], found.bounds, found.run_s) == (
+    assert (found.outcome.metrics["m"], found.outcome.metrics["i"], found.run_s) == (
         0.1 + 0.2,
         float("inf"),
-        {"b": 1.5},
         2.5,
     )
     assert np.isnan(found.outcome.metrics["n"])
