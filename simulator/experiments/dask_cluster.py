@@ -51,7 +51,7 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
                     remote, model, token, data, dict(run.case.given), run.seed, key=f"ebb-{run.key}", pure=False
                 )
                 futures[future] = number
-            for future in distributed.as_completed(futures):
+            for future in distributed.as_completed(futures, loop=client.loop):
                 lost = future.exception()
                 # Not the run failed but its machine: lost, or the run took its process along.
                 finished = future.result() if lost is None else failed(lost)

@@ -94,7 +94,8 @@ def test_processes_change_nothing_in_what_comes_out(tmp_path: Path) -> None:
 
 
 def test_a_change_makes_exactly_the_runs_that_it_touches(tmp_path: Path, log: Path) -> None:
-    text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nmetrics=["y"]\nseeds=2\n[settings]\nlog="{log}"\n[sweep]\nx=[1, 2]\n'
+    text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nmetrics=["y"]\nseeds=2\n[settings]\nlog="{log}"\n'
+    text += "[sweep]\nx=[1, 2]\n"
 
     def sweep(text: str) -> set[tuple[float, int]]:
         run(put(tmp_path, text), output=tmp_path / "out", workers=0)
