@@ -20,6 +20,8 @@ _MOST_COLUMNS: Final = 3
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B6508")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLES: Final = ("-", "--", ":", "-.")
+#: Of a legend's size of type.
+_LETTERS_PER_INCH: Final = 13.5
 _GREY: Final = "#555555"
 _FONT: Final[dict[Any, Any]] = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
 
@@ -54,6 +56,7 @@ def svg(results: Results, plot: Plot) -> str | None:
                 place.set_xlabel(plot.x)
             if number < len(found) and (number % columns == 0 or not shared):
                 place.set_ylabel(found[number].metric)
+        _from_zero(plot, list(zip(places, found, strict=False)), bool(shared))
         _legend(figure, places[: len(found)])
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
@@ -136,8 +139,6 @@ def _draw(
         place.set_xscale("log")
     if plot.log_y:
         place.set_yscale("log")
-    elif all(not point.found.mean < 0 for line in panel.lines for point in line.points):
-        place.set_ylim(bottom=0)
     if plot.percent:
         from matplotlib.ticker import PercentFormatter
 
@@ -148,6 +149,16 @@ def _draw(
     for text in marks:
         if text not in place.get_legend_handles_labels()[1]:
             place.plot([], [], color=_GREY, linestyle=":", linewidth=1.2, label=f"{text} (colour of its line)")
+
+
+def _from_zero(plot: Plot, drawn: Sequence[tuple[Any, Panel]], shared: bool) -> None:
+    """Axes of what is never negative begin with 0. When all is drawn: it ends the choice of the other limit."""
+    if plot.log_y:
+        return
+    for place, panel in drawn:
+        alike = [other for _, other in drawn if other is panel or (shared and other.metric == panel.metric)]
+        if not any(point.found.mean < 0 for other in alike for line in other.lines for point in line.points):
+            place.set_ylim(bottom=0)
 
 
 def _bounds(
@@ -176,14 +187,22 @@ def _half(value: float) -> float:
 
 
 def _legend(figure: Any, places: Sequence[Any]) -> None:
-    """One for all panels."""
-    handles, texts = [], []
+    """One for all panels: lines of what was found, then bounds and marks."""
+    from matplotlib.container import ErrorbarContainer
+
+    entries: dict[str, Any] = {}
     for place in places:
         for handle, text in zip(*place.get_legend_handles_labels(), strict=True):
-            if text not in texts:
-                handles.append(handle)
-                texts.append(text)
+            entries.setdefault(text, handle)
+    texts = sorted(entries, key=lambda text: not isinstance(entries[text], ErrorbarContainer))
     if len(texts) > 1:
-        longest = max(len(text) for text in texts)
-        columns = max(1, min(len(texts), 110 // (longest + 8)))
-        figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+        room = figure.get_figwidth() * _LETTERS_PER_INCH
+        columns = max(1, min(len(texts), int(room / (max(len(text) for text in texts) + 6))))
+        figure.legend(
+            [entries[text] for text in texts],
+            texts,
+            loc="outside lower center",
+            ncols=columns,
+            fontsize=9,
+            frameon=False,
+        )
