@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ _CONNECT_S = 10.0
 #: What a worker's code is compared with.
 OUR_CODE = code_fingerprint
 #: Prepared data in this process, by its key: one is kept, so that a worker unpacks it once a sweep.
-_PREPARED: Final[dict[str, Any]] = {}
+_PREPARED: Final[dict[str, tuple[Any]]] = {}
 
 
 def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iterator[Event]:
@@ -42,7 +43,7 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
             raise ExperimentError("dask", f"{address} has no workers") from error
         _same_code(client)
         content = packed(prepared, whole=True)
-        token = runs[0].key if runs else ""
+        token = hashlib.sha256(content).hexdigest()
         data = client.scatter(content, broadcast=True, hash=False)
         futures: dict[Any, int] = {}
         try:
@@ -63,10 +64,13 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
 
 def remote(model: str, token: str, content: bytes, given: Mapping[str, Any], seed: int) -> Finished:
     """One run, in a worker of the cluster."""
-    if token not in _PREPARED:
+    found = _PREPARED.get(token)
+    if found is None:
+        found = (pickle.loads(content),)
+        # Other threads of this worker may be at another sweep: each goes on with what it has found.
         _PREPARED.clear()
-        _PREPARED[token] = pickle.loads(content)
-    return execute(model_named(model), given, seed, _PREPARED[token], lambda share: None)
+        _PREPARED[token] = found
+    return execute(model_named(model), given, seed, found[0], lambda share: None)
 
 
 def _same_code(client: Any) -> None:

@@ -158,7 +158,10 @@ def _from_zero(plot: Plot, drawn: Sequence[tuple[Any, Panel]], shared: bool) -> 
     for place, panel in drawn:
         alike = [other for _, other in drawn if other is panel or (shared and other.metric == panel.metric)]
         if not any(point.found.mean < 0 for other in alike for line in other.lines for point in line.points):
-            place.set_ylim(bottom=0)
+            low, high = place.get_ylim()
+            if low != 0:
+                # The margin above is a part of what was seen, which may be far from 0.
+                place.set_ylim(0, high * 1.03)
 
 
 def _bounds(

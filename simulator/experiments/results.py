@@ -65,10 +65,6 @@ class Results:
         """The values of an axis, in the order of the experiment."""
         return list(dict.fromkeys(self.columns[axis].tolist()))
 
-    def at(self, **case: Value) -> dict[str, Column]:
-        """The columns of the runs at these values of axes; dots in axes' names are ``__`` here."""
-        return self.select({name.replace("__", "."): value for name, value in case.items()})
-
     def select(self, case: Mapping[str, Value]) -> dict[str, Column]:
         """The columns of the runs at these values of axes.
 
@@ -157,6 +153,8 @@ def save(directory: Path, results: Results, tables: Mapping[str, Mapping[str, Co
 
     :raises ExperimentError: pyarrow is missing, or a file cannot be written.
     """
+    # New columns under an old description would be worse than none.
+    (directory / META).unlink(missing_ok=True)
     for name, columns in tables.items():
         if not name.replace("_", "").replace("-", "").isalnum():
             raise ExperimentError("table", f"{name!r} is no name of a file")
