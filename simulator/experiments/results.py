@@ -197,20 +197,24 @@ def _axis(values: list[Value]) -> Column:
 def _stacked(
     table: str, runs: Sequence[Run], finished: Sequence[Finished], axes: Mapping[str, Sequence[Value]]
 ) -> dict[str, Column]:
-    """One table of all runs that have it; a column that one of them lacks is left out of none."""
+    """One table of all runs that have it: axes, seed, own columns, empty in runs that lack one.
+
+    An axis, or the seed, whose name a column of the table has, stands as ``axis_NAME``.
+    """
     have = [
         (run, columns)
         for run, one in zip(runs, finished, strict=True)
         if (columns := one.outcome.tables.get(table)) is not None
     ]
     lengths = [len(next(iter(columns.values()), ())) for _, columns in have]
+    own = dict.fromkeys(name for _, columns in have for name in columns)
     stacked: dict[str, Column] = {}
     for name in axes:
-        stacked[name] = np.repeat(_axis([run.case.axes[name] for run, _ in have]), lengths)
-    stacked[SEED] = np.repeat(np.array([run.seed for run, _ in have], np.int64), lengths)
-    for name in dict.fromkeys(name for _, columns in have for name in columns):
-        if name in stacked:
-            raise ExperimentError("table", f"{table} has a column {name}, which is the name of an axis")
+        values = _axis([run.case.axes[name] for run, _ in have])
+        stacked[f"axis_{name}" if name in own else name] = np.repeat(values, lengths)
+    seeds = np.array([run.seed for run, _ in have], np.int64)
+    stacked[f"axis_{SEED}" if SEED in own else SEED] = np.repeat(seeds, lengths)
+    for name in own:
         parts = [columns.get(name, np.full(length, np.nan)) for (_, columns), length in zip(have, lengths, strict=True)]
         stacked[name] = np.concatenate(parts)
     return stacked

@@ -83,7 +83,11 @@ class Linear:
         steps = np.arange(3)
         return Outcome(
             {"y": y, "offset": float(prepared["offset"][0]), "nothing": float("nan")},
-            {"path": {"at": steps, "y": steps * y, "word": np.array(["a", "b", "c"], dtype=object)}},
+            {
+                "path": {"at": steps, "y": steps * y, "word": np.array(["a", "b", "c"], dtype=object)},
+                # Columns that only some runs have, and one with the name of an axis.
+                "part": {"x": steps + 0.5, **({"late": steps} if settings.x > 2 else {})},
+            },
         )
 
 

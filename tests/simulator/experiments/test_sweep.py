@@ -71,6 +71,10 @@ def test_every_case_runs_with_every_seed_and_all_is_written(tmp_path: Path) -> N
     assert path.column_names == ["policy", "x", "inner.step", "seed", "at", "y", "word"]
     assert len(path) == 3 * len(found)
     assert path["word"].to_pylist()[:4] == ["a", "b", "c", "a"]
+    part = found.table("part")
+    assert list(part) == ["policy", "axis_x", "inner.step", "seed", "x", "late"]
+    assert part["x"].tolist()[:4] == [0.5, 1.5, 2.5, 0.5]
+    np.testing.assert_array_equal(np.isnan(part["late"]), part["axis_x"] <= 2)
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert (meta["command"], meta["seeds"], meta["axes"]) == ("the command", [1, 2, 3], ["policy", "x", "inner.step"])
     assert meta["runs"] == {"total": 36, "kept": 0, "made": 36, "failed": 0}
