@@ -156,8 +156,6 @@ def save(directory: Path, results: Results, tables: Mapping[str, Mapping[str, Co
     # New columns under an old description would be worse than none.
     (directory / META).unlink(missing_ok=True)
     for name, columns in tables.items():
-        if not name.replace("_", "").replace("-", "").isalnum():
-            raise ExperimentError("table", f"{name!r} is no name of a file")
         _write(directory / TABLES / f"{name}.parquet", columns)
     for path in (directory / TABLES).glob("*.parquet"):
         if path.stem not in tables:
@@ -215,7 +213,9 @@ def _stacked(
     seeds = np.array([run.seed for run, _ in have], np.int64)
     stacked[f"axis_{SEED}" if SEED in own else SEED] = np.repeat(seeds, lengths)
     for name in own:
-        parts = [columns.get(name, np.full(length, np.nan)) for (_, columns), length in zip(have, lengths, strict=True)]
+        words = any(columns[name].dtype.kind == "U" for _, columns in have if name in columns)
+        empty = "" if words else np.nan
+        parts = [columns.get(name, np.full(length, empty)) for (_, columns), length in zip(have, lengths, strict=True)]
         stacked[name] = np.concatenate(parts)
     return stacked
 

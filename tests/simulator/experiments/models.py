@@ -86,7 +86,10 @@ class Linear:
             {
                 "path": {"at": steps, "y": steps * y, "word": np.array(["a", "b", "c"], dtype=object)},
                 # Columns that only some runs have, and one with the name of an axis.
-                "part": {"x": steps + 0.5, **({"late": steps} if settings.x > 2 else {})},
+                "part": {
+                    "x": steps + 0.5,
+                    **({"late": steps, "said": np.array(["a", "b", "c"])} if settings.x > 2 else {}),
+                },
             },
         )
 

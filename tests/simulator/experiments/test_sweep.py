@@ -72,7 +72,8 @@ def test_every_case_runs_with_every_seed_and_all_is_written(tmp_path: Path) -> N
     assert len(path) == 3 * len(found)
     assert path["word"].to_pylist()[:4] == ["a", "b", "c", "a"]
     part = found.table("part")
-    assert list(part) == ["policy", "axis_x", "inner.step", "seed", "x", "late"]
+    assert list(part) == ["policy", "axis_x", "inner.step", "seed", "x", "late", "said"]
+    assert set(part["said"][part["axis_x"] <= 2].tolist()) == {""}
     assert part["x"].tolist()[:4] == [0.5, 1.5, 2.5, 0.5]
     np.testing.assert_array_equal(np.isnan(part["late"]), part["axis_x"] <= 2)
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
@@ -303,6 +304,7 @@ def test_outcomes_that_cannot_be_kept_are_refused() -> None:
         (Outcome({"m": "much"}), "metric m must be a number, but is 'much'"),  # type: ignore[dict-item]
         (Outcome({}, {"t": {"a": np.zeros(2), "b": np.zeros(3)}}), "table t must have 1-d columns of one length"),
         (Outcome({}, {"t": {"a": np.zeros((2, 2))}}), "table t must have 1-d columns"),
+        (Outcome({}, {"../t": {}}), "table '../t' must have a name of letters"),
     ):
         with pytest.raises(ValueError, match=sentence):
             model.checked(outcome)
