@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,9 @@ class _running:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # A worker whose nanny had no time to end it.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _wait_for_file(path: Path) -> None:
