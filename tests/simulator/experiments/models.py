@@ -29,6 +29,8 @@ class Settings:
     fails_at: float
     dies_at: float
     waits_s: float
+    #: Says nothing of how far it is.
+    silent: bool
     #: A directory that gets a file for each run made.
     log: str
     input: Input | None
@@ -52,6 +54,7 @@ class Linear:
             fails_at=fields.number("fails_at", -1.0),
             dies_at=fields.number("dies_at", -1.0),
             waits_s=fields.number("waits_s", 0.0, least=0),
+            silent=fields.flag("silent", False),
             log=fields.text("log", ""),
             input=inputs.get("data"),
         )
@@ -77,7 +80,8 @@ class Linear:
         until_s = time.monotonic() + settings.waits_s
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, 0.02))
-            progress(1 - left_s / settings.waits_s)
+            if not settings.silent:
+                progress(1 - left_s / settings.waits_s)
         rng = np.random.default_rng(seed)
         y = settings.slope * settings.x + settings.step + settings.noise * rng.standard_normal()
         steps = np.arange(3)

@@ -247,7 +247,7 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, 
 
 
 def test_workers_end_when_the_process_that_gives_them_work_is_killed(tmp_path: Path, log: Path) -> None:
-    text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nseeds=2\n[settings]\nlog="{log}"\nwaits_s=600\n'
+    text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\nseeds=2\n[settings]\nlog="{log}"\nwaits_s=600\nsilent=true\n'
     words = [
         sys.executable,
         "-m",
