@@ -175,6 +175,8 @@ class Outcome:
     shortfall: ResourceVector
     seconds: float
     sentence: str
+    #: Whether ``after`` was read since something was given last. If not, the VM may hold as much as its target.
+    measured: bool = True
 
     @property
     def reached(self) -> bool:

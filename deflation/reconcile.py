@@ -115,7 +115,9 @@ def repairs(
             has = "no limit" if limit is None else f"a limit of {limit:g}"
             found.append(repair(f"{component} has {has} instead of {committed[component]:g}", committed[component]))
     surplus = bound.memory_mib > committed.memory_mib + SLACK.memory_mib
-    lacks_memory = bound.memory_mib < committed.memory_mib - SLACK.memory_mib
+    # Where memory comes in whole DIMMs, less than one may be missing.
+    grain_mib = max(SLACK.memory_mib, min(bound.dimms_mib, default=0.0) - 1.0)
+    lacks_memory = bound.memory_mib < committed.memory_mib - grain_mib
     lacks_cpus = bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
     # Neither is done without the guest's word: memory is not taken from one that is silent (rule 5).
     if sight.online_known and (surplus or ((lacks_memory or lacks_cpus) and not sight.young)):

@@ -93,6 +93,8 @@ class Reinflation:
         self.outcome: Outcome | None = None
         #: The boot memory that the guest may have taken back by now, whether it has or not.
         self._balloon_allowed = before.balloon_mib
+        #: Whether the bound was read since something was given last.
+        self._measured = True
         self._started = 0.0
         self._step = 0
         self._seconds = dict.fromkeys(Layer, 0.0)
@@ -174,6 +176,7 @@ class Reinflation:
         raised = balloon if balloon > self.bound.balloon_mib + TOLERANCE else None
         self._balloon_allowed = max(self._balloon_allowed, balloon)
         self.phase = phase
+        self._measured = False
         limit = self._limit_wanted()
         left = self._time_left(now)
         return [Throttle(self._next_step(), left, cpu, raised, disk, network, cpus_online=cpus, limit_mib=limit)]
@@ -206,6 +209,7 @@ class Reinflation:
                 return self._raise_limits(Phase.SETTLING, self.bound.cpus_online, event.now)
             return self._tell(event.now)
         self.phase = Phase.PLUGGING
+        self._measured = False
         online = cpus_to_plug(event.guest, cpus) if wants_cpus and event.guest is not None else None
         return [
             Unplug(
@@ -230,6 +234,7 @@ class Reinflation:
         self._say(layer, event.reason)
         if event.bound is not None:
             self.bound = event.bound
+            self._measured = True
 
     def _spend(self, layer: Layer, now: float) -> None:
         self._seconds[layer] += now - self._entered
@@ -252,6 +257,8 @@ class Reinflation:
         shortfall = ResourceVector(
             *(v if v > limit else 0.0 for v, limit in zip(missing, (0.005, 2.0, 0.5, 0.5), strict=True))
         )
+        # What was given last can have brought it to its target at the most.
+        self._measured = self._measured or shortfall.is_zero()
         self.outcome = Outcome(
             before=self.before,
             after=self.bound,
@@ -260,6 +267,7 @@ class Reinflation:
             shortfall=shortfall,
             seconds=now - self._started,
             sentence=self._sentence(now, shortfall),
+            measured=self._measured,
         )
         return [Finish(self._next_step(), 0.0, self.outcome)]
 
@@ -294,6 +302,8 @@ class Reinflation:
         if shortfall.is_zero():
             return text
         reasons = [reason for layer in Layer for reason in self._reasons[layer]]
+        if not self._measured:
+            text = f"{text}, as far as it could be read: what was given last is not verified"
         return f"{text}; short of {shortfall}" + (f", because {'; '.join(reasons)}" if reasons else "")
 
 

@@ -103,12 +103,28 @@ def _both(old: VMSpec, new: VMSpec) -> VMSpec:
     )
 
 
+def returning(spec: VMSpec, size: ResourceVector) -> VMSpec:
+    """What counts while an adopted VM is brought to the size that its owner gets back: wide enough for both."""
+    upper = spec.nominal.vector().larger(size)
+    priority = Priority.DEFLATABLE if spec.priority is Priority.FIXED else spec.priority
+    floor = spec.asked_minimum().smaller(size)
+    widened = {"priority": priority, "nominal": Vector.of(upper)}
+    if spec.ceiling is not None:
+        widened["ceiling"] = Vector.of(spec.ceiling.vector().larger(size))
+    return spec.with_minimum(floor).model_copy(update=widened)
+
+
 def fallen_short(old: VMSpec, reached: ResourceVector) -> VMSpec:
     """What a VM is sold as after a change that did not come to its end: what it was.
 
     Where it has fallen below the old minimum on the way, as its new spec allowed, the minimum follows; so does the
-    nominal size of a fixed VM, which is never below it.
+    nominal size of a fixed VM, which is never below it. Where it has grown, or may have, above the most that it was
+    sold, that follows, since what a VM may hold is always charged.
     """
+    if not reached.fits_in((old.ceiling or old.nominal).vector()):
+        field = "nominal" if old.ceiling is None else "ceiling"
+        upper = (old.ceiling or old.nominal).vector().larger(reached)
+        old = old.with_minimum(old.asked_minimum()).model_copy(update={field: Vector.of(upper)})
     if old.priority is Priority.FIXED:
         nominal = Vector.of(old.nominal.vector().smaller(reached))
         sold = old.with_minimum(old.asked_minimum().smaller(nominal.vector()))

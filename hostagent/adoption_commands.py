@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from deflation.allocations import Priority, check_sizes
 from deflation.explanations import DecisionKind
 from deflation.lifecycle_messages import ADOPTED_TEMPLATE, AdoptCommand, ReleaseCommand
-from deflation.messages import Operation, OperationState, Vector, VMSpec
+from deflation.messages import Operation, OperationState, Vector, VMOutcome, VMSpec
 from deflation.modes import HostEvent
 from deflation.resources import ZERO, ResourceVector
+from deflation.respec import fallen_short, returning
 from hostagent.commands import Commands, comparable
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.history import sizes
-from hostagent.host import Host
+from hostagent.host import RESIZING, Host
 from hostagent.intents import Cause, Intent, Phase
 from hostagent.lifecycle_commands import NEAR, cause_for, cause_of, done, present
 from hostagent.resuming import GREETING_S, Resume
 from hostagent.vms import ManagedVM
+
+
+#: Phases in which a domain that is paused was paused by us.
+_PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
 
 
 class AdoptionCommands:
@@ -93,7 +99,7 @@ class AdoptionCommands:
             target=spec.nominal,
             committed=spec.nominal,
             cause=cause,
-            adopted=found.before,
+            adopted=found.before.model_copy(update={"size": spec.nominal}),
         )
         vm = self._host.adopt(command.domain, intent, running=True)
 
@@ -143,37 +149,89 @@ class AdoptionCommands:
     async def _release(
         self, operation: Operation, vm: ManagedVM, deadline_s: float, body: dict[str, Any] | None
     ) -> Operation:
+        """:param body: of the command; None: an earlier agent had begun, and the intent is half way."""
         host = self._host
         async with vm.lock:
             present(host, vm)
-            row = vm.allocation()
+            before = vm.intent.adopted
+            if before is None:
+                raise RequestRefused(409, f"{vm.name} was made here: it can be deleted, not released", "name")
+            old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
+            size = (before.size or old.nominal).vector()
+            # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.
+            differs = vm.intent.phase in RESIZING or not (size.fits_in(current + NEAR) and current.fits_in(size + NEAR))
+            resizes = vm.running and differs
+            states = {domain.name: domain.state for domain in await host.hypervisor.domains()}
+            if body is not None:
+                cause = cause_for(operation, body, current)
+                await self._begin_release(vm, returning(old, size), size if resizes else None, cause)
             outcomes = []
-            if vm.running and not row.nominal.fits_in(row.current):
-                if not host.fits(replace(row, current=row.nominal), row.charge):
-                    free = host.free()
-                    raise RequestRefused(409, f"{row.nominal} needs more than what is free ({free})", "name")
-                cause = cause_for(operation, body, row.current) if body is not None else cause_of(vm)
-                vm.plan(row.nominal, cause)
-                try:
-                    await vm.persist()
-                except HypervisorError:
-                    await vm.unplan()
-                    raise
+            if resizes:
                 outcomes.append(await host.resize_one(vm, deadline_s))
-                if not row.nominal.fits_in(vm.intent.committed.vector() + NEAR):
-                    sentence = f"{vm.name} was not given back: {outcomes[0].sentence}"
-                    return operation.model_copy(
-                        update={"state": OperationState.PARTIAL, "sentence": sentence, "vms": tuple(outcomes)}
-                    )
-            if vm.intent.adopted is not None:
-                await host.hypervisor.give_back(vm.domain, vm.intent.adopted)
-            await host.record_change(vm.name, row.nominal, ZERO, operation.request_id)
+                reached = vm.intent.committed.vector()
+                if vm.intent.phase in RESIZING or not (size.fits_in(reached + NEAR) and reached.fits_in(size + NEAR)):
+                    return await self._kept(operation, vm, old, outcomes[0])
+            try:
+                # Whoever starts it later, it comes up as it was.
+                await host.hypervisor.prepare_start(vm.domain, size)
+                if vm.intent.phase in _PAUSED_BY_US and states.get(vm.domain) == "paused":
+                    # While it still bears our intent: a kill after that leaves nobody who would let it run.
+                    await host.hypervisor.resume(vm.domain)
+                await host.hypervisor.give_back(vm.domain, before)
+            except HypervisorError:
+                # It is answered as failed, so a later agent must not carry it out either.
+                with contextlib.suppress(HypervisorError):
+                    await vm.store(spec=fallen_short(old, vm.intent.committed.vector()), was=None)
+                raise
+            if vm.intent.phase is not Phase.STOPPED:
+                await host.record_change(vm.name, size, ZERO, operation.request_id)
             await host.drop(vm)
         sentence = f"{vm.domain} is as it was when it was adopted, and nobody looks after it any more"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {})
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence, "vms": tuple(outcomes)})
 
+    async def _begin_release(
+        self, vm: ManagedVM, spec: VMSpec, target: ResourceVector | None, cause: Cause
+    ) -> None:
+        """Store what is going to happen.
+
+        :param target: the size to give back; None: it has it, or is off.
+        :raises RequestRefused: there is no room.
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        host, before = self._host, vm.intent
+        row = vm.allocation()
+        if target is None:
+            await vm.store(was=before.was or before.spec, cause=cause)
+            return
+        grown = replace(row, current=row.current.larger(target))
+        if not target.fits_in(row.current) and not host.fits(grown, row.charge):
+            raise RequestRefused(409, f"{target} needs more than what is free ({host.free()})", "name")
+        vm.intent = before.changed(spec=spec, was=before.was or before.spec)
+        vm.plan(target, cause)
+        try:
+            await vm.persist()
+        except HypervisorError:
+            vm.intent = before
+            with contextlib.suppress(HypervisorError):
+                await vm.persist()
+            raise
+
+    async def _kept(self, operation: Operation, vm: ManagedVM, old: VMSpec, outcome: VMOutcome) -> Operation:
+        """It is looked after as before, with the size that was reached."""
+        reached = vm.intent.committed.vector()
+        size = Vector.of(reached)
+        await vm.store(spec=fallen_short(old, reached), was=None, phase=Phase.SETTLED, committed=size, target=size)
+        vm.stir()
+        sentence = f"{vm.name} was not given back: {outcome.sentence}"
+        return operation.model_copy(update={"state": OperationState.PARTIAL, "sentence": sentence, "vms": (outcome,)})
+
     async def _resume_release(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
-        await vm.greeted(GREETING_S)
+        if vm.intent.was is None:
+            # It had ended, or it would be gone.
+            sentence = f"{vm.name} was not given back: {vm.summary().sentence}"
+            return operation.model_copy(update={"state": OperationState.PARTIAL, "sentence": sentence})
+        if vm.intent.phase in RESIZING:
+            await vm.greeted(GREETING_S)
         return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)

@@ -62,4 +62,6 @@ def _note_refusal(request: web.Request, sentence: str) -> None:
     host = request.app[AGENT].host
     vm = request.match_info.get("name")
     known = vm if vm in host.vms else None
-    host.history.note(known, DecisionKind.REFUSED, sentence, {"method": request.method, "path": request.path})
+    # As it was sent: decoded, it could hold line breaks and whatever else a log must not show as its own.
+    inputs = {"method": request.method, "path": request.rel_url.raw_path}
+    host.history.note(known, DecisionKind.REFUSED, sentence, inputs)

@@ -346,8 +346,10 @@ class Commands:
             raise failed[0]
 
     async def follow(self, command: Command) -> None:
-        """Refuse a command that comes too late. Raises :class:`RequestRefused`."""
-        await self.leadership.follow(command)
+        """Refuse a command that comes too late, unless it only repeats one. Raises :class:`RequestRefused`."""
+        request_id = command.request_id
+        known = self.operations.has(request_id) or request_id in self._host.journal.deleted
+        await self.leadership.follow(command, known)
 
     def cause(self, command: Command, kind: Kind, body: dict[str, Any], before: ResourceVector) -> Cause:
         return Cause(

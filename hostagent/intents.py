@@ -56,6 +56,8 @@ class Before(Body):
     cpu_shares: int | None = None
     #: Quota of one vCPU in cores; None: it had none.
     quota_per_cpu: float | None = None
+    #: What it held; None: adopted by an agent that did not note it, so that what it is sold counts.
+    size: Vector | None = None
 
 
 class Intent(Body):
@@ -71,7 +73,7 @@ class Intent(Body):
     cause: Cause | None = None
     #: What it becomes at its next start, because the running domain cannot take it.
     at_next_start: VMSpec | None = None
-    #: What it was sold before the change that is under way; None: nothing is.
+    #: What it was sold before the resize or release that is under way; None: none is.
     was: VMSpec | None = None
     #: Whether its definition is to be written anew before it starts.
     redefine: bool = False

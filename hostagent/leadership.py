@@ -20,13 +20,14 @@ class Leadership:
         self._journal = journal
         self._fence = Fence()
 
-    async def follow(self, command: Command) -> None:
+    async def follow(self, command: Command, known: bool = False) -> None:
         """Refuse a manager whose leadership is over and a command that comes too late; remember the latest.
 
+        :param known: it has been taken already, so that it can be overtaken by nothing: its repetition does nothing.
         :raises RequestRefused: the epoch, or within it the order, is lower than one that was seen.
         """
         fence = self._fence.after(self._journal.epoch)
-        why, field = fence.refusal(command.epoch, command.order)
+        why, field = fence.refusal(command.epoch, 0 if known else command.order)
         if why:
             raise RequestRefused(409, why, field)
         self._fence = fence.after(command.epoch, command.order)

@@ -187,15 +187,17 @@ class LifecycleCommands:
             if state == "stopped":
                 await host.hypervisor.start(vm.domain, vm.intent)
                 vm.intent = vm.intent.changed(redefine=False)
-            if state != "running":
-                # Held to its committed size before its vCPUs run.
-                await vm.enforce_at_start()
-                # Its definition may be another's by now.
-                fits, found = await charge_memory(host, vm)
-                if not fits:
-                    more, free = found["more_mib"], found["free_mib"]
-                    raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
-                await host.hypervisor.resume(vm.domain)
+            if state == "running":
+                # By an earlier agent, or past it: nobody knows any more how.
+                await host.hypervisor.suspend(vm.domain)
+            # Held to its committed size before its vCPUs run.
+            await vm.enforce_at_start()
+            # Its definition may be another's by now.
+            fits, found = await charge_memory(host, vm)
+            if not fits:
+                more, free = found["more_mib"], found["free_mib"]
+                raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
+            await host.hypervisor.resume(vm.domain)
             size = vm.allocation().current
             await host.record_change(vm.name, ZERO, size, operation.request_id)
             await vm.store(phase=Phase.SETTLED)
@@ -316,8 +318,8 @@ class LifecycleCommands:
         if way.now.priority is Priority.FIXED:
             fits = fits and now.nominal.fits_in(reached + NEAR)
         if vm.intent.phase is not Phase.SETTLED or not fits:
-            kept = reached.smaller((old.ceiling or old.nominal).vector())
-            stays = Vector.of(kept)
+            # Also where it grew, or may have: what it may hold is charged.
+            kept, stays = reached, Vector.of(reached)
             kept_as = fallen_short(old, kept)
             await vm.store(spec=kept_as, was=None, phase=Phase.SETTLED, committed=stays, target=stays)
             sentence = f"{vm.name} stays what it was and has {kept}: {outcome.sentence}"

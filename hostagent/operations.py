@@ -41,6 +41,10 @@ class Operations:
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def has(self, request_id: str) -> bool:
+        """Whether an operation of this id has begun."""
+        return request_id in self._records
+
     def known(self, request_id: str, kind: Kind, body: dict[str, Any]) -> Operation | None:
         """The operation that this request has begun already; None if it is new.
 

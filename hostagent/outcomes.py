@@ -28,4 +28,5 @@ def joined(down: Outcome, up: Outcome | None) -> Outcome:
         shortfall=down.shortfall + up.shortfall,
         seconds=down.seconds + up.seconds,
         sentence=f"{down.sentence}; {up.sentence}",
+        measured=up.measured,
     )

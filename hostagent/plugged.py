@@ -1,8 +1,9 @@
 """Memory that is plugged into a domain besides what it boots with: its virtio-mem device and its DIMMs.
 
 A DIMM goes and comes as a whole. Unplugged from the running domain it stays in the persistent configuration, which
-tells what there is to plug again. Sources: https://libvirt.org/formatdomain.html, memory devices; on QEMU 7.2 an idle
-DIMM left in 0.5 s, also under emulation, where the guest had its memory movable.
+tells what there is to plug again; a domain that was started with fewer than it is sold has room for new ones.
+Sources: https://libvirt.org/formatdomain.html, memory devices; on QEMU 7.2 an idle DIMM left in 0.5 s, also under
+emulation, where the guest had its memory movable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from deflation.steps import dimms_to_plug, dimms_to_take
 from hostagent.errors import HypervisorError
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.settling import settled
-from hostagent.templates import MEMORY_ALIAS
+from hostagent.templates import GUEST_BLOCK_MIB, MEMORY_ALIAS, dimm_element
 
 Element = ElementTree.Element
 
@@ -79,6 +80,26 @@ def missing_dimms(live: Element, config: Element) -> list[Element]:
     return [dimm for dimm in config.findall("./devices/memory[@model='dimm']") if _slot(dimm) not in slots]
 
 
+def new_dimms(live: Element, grow_mib: float) -> list[Element]:
+    """DIMMs that were never there, for a domain without virtio-mem that was started with fewer than it has room for.
+
+    :param grow_mib: what they may hold together at the most.
+    """
+    memory, most, slots = live.find("memory"), live.find("maxMemory"), len(live.findall("./devices/memory"))
+    if memory is None or most is None or Plugged.of(live).device is not None:
+        return []
+    room_mib = (float(most.text or 0) - float(memory.text or 0)) / 1024
+    number = min(int(min(room_mib, grow_mib) // GUEST_BLOCK_MIB), int(most.get("slots", "0")) - slots)
+    # Sizes in KiB, as libvirt writes all others.
+    made = [ElementTree.fromstring(dimm_element(GUEST_BLOCK_MIB)) for _ in range(max(number, 0))]
+    for dimm in made:
+        size = dimm.find("target/size")
+        assert size is not None
+        size.set("unit", "KiB")
+        size.text = str(GUEST_BLOCK_MIB * 1024)
+    return made
+
+
 async def bring(connection: LibvirtConnection, domain: str, goal_mib: float, limit_s: float) -> str:
     """Bring what is plugged to this size: virtio-mem as far as it goes, then whole DIMMs; backwards when it grows.
 
@@ -118,6 +139,7 @@ async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goa
 async def _grow(connection: LibvirtConnection, domain: str, held: Plugged, goal_mib: float, until: float) -> str:
     live, config = await connection.call(lambda c: _both(c.lookupByName(domain)))
     missing = missing_dimms(live, config)
+    missing += new_dimms(live, goal_mib - held.total_mib - sum(size_mib(dimm) for dimm in missing))
     if held.device is None and not held.dimms and not missing:
         raise HypervisorError("the domain has neither a virtio-mem device nor DIMMs")
     chosen = dimms_to_plug([size_mib(dimm) for dimm in missing], goal_mib - held.total_mib)

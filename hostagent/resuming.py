@@ -81,8 +81,9 @@ class Resuming:
                 raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
             state = await self.state_of(vm)
             if state == "running":
-                return await self._commands.started(operation, vm)
-            if state == "paused":
+                # Nobody knows any more who let it run, and whether it was held to its size first.
+                await self._host.hypervisor.suspend(vm.domain)
+            if state in ("running", "paused"):
                 return await self._commands.bring_up(operation, vm, fresh=False)
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")

@@ -162,6 +162,7 @@ def render_domain(template: DomainTemplate, parameters: DomainParameters) -> str
         "requested_memory_mib": layout.requested_mib,
         "total_memory_mib": layout.boot_mib + layout.device_mib,
         "maximum_memory_mib": layout.boot_mib + layout.device_mib,
+        "dimm_total_memory_mib": layout.boot_mib + layout.requested_mib // GUEST_BLOCK_MIB * GUEST_BLOCK_MIB,
         "memory_alias": MEMORY_ALIAS,
         "cpu_mode": "host-passthrough" if parameters.accelerator == "kvm" else "maximum",
         "kernel": parameters.kernel,
@@ -176,7 +177,7 @@ def render_domain(template: DomainTemplate, parameters: DomainParameters) -> str
         "metadata": _metadata(parameters.metadata),
         "vcpu_elements": _vcpu_elements(parameters.vcpus, parameters.maximum_vcpus),
         "accelerator_features": _TCG_FEATURES if parameters.accelerator == "qemu" else "",
-        "dimm_elements": _dimm_elements(layout) if "$dimm_elements" in template.text else "",
+        "dimm_elements": _dimm_elements(parameters) if "$dimm_elements" in template.text else "",
         "cpu_features": _TCG_CPU_FEATURES if parameters.accelerator == "qemu" else "",
     }
     try:
@@ -207,15 +208,28 @@ def _metadata(element: str | None) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _dimm_elements(layout: MemoryLayout) -> str:
-    """What can be unplugged as DIMMs of one guest block each; there is no room up to a ceiling."""
-    number, rest_mib = divmod(layout.requested_mib, GUEST_BLOCK_MIB)
-    if rest_mib or layout.device_mib > max(layout.requested_mib, GUEST_BLOCK_MIB):
+def _dimm_elements(parameters: DomainParameters) -> str:
+    """What can be unplugged as DIMMs of one guest block each; there is no room up to a ceiling.
+
+    A VM that starts below its nominal size starts with the DIMMs that fit; the others are plugged as it grows.
+    """
+    layout = parameters.memory()
+    most_mib = parameters.memory_mib - layout.boot_mib
+    if most_mib % GUEST_BLOCK_MIB or layout.device_mib > max(most_mib, GUEST_BLOCK_MIB):
         raise TemplateError(
             f"boot_memory_mib is {layout.boot_mib}, but must leave whole DIMMs of {GUEST_BLOCK_MIB} MiB to memory_mib"
         )
-    size = f"<size unit='MiB'>{GUEST_BLOCK_MIB}</size><node>0</node>"
-    return f"<memory model='dimm'><target>{size}</target></memory>" * number
+    number = layout.requested_mib // GUEST_BLOCK_MIB
+    if number == 0 < most_mib:
+        least_mib = layout.boot_mib + GUEST_BLOCK_MIB
+        raise TemplateError(f"initial.memory_mib must be {least_mib} at least: it starts with one DIMM or more")
+    return dimm_element(GUEST_BLOCK_MIB) * number
+
+
+def dimm_element(size_mib: int) -> str:
+    """A DIMM, for libvirt to find a slot for."""
+    size = f"<size unit='MiB'>{size_mib}</size><node>0</node>"
+    return f"<memory model='dimm'><target>{size}</target></memory>"
 
 
 def _vcpu_elements(plugged: int, maximum: int) -> str:

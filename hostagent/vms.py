@@ -235,7 +235,9 @@ class ManagedVM:
     def summary(self) -> VMOutcome:
         """What became of the VM's latest operation, from its intent alone: the ledger went with an earlier agent."""
         before = self.intent.cause.before if self.intent.cause else self.intent.committed
-        missing = shortfall(before.vector(), self.intent.committed.vector(), self.intent.target.vector())
+        # What is still to be given is committed already, but nobody has verified it.
+        reached = before if self.intent.phase in (Phase.DEFLATING, Phase.REINFLATING) else self.intent.committed
+        missing = shortfall(before.vector(), reached.vector(), self.intent.target.vector())
         return VMOutcome(
             name=self.name,
             generation=self.intent.generation,
@@ -289,6 +291,9 @@ class ManagedVM:
         """
         cause = self.intent.cause
         outcome = await self.reach(self.intent.target.vector(), deadline_s, mode)
+        if not outcome.measured:
+            # It stays charged with all that it may have been given.
+            raise HypervisorError(f"its size could not be read at the end: {outcome.sentence}")
         previous = cause.before.vector() if cause is not None else outcome.before.size
         await self.commit(outcome, previous, outcome.after.size, cause.request_id if cause is not None else "resize")
         return VMOutcome.of(self.name, self.intent.generation, outcome)
@@ -299,7 +304,7 @@ class ManagedVM:
         :raises HypervisorError: its size cannot be read.
         """
         outcome = await self._reach(target, deadline_s, mode)
-        self._unsure = False
+        self._unsure = not outcome.measured
         return outcome
 
     async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from deflation.messages import Operation
+from deflation.messages import HostReport, Operation
 from hostagent.host import Host
 from hostagent.intents import Phase
-from tests.hostagent.conftest import Command
+from tests.hostagent.conftest import Client, Command
 from tests.hostagent.waiting import until
 
 
 async def reclaim(command: Command, **need: float) -> Operation:
     return await command("POST", "/v1/reclaims", {"request_id": "reclaim", "need": need, "deadline_s": 30.0})
+
+
+async def report(client: Client) -> HostReport:
+    response = await client.get("/v1/host")
+    return HostReport.model_validate_json(await response.text())
 
 
 async def host_idle(host: Host) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from hostagent.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
@@ -179,3 +180,13 @@ async def test_a_token_that_is_no_text_is_wrong(client: Client) -> None:
     client.session.headers.clear()
     status, _ = await refused(client, "GET", "/v1/host", None, headers={"Authorization": "Bearer \udcff\udcfe"})
     assert status == 401
+
+
+async def test_a_refusal_is_remembered_with_the_path_as_it_was_sent(client: Client, host: Host) -> None:
+    host.journal.raise_epoch(4)
+    path = "/v1/vms/low-1%0Areclaim%20r1:%20done/stop"
+    response = await client.post(URL(path, encoded=True), json={"request_id": "r", "epoch": 3})
+    assert response.status == 409
+    refusal = host.history.decisions()[-1]
+    assert (refusal.kind, refusal.inputs["path"]) == ("refused", path)
+    assert not [text for text in refusal.inputs.values() if "\n" in str(text)]

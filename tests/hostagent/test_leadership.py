@@ -28,6 +28,23 @@ async def test_a_command_that_a_later_one_has_overtaken_is_refused(tmp_path: Pat
     await leadership.follow(command(2, 1))
 
 
+async def test_the_repetition_of_a_command_that_was_overtaken_gets_its_answer(client: Client, host: Host) -> None:
+    first = {"request_id": "first", "epoch": 1, "order": 6, "need": {"cpu_cores": 1.0}}
+    assert (await client.post("/v1/reclaims", json=first)).status == 202
+    later = {"request_id": "later", "epoch": 1, "order": 7, "need": {"cpu_cores": 1.0}}
+    assert (await client.post("/v1/reclaims", json=later)).status == 202
+    again = await client.post("/v1/reclaims", json=first)
+    assert (again.status, (await again.json())["request_id"]) == (202, "first")
+    other = await client.post("/v1/reclaims", json=first | {"need": {"cpu_cores": 2.0}})
+    assert (other.status, (await other.json())["field"]) == (409, "request_id")
+    unknown = await client.post("/v1/reclaims", json=first | {"request_id": "held-back"})
+    assert (unknown.status, (await unknown.json())["field"]) == (409, "order")
+    # A manager whose leadership is over learns of it, whatever it repeats.
+    host.journal.raise_epoch(2)
+    over = await client.post("/v1/reclaims", json=first)
+    assert (over.status, (await over.json())["field"]) == (409, "epoch")
+
+
 async def test_a_question_of_a_new_manager_shuts_the_old_one_out_for_good(tmp_path: Path) -> None:
     await Leadership(Journal(tmp_path)).follow_epoch(3)
     with pytest.raises(RequestRefused, match="epoch 2 is over"):

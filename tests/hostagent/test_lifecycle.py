@@ -1,4 +1,4 @@
-"""Stop, start, resize, adopt and release as an agent carries them out, over a make-believe host."""
+"""Stop, start and resize as an agent carries them out, over a make-believe host."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
-from deflation.messages import HostReport
 from hostagent.agent import Agent
 from hostagent.host import Host
 from hostagent.intents import Intent, Phase
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
-from tests.hostagent.doing import reclaim
+from tests.hostagent.doing import reclaim, report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
-
-
-async def report(client: Client) -> HostReport:
-    response = await client.get("/v1/host")
-    return HostReport.model_validate_json(await response.text())
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -193,6 +187,59 @@ async def test_what_a_killed_agent_had_begun_is_ended_by_the_next(
         await successor.close()
 
 
+@pytest.mark.parametrize("kind", ["start", "create"])
+async def test_a_vm_that_a_killed_agent_let_run_is_held_to_its_size_again_before_it_goes_on(
+    command: Command, agent: Agent, world: World, tmp_path: Path, kind: str
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "create", "vm": low_vm("low-1")})
+    await reclaim(command, cpu_cores=1.5)
+    if kind == "start":
+        await stop(command)
+        await start(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent)
+    cause = intent.cause
+    assert cause is not None
+    phase = Phase.STARTING if kind == "start" else Phase.CREATING
+    changed = cause.model_copy(update={"kind": kind, "request_id": kind})
+    domain.intent = intent.changed(phase=phase, cause=changed).model_dump_json()
+    # Somebody started it past the agent that was to start it.
+    domain.state, domain.quota, domain.resumed_with_quota = "running", None, None
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED)
+        assert (domain.state, domain.resumed_with_quota) == ("running", pytest.approx(0.5))
+        ended = await successor.commands.operations.get(kind, 10)
+        assert ended is not None
+        assert ended.state == "done", ended.sentence
+    finally:
+        await successor.close()
+
+
+async def test_a_start_that_a_killed_agent_had_begun_is_given_up_where_more_runs_than_fits(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    await start(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
+    domain.state, domain.boot_mib, domain.balloon_mib = "running", 9000.0, 9000.0
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.commands.operations.get("start", 10)
+        assert ended is not None
+        assert (ended.state, "more than its size" in ended.sentence) == ("failed", True)
+        assert domain.state == "stopped"
+        assert successor.host.vm("low-1").intent.phase is Phase.STOPPED
+    finally:
+        await successor.close()
+
+
 # --- resize ----------------------------------------------------------------------------------------------------------
 
 
@@ -315,94 +362,6 @@ async def test_a_vm_that_is_off_is_resized_at_once(client: Client, command: Comm
     size = (await report(client)).vms[0].start_size
     assert size is not None
     assert (size.cpu_cores, size.memory_mib) == (1.0, 512.0)
-
-
-# --- adopt and release -----------------------------------------------------------------------------------------------
-
-
-async def adopted(command: Command, world: World, **fields: Any) -> Any:
-    await world.create("old-web", "")
-    domain = world.domains["old-web"]
-    domain.state, domain.shares = "running", 777
-    body = {"request_id": "adopt", "domain": "old-web", "name": "web", "minimum": {"cpu_cores": 0.3}, **fields}
-    return await command("POST", "/v1/adoptions", body)
-
-
-async def test_an_adopted_domain_is_deflated_and_given_back_as_it_was(
-    client: Client, command: Command, host: Host, world: World
-) -> None:
-    done = await adopted(command, world)
-    assert done.state == "done", done.sentence
-    domain = world.domains["old-web"]
-    assert Intent.model_validate_json(domain.intent).adopted is not None
-    status = (await report(client)).vms[0]
-    assert (status.adopted, status.name, status.domain, status.nominal.memory_mib) == (True, "web", "old-web", 512.0)
-    taken = await reclaim(command, cpu_cores=0.5)
-    assert taken.state == "done", taken.sentence
-    assert world.domains["old-web"].quota is not None
-    back = await command("POST", "/v1/vms/web/release", {"request_id": "release"})
-    assert back.state == "done", back.sentence
-    assert (domain.state, domain.shares, domain.intent) == ("running", 777, "")
-    assert domain.quota is None
-    assert not host.vms
-
-
-async def test_an_adopted_domain_is_stopped_and_given_back_instead_of_removed(
-    command: Command, host: Host, world: World
-) -> None:
-    await adopted(command, world)
-    assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "done"
-    assert (world.domains["old-web"].state, world.domains["old-web"].intent) == ("stopped", "")
-    assert not host.vms
-
-
-async def test_a_domain_is_adopted_under_one_name_only(
-    client: Client, command: Command, host: Host, world: World
-) -> None:
-    await adopted(command, world)
-    body = {"request_id": "second", "domain": "old-web", "name": "web-2"}
-    response = await client.post("/v1/adoptions", json=body)
-    problem = await response.json()
-    assert (response.status, problem["field"]) == (409, "domain")
-    assert "adopted already" in problem["error"]
-    assert list(host.vms) == ["web"]
-
-
-async def test_what_cannot_be_adopted_is_left_alone(client: Client, command: Command, world: World) -> None:
-    await world.create("old-web", "")
-    domain = world.domains["old-web"]
-    domain.why_not = "its memory is locked"
-    body = {"request_id": "a1", "domain": "old-web", "name": "web"}
-    refusals = [
-        ({**body, "request_id": "a0", "domain": "none"}, 404, "domain"),
-        (body, 409, "domain"),
-    ]
-    for sent, status, field in refusals:
-        response = await client.post("/v1/adoptions", json=sent)
-        assert (response.status, (await response.json())["field"]) == (status, field)
-    domain.why_not, domain.boot_mib, domain.balloon_mib = "", 9000.0, 9000.0
-    response = await client.post("/v1/adoptions", json=body)
-    assert (response.status, "slice" in (await response.json())["error"]) == (409, True)
-    assert domain.intent == ""
-    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
-    response = await client.post("/v1/vms/low-1/release", json={"request_id": "r"})
-    assert (response.status, (await response.json())["field"]) == (409, "name")
-
-
-async def test_an_adopted_domain_outlives_a_killed_agent(
-    command: Command, agent: Agent, world: World, tmp_path: Path
-) -> None:
-    await adopted(command, world)
-    await agent.close()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
-        assert successor.host.vm("web").intent.adopted is not None
-        ended = await successor.commands.operations.get("adopt", 10)
-        assert ended is not None
-        assert ended.state == "done"
-    finally:
-        await successor.close()
 
 
 async def test_the_templates_of_a_host_are_listed_and_reported(client: Client) -> None:

@@ -25,6 +25,8 @@ class FakeDomain:
         self.stuck: set[int] = set()
         self.requested: list[int] = []
         self.detached: list[int] = []
+        #: The most memory that the definition has room for; it boots with 512.
+        self.most = 0
 
     def XMLDesc(self, flags: int = 0) -> str:
         dimms = self.configured if flags == libvirt.VIR_DOMAIN_XML_INACTIVE else self.dimms
@@ -35,7 +37,9 @@ class FakeDomain:
                 f"<memory model='virtio-mem'><target><size unit='KiB'>{size}</size><block unit='KiB'>2048</block>"
                 f"<requested unit='KiB'>{current}</requested><current unit='KiB'>{current}</current></target></memory>"
             )
-        return f"<domain><devices>{''.join(rows)}</devices></domain>"
+        total, most = (512 + sum(self.dimms.values())) * 1024, self.most * 1024
+        head = f"<maxMemory slots='8' unit='KiB'>{most}</maxMemory><memory unit='KiB'>{total}</memory>" if most else ""
+        return f"<domain>{head}<devices>{''.join(rows)}</devices></domain>"
 
     def updateDeviceFlags(self, xml: str, flags: int) -> None:
         assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -55,6 +59,12 @@ class FakeDomain:
 
     def attachDeviceFlags(self, xml: str, flags: int) -> None:
         assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
+        address = ElementTree.fromstring(xml).find("address")
+        if address is None:
+            # As libvirt does: the next slot that is free.
+            slot = next(number for number in range(8) if number not in self.dimms)
+            self.dimms[slot] = int(ElementTree.fromstring(xml).findtext("target/size", "")) // 1024
+            return
         slot = _slot(xml)
         assert slot not in self.dimms
         self.dimms[slot] = self.configured[slot]
@@ -170,3 +180,21 @@ def test_missing_dimms_are_told_by_their_slots() -> None:
     domain = FakeDomain({1: 256}, BOTH, None)
     live, config = (ElementTree.fromstring(domain.XMLDesc(flags)) for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE))
     assert [plugged._slot(dimm) for dimm in missing_dimms(live, config)] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "reached", "reason"),
+    [
+        (512, 512, ""),
+        (500, 384, "DIMMs can only be plugged as a whole: 116 MiB are left"),
+        (700, 512, "DIMMs can only be plugged as a whole: 188 MiB are left"),
+    ],
+)
+async def test_a_domain_that_was_started_with_fewer_dimms_than_it_has_room_for_is_given_new_ones(
+    goal: float, reached: float, reason: str
+) -> None:
+    domain = FakeDomain({0: 128}, {0: 128}, None)
+    domain.most = 1024
+    assert (await moved(domain, goal), domain.plugged_mib) == (reason, reached)
+    assert await moved(domain, 128) == ""
+    assert domain.plugged_mib == 128

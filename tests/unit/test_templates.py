@@ -192,3 +192,20 @@ def test_a_vm_of_dimms_has_its_pluggable_memory_in_whole_guest_blocks() -> None:
 def test_a_vm_of_dimms_that_does_not_come_out_even_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(TemplateError, match="whole DIMMs of 128 MiB"):
         render_domain(DomainTemplate.load("lab-dimm"), dataclasses.replace(BASE, **changes))
+
+
+@pytest.mark.parametrize(("initial_mib", "dimms"), [(1024, 4), (896, 3), (800, 2), (640, 1)])
+def test_a_vm_of_dimms_that_starts_below_its_nominal_size_has_those_that_fit_and_room_for_the_others(
+    initial_mib: int, dimms: int
+) -> None:
+    parameters = dataclasses.replace(BASE, boot_memory_mib=512, initial_memory_mib=initial_mib)
+    domain = ElementTree.fromstring(render_domain(DomainTemplate.load("lab-dimm"), parameters))
+    assert len(domain.findall("./devices/memory[@model='dimm']")) == dimms
+    assert domain.findtext("./memory") == domain.findtext("./currentMemory") == str(512 + dimms * 128)
+    assert domain.findtext("./maxMemory") == "1024"
+
+
+def test_a_vm_of_dimms_does_not_start_without_one() -> None:
+    parameters = dataclasses.replace(BASE, boot_memory_mib=512, initial_memory_mib=600)
+    with pytest.raises(TemplateError, match="initial.memory_mib must be 640 at least"):
+        render_domain(DomainTemplate.load("lab-dimm"), parameters)

@@ -164,3 +164,10 @@ def test_shares_that_a_service_manager_has_reset_are_set_again() -> None:
 def test_a_silent_guest_is_limited_from_outside_only() -> None:
     silent = seen(cpus_online=4, online_known=False, balloon_mib=2000)
     assert [type(repair) for repair in repairs(COMMITTED, NOMINAL, silent)] == [SetQuota]
+
+
+@pytest.mark.parametrize(("held_mib", "repaired"), [(896, False), (897, False), (780, False), (768, True)])
+def test_less_than_a_dimm_is_not_missing_where_memory_comes_in_dimms(held_mib: float, repaired: bool) -> None:
+    bound = replace(RIGHT.bound, balloon_mib=512, plugged_mib=held_mib - 512, dimms_mib=(128.0,) * 2)
+    found = repairs(COMMITTED.with_component("memory_mib", 896), NOMINAL, replace(RIGHT, bound=bound))
+    assert bool(found) is repaired

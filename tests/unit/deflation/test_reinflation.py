@@ -227,3 +227,32 @@ def test_a_deadline_that_is_none_is_refused_by_name(deadline_s: float) -> None:
     with pytest.raises(InvalidField) as caught:
         Reinflation(DEFLATED, NOMINAL, 512, 4, deadline_s)
     assert caught.value.field == "deadline_s"
+
+
+def test_a_growth_is_known_only_as_far_as_it_was_read_since_something_was_given() -> None:
+    """What was plugged last was not read: the bound is that of an earlier reading."""
+    raised = Bound(2, 1.0, 512, 212)
+    outcome = play(
+        reinflation(),
+        [
+            Row(Throttle, {}, Measured, measured(raised, (0, 1))),
+            Row(Unplug, {"plugged_mib": 512}, Measured, {"bound": None, "reason": "the monitor does not answer"}),
+            Row(Throttle, {}, Measured, {"bound": None, "reason": "the monitor does not answer"}),
+            Row(TellApplication, {}, Told),
+        ],
+    )
+    assert (outcome.measured, outcome.reached, outcome.after) == (False, False, raised)
+    assert "what was given last is not verified" in outcome.sentence
+
+
+def test_a_reading_at_the_end_makes_up_for_one_that_failed() -> None:
+    outcome = play(
+        reinflation(),
+        [
+            Row(Throttle, {}, Measured, measured(Bound(2, 1.0, 512, 212), (0, 1))),
+            Row(Unplug, {"plugged_mib": 512}, Measured, {"bound": None, "reason": "the monitor does not answer"}),
+            Row(Throttle, {}, Measured, measured(FULL)),
+            Row(TellApplication, {}, Told),
+        ],
+    )
+    assert (outcome.measured, outcome.reached) == (True, True)
