@@ -29,7 +29,7 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/report"): Role.AGENT,
 }
 #: Routes that need no token.
-OPEN_ROUTES: Final = frozenset({"/healthz", "/readyz"})
+OPEN_ROUTES: Final = frozenset({"/", "/healthz", "/readyz"})
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _RANK: Final = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}

@@ -32,7 +32,12 @@ GIVES = Vector(cpu_cores=1.75, memory_mib=640)
 #: 325 MiB of values in each cache.
 KEYS = 10_400
 HOT_KEYS = 100
+#: For a deflation or a reinflation, seconds. A cache is emptied by the same CPUs that filled it: a slow machine has
+#: this times as long as its filling took.
 DEADLINE_S = 120.0
+FILLINGS = 6.0
+#: How long what the kernel gives back by and by may take, seconds.
+FOLLOWS_S = 30.0
 READY_S = 120.0
 TASK_S = 600.0
 _PAUSE_S = 0.5
@@ -49,6 +54,7 @@ class Demo:
         self._checks: list[Check] = []
         self._caches: dict[str, Cache] = {}
         self._gauges: dict[str, Gauge] = {}
+        self._deadline_s = DEADLINE_S
 
     async def run(self) -> DemoReport:
         """Raises DemoFailed or another EbbError if the scenario cannot be gone through; a failed check is no error."""
@@ -76,7 +82,8 @@ class Demo:
 
     async def _scenario(self) -> tuple[list[VMReport], dict[str, VMOutcome]]:
         await self._start_low()
-        await self._fill("filling")
+        filling_s = await self._fill("filling")
+        self._deadline_s = max(DEADLINE_S, FILLINGS * filling_s)
         before = await self._read_all()
         hot = {name: self._caches[name].latest(HOT_KEYS) for name in LOW}
         for name in LOW:
@@ -92,7 +99,7 @@ class Demo:
             if name not in outcomes:
                 raise DemoFailed(f"{HIGH} was placed without a deflation of {name}: {operation.sentence}")
             self._report(f"{name}: {outcomes[name].sentence}")
-        deflated, deflated_sizes = await self._read_all(), await self._sizes()
+        deflated, deflated_sizes = await self._read_deflated(), await self._sizes()
         for name in LOW:
             self._checks.append(checks.resident_follows(name, deflated[name]))
             found = await self._caches[name].digests(list(hot[name]))
@@ -149,7 +156,7 @@ class Demo:
 
     async def _create(self, name: str, spec: VMSpec) -> Operation:
         self._begun.append(name)
-        return await self._client.create(spec, deadline_s=DEADLINE_S)
+        return await self._client.create(spec, deadline_s=self._deadline_s)
 
     async def _start_low(self) -> None:
         self._report(f"starting {' and '.join(LOW)}: {LOW_NOMINAL.vector()} each")
@@ -178,7 +185,9 @@ class Demo:
                 pass  # its services still start
             await asyncio.sleep(_PAUSE_S)
 
-    async def _fill(self, verb: str) -> None:
+    async def _fill(self, verb: str) -> float:
+        """Returns the seconds that it took."""
+        begin_s = time.monotonic()
         done = dict.fromkeys(LOW, 0.0)
 
         def tell(name: str, fraction: float) -> None:
@@ -188,10 +197,22 @@ class Demo:
                 self._report(f"{verb} the caches: " + ", ".join(f"{n} {done[n]:.0%}" for n in LOW))
 
         await asyncio.gather(*(self._caches[name].fill(functools.partial(tell, name)) for name in LOW))
+        return time.monotonic() - begin_s
 
     async def _read_all(self) -> dict[str, Reading]:
         found = await asyncio.gather(*(self._gauges[name].read() for name in LOW))
         return dict(zip(LOW, found, strict=True))
+
+    async def _read_deflated(self) -> dict[str, Reading]:
+        """The readings, once what is resident has come down to the bounds or does so no more."""
+        deadline_s = time.monotonic() + FOLLOWS_S
+        while True:
+            found = await self._read_all()
+            if all(checks.resident_follows(name, reading).ok for name, reading in found.items()):
+                return found
+            if time.monotonic() > deadline_s:
+                return found
+            await asyncio.sleep(_PAUSE_S)
 
     async def _sizes(self) -> dict[str, Vector]:
         return {vm.name: vm.current for vm in await self._client.vms()}
@@ -199,7 +220,7 @@ class Demo:
     async def _await_restored(self, before: dict[str, Reading]) -> None:
         """Until bound and memcached's limit are back; what is still missing afterwards shows in the checks."""
         self._report(f"waiting for {' and '.join(LOW)} to be back at their nominal size")
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline_s = time.monotonic() + self._deadline_s
         while time.monotonic() < deadline_s:
             now = await self._read_all()
             if all(_is_back(before[name], now[name]) for name in LOW):
@@ -208,7 +229,7 @@ class Demo:
 
     async def _finish(self, operation: Operation) -> Operation:
         """Follow an operation to its end. Raises DemoFailed if it did not do what was asked."""
-        ended = await self._client.wait(operation, limit_s=DEADLINE_S * 4, progress=self._report)
+        ended = await self._client.wait(operation, limit_s=self._deadline_s * 4, progress=self._report)
         if ended.state is not OperationState.DONE:
             raise DemoFailed(f"{ended.kind} of {ended.vm} ended {ended.state.value}: {ended.sentence}")
         return ended

@@ -293,11 +293,15 @@ class Lab:
             self.report(f"{name} did not end by SIGTERM and was killed")
         host_ids = [host.id for host in state.hosts]
         if host_ids:
-            if domains.domains_left(host_ids) and not services.LIBVIRTD.answers():
+
+            def revive() -> None:
                 make_directory(self.logs)
                 services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+
+            if domains.domains_left(host_ids) and not services.LIBVIRTD.answers():
+                revive()
             if services.LIBVIRTD.answers():
-                domains.remove_domains(state.uri, host_ids, self.report)
+                domains.remove_domains(state.uri, host_ids, self.report, revive)
                 domains.remove_logs(host_ids)
         services.stop_services(state, self.report)
         # The state file goes last, so that a `down` that was interrupted can be repeated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -16,16 +17,48 @@ from hostagent.hypervisor import domain_name
 RUN = Path("/run/libvirt/qemu")
 LOGS = Path("/var/log/libvirt/qemu")
 REMOVE_S = 30.0
+#: How often a libvirtd that ended in the middle is brought back before it is given up.
+REVIVALS = 3
 
 
-def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], None]) -> list[str]:
+class _LibvirtGone(LabError):
+    """libvirtd has ended, or hung up."""
+
+
+def remove_domains(
+    uri: str,
+    host_ids: Iterable[str],
+    report: Callable[[str], None],
+    revive: Callable[[], None] | None = None,
+) -> list[str]:
     """Destroy and undefine the domains of these hosts; returns their names.
 
     A domain is one of ours if its name begins with ``ebb-HOST.`` and its metadata names HOST as the owner; one that has
     only the name is left and reported. Raises LabError when libvirt refuses.
+
+    :param revive: makes libvirt answer again where it has ended meanwhile, so that no domain is left without it.
     """
-    connection = open_libvirt(uri)
-    removed = []
+    hosts, removed = list(host_ids), list[str]()
+    for attempt in range(1, REVIVALS + 1):
+        try:
+            _remove_all(uri, hosts, report, removed)
+            break
+        except _LibvirtGone as error:
+            if revive is None or attempt == REVIVALS:
+                raise
+            report(f"libvirt went away while domains were being removed, and is brought back: {error}")
+            revive()
+    return removed
+
+
+def _remove_all(uri: str, host_ids: list[str], report: Callable[[str], None], removed: list[str]) -> None:
+    """Adds the names of those that are gone to ``removed``, also where it raises."""
+    import libvirt
+
+    try:
+        connection = open_libvirt(uri)
+    except LabError as error:
+        raise _LibvirtGone(str(error)) from error
     try:
         for domain in connection.listAllDomains():
             name = domain.name()
@@ -39,9 +72,23 @@ def remove_domains(uri: str, host_ids: Iterable[str], report: Callable[[str], No
             report(f"removing {name}")
             _remove(connection, domain.UUIDString(), name)
             removed.append(name)
+    except libvirt.libvirtError as error:
+        if _is_gone(error):
+            raise _LibvirtGone(str(error)) from error
+        raise LabError(f"the domains could not be removed: {error}") from error
     finally:
-        connection.close()
-    return removed
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def _is_gone(error: Any) -> bool:
+    """Whether a call ended because its libvirtd did: then the error is one of the connection, not of the driver."""
+    import libvirt
+
+    return error.get_error_domain() == libvirt.VIR_FROM_RPC or error.get_error_code() in (
+        libvirt.VIR_ERR_NO_CONNECT,
+        libvirt.VIR_ERR_INVALID_CONN,
+    )
 
 
 def _remove(connection: Any, uuid: str, name: str) -> None:
@@ -60,6 +107,8 @@ def _remove(connection: Any, uuid: str, name: str) -> None:
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 return
+            if _is_gone(error):
+                raise
             if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:
                 raise LabError(f"{name} could not be removed: {error}") from error
             problem = str(error)

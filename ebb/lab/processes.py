@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ _POLL_S = 0.05
 
 #: Children of this very process, which has to fetch them when they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
+#: Exit codes of those that were fetched.
+_exit_codes: dict[int, int] = {}
 
 
 def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Process:
@@ -52,8 +55,9 @@ def running(process: Process | None) -> psutil.Process | None:
     """The living process of a record; None if it has ended, is a zombie, or its pid belongs to another one."""
     if process is None:
         return None
-    if process.pid in _children and _children[process.pid].poll() is not None:
+    if process.pid in _children and (code := _children[process.pid].poll()) is not None:
         del _children[process.pid]
+        _exit_codes[process.pid] = code
         return None
     try:
         found = psutil.Process(process.pid)
@@ -62,6 +66,19 @@ def running(process: Process | None) -> psutil.Process | None:
     except psutil.NoSuchProcess:
         return None
     return found
+
+
+def how_ended(process: Process) -> str:
+    """How a process that does not run any more came to its end, as far as its parent can tell."""
+    code = _exit_codes.get(process.pid)
+    if code is None:
+        return "ended, nobody here knows how"
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 def stop(processes: Sequence[Process], term_s: float = TERM_S) -> list[str]:

@@ -64,7 +64,10 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
 
     ``save`` is called after each start. Raises LabError with the end of the log of a service that does not come up.
     """
-    state.services = [process for process in state.services if processes.running(process)]
+    for process in [process for process in state.services if processes.running(process) is None]:
+        log = logs / f"{process.name}.log"
+        report(f"{process.name} (pid {process.pid}) {processes.how_ended(process)}; its log:\n{processes.tail(log)}")
+        state.services.remove(process)
     if LIBVIRTD.answers():
         return
     if Path("/run/systemd/system").is_dir():

@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import stat
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import libvirt
 import pytest
 
 from deflation.messages import Vector
@@ -142,3 +145,88 @@ def test_a_pid_file_of_our_domains_means_that_some_may_be_left(tmp_path: Path) -
     assert not domains.domains_left(["host-a"], tmp_path)
     (tmp_path / "ebb-host-a.low-1.pid").touch()
     assert domains.domains_left(["host-a"], tmp_path)
+
+
+def test_a_service_that_has_ended_is_told_of_with_how_and_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "LIBVIRTD", services.Service("libvirtd", (), ("true",), "none"))
+    monkeypatch.setattr(services.Service, "answers", lambda self: True)
+    crash = [sys.executable, "-c", "import os; print('out of luck', flush=True); os.abort()"]
+    ended = processes.start("libvirtd", crash, tmp_path / "libvirtd.log")
+    deadline_s = time.monotonic() + 20
+    while processes.running(ended) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    state, said = LabState(services=[ended]), list[str]()
+    services.ensure_services(state, tmp_path, lambda: None, said.append)
+    assert state.services == []
+    assert "was ended by SIGABRT" in said[0]
+    assert "out of luck" in said[0]
+
+
+class Hangs:
+    """A connection whose libvirtd ends in the middle of the first removal."""
+
+    calls = 0
+
+    def __init__(self, left: list[str]) -> None:
+        self._left = left
+
+    def listAllDomains(self) -> list[Any]:
+        return [Removable(self._left, name) for name in self._left]
+
+    def lookupByUUIDString(self, name: str) -> Any:
+        if name not in self._left:
+            raise failed(libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_FROM_QEMU, "no domain")
+        return Removable(self._left, name)
+
+    def close(self) -> None:
+        pass
+
+
+class Removable:
+    def __init__(self, left: list[str], name: str) -> None:
+        self._left, self._name = left, name
+
+    def name(self) -> str:
+        return self._name
+
+    UUIDString = name
+
+    def isActive(self) -> bool:
+        return True
+
+    def isPersistent(self) -> bool:
+        return False
+
+    def destroy(self) -> None:
+        Hangs.calls += 1
+        if Hangs.calls == 2:
+            raise failed(libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC, "End of file while reading data")
+        self._left.remove(self._name)
+
+
+def failed(code: int, domain: int, message: str) -> libvirt.libvirtError:
+    error = libvirt.libvirtError(message)
+    error.err = (code, domain, message, 2, None, None, None, -1, -1)
+    return error
+
+
+def test_domains_are_removed_though_libvirtd_ends_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = ["ebb-h.a", "ebb-h.b", "ebb-h.c"]
+    monkeypatch.setattr(Hangs, "calls", 0)
+    monkeypatch.setattr(domains, "open_libvirt", lambda uri: Hangs(left))
+    monkeypatch.setattr(domains, "_owner", lambda domain: "h")
+    said, revived = list[str](), list[int]()
+    removed = domains.remove_domains("qemu:///system", ["h"], said.append, lambda: revived.append(1))
+    assert (removed, left, revived) == (["ebb-h.a", "ebb-h.b", "ebb-h.c"], [], [1])
+    assert [sentence for sentence in said if "End of file while reading data" in sentence]
+
+
+def test_domains_are_not_said_to_be_removed_where_nobody_brings_libvirtd_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = ["ebb-h.a", "ebb-h.b"]
+    monkeypatch.setattr(Hangs, "calls", 1)
+    monkeypatch.setattr(domains, "open_libvirt", lambda uri: Hangs(left))
+    monkeypatch.setattr(domains, "_owner", lambda domain: "h")
+    with pytest.raises(LabError, match="End of file while reading data"):
+        domains.remove_domains("qemu:///system", ["h"], lambda sentence: None)

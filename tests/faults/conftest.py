@@ -45,7 +45,7 @@ def libvirt_services() -> Iterator[LabState]:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def shared_ward(libvirt_services: LabState) -> AsyncIterator[Ward]:
-    async with open_ward() as ward:
+    async with open_ward(libvirt_services) as ward:
         yield ward
 
 

@@ -8,6 +8,7 @@ import itertools
 import shutil
 import tempfile
 import uuid
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,8 @@ from ebb import paths
 from ebb.lab.domains import remove_domains, remove_logs
 from ebb.lab.guestlink import channel_path
 from ebb.lab.image import Image, build_image
-from ebb.lab.services import open_libvirt
+from ebb.lab.services import LIBVIRTD, ensure_services, open_libvirt
+from ebb.lab.state import LabState
 from ebb.readings import DomainView, qemu_pid, vcpu_quotas
 from hostagent import executor, guestlink, intents, settling, watch
 from hostagent.accelerator import probe_accelerator
@@ -336,10 +338,22 @@ class Ward:
             await self.create(spec)
         await self.connected()
 
-    def clear_away(self) -> None:
-        """Nothing is left of the domains."""
-        remove_domains(URI, [self.host_id], print)
-        remove_logs([self.host_id])
+    def clear_away(self, services: LabState) -> None:
+        """Nothing is left of the domains, also where libvirtd has ended, which is told."""
+
+        def told(sentence: str) -> None:
+            warnings.warn(sentence, stacklevel=2)
+
+        def revive() -> None:
+            ensure_services(services, self._directory, lambda: None, told)
+
+        try:
+            if not LIBVIRTD.answers():
+                told("libvirtd does not answer at the end of the tests")
+                revive()
+            remove_domains(URI, [self.host_id], print, revive)
+        finally:
+            remove_logs([self.host_id])
 
 
 def _none(problems: list[str], why: str = "") -> None:
@@ -356,8 +370,11 @@ def _directory() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def open_ward() -> AsyncIterator[Ward]:
-    """A ward with both guests up."""
+async def open_ward(services: LabState) -> AsyncIterator[Ward]:
+    """A ward with both guests up.
+
+    :param services: what was started for libvirt to answer; what has to be started again is added to it.
+    """
     image = await asyncio.to_thread(build_image, paths.image_cache())
     found = await asyncio.to_thread(probe_accelerator, image.kernel, None, paths.accelerator_cache())
     directory = await asyncio.to_thread(_directory)
@@ -377,9 +394,12 @@ async def open_ward() -> AsyncIterator[Ward]:
                 await ward.connected()
                 yield ward
             finally:
-                for hand in ward._hands.values():
-                    await hand.close()
-                await ward.stop_agent()
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.push_async_callback(ward.stop_agent)
+                    for hand in ward._hands.values():
+                        stack.push_async_callback(hand.close)
     finally:
-        await asyncio.to_thread(ward.clear_away)
-        shutil.rmtree(directory)
+        try:
+            await asyncio.to_thread(ward.clear_away, services)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)

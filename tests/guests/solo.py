@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import tempfile
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from ebb import paths
-from ebb.lab.domains import remove_logs
+from ebb.lab.domains import LOGS, remove_domains, remove_logs
 from ebb.lab.guestlink import LabLink
 from ebb.lab.image import build_image
-from ebb.lab.services import ensure_services, stop_services
+from ebb.lab.services import LIBVIRTD, ensure_services, stop_services
 from ebb.lab.state import LabState
 from ebb.readings import DomainView, qemu_pid, resident_kib
 from hostagent.hypervisor import domain_name
@@ -43,6 +44,14 @@ class SoloGuest:
     def alive(self) -> bool:
         """Whether the very same QEMU process runs."""
         return qemu_pid(self.domain) == self.pid
+
+    def how_ended(self) -> str:
+        """What is left to tell of a QEMU process that is gone: the end of its log, and whom the kernel killed."""
+        log = LOGS / f"{self.domain}.log"
+        last = log.read_text(errors="replace").splitlines()[-3:] if log.exists() else ["it has no log"]
+        kernel = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout.splitlines()
+        killed = [line for line in kernel if "oom-kill:" in line or "Killed process" in line or "segfault" in line]
+        return "\n".join([*last, *killed[-4:], f"MemAvailable {meminfo_mib('MemAvailable'):.0f} MiB"])
 
     def resident_mib(self) -> float:
         """Resident part of the guest's memory, by QEMU's smaps."""
@@ -92,11 +101,28 @@ async def solo_guest(memory_mib: int, cpu_cores: float = 1) -> AsyncIterator[Sol
         async with await LabLink.connect(path.with_name("io.ebbtide.lab.0"), READY_S) as link:
             yield SoloGuest(hypervisor, domain, link, qemu_pid(domain))
     finally:
-        await hypervisor.destroy(domain)
-        await hypervisor.close()
-        stop_services(state, lambda sentence: None)
-        remove_logs([host])
-        shutil.rmtree(home)
+        async with AsyncExitStack() as stack:
+            # Backwards, and each of them whatever becomes of the others.
+            stack.callback(shutil.rmtree, home, ignore_errors=True)
+            stack.callback(remove_logs, [host])
+            stack.callback(stop_services, state, lambda sentence: None)
+            stack.push_async_callback(asyncio.to_thread, _remove, state, home, host)
+            stack.push_async_callback(hypervisor.close)
+
+
+def _remove(state: LabState, home: Path, host: str) -> None:
+    """The guest is gone, also where libvirtd has ended meanwhile, which is told."""
+
+    def told(sentence: str) -> None:
+        warnings.warn(sentence, stacklevel=2)
+
+    def revive() -> None:
+        ensure_services(state, home, lambda: None, told)
+
+    if not LIBVIRTD.answers():
+        told("libvirtd does not answer at the end of the tests")
+        revive()
+    remove_domains(state.uri, [host], lambda sentence: None, revive)
 
 
 @contextmanager

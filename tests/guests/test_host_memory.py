@@ -93,7 +93,7 @@ async def guest() -> AsyncIterator[SoloGuest]:
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def no_limit_left(guest: SoloGuest) -> AsyncIterator[None]:
     yield
-    assert guest.alive(), "a limit of ours has killed the VM"
+    assert guest.alive(), f"the guest's process is gone:\n{guest.how_ended()}"
     assert await touch(guest) == 0
 
 

@@ -29,6 +29,7 @@ from tests.rest.matrix import TOKENS, roles, routes_of, walk, walk_as_stranger
 
 #: The least role for every route of the manager. A new route must be entered here.
 ROUTES = {
+    ("GET", "/"): "nobody",
     ("GET", "/healthz"): "nobody",
     ("GET", "/readyz"): "nobody",
     ("POST", "/v1/hosts/{id}/report"): "agent",
