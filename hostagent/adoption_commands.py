@@ -23,7 +23,6 @@ from hostagent.lifecycle_commands import NEAR, cause_for, cause_of, done, presen
 from hostagent.resuming import GREETING_S, Resume
 from hostagent.vms import ManagedVM
 
-
 #: Phases in which a domain that is paused was paused by us.
 _PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
 
@@ -190,9 +189,7 @@ class AdoptionCommands:
         host.note(vm.name, DecisionKind.REMOVE, sentence, {})
         return operation.model_copy(update={"state": OperationState.DONE, "sentence": sentence, "vms": tuple(outcomes)})
 
-    async def _begin_release(
-        self, vm: ManagedVM, spec: VMSpec, target: ResourceVector | None, cause: Cause
-    ) -> None:
+    async def _begin_release(self, vm: ManagedVM, spec: VMSpec, target: ResourceVector | None, cause: Cause) -> None:
         """Store what is going to happen.
 
         :param target: the size to give back; None: it has it, or is off.

@@ -192,9 +192,7 @@ async def test_a_release_that_was_cut_off_by_a_kill_gives_all_back_first(
     body = {"request_id": "release", "deadline_s": 20.0, "name": "web"}
     cause = intent.cause.model_copy(update={"kind": "release", "request_id": "release", "body": body})
     spec = intent.spec.model_copy(update={"nominal": size})
-    half = intent.changed(
-        was=intent.spec, spec=spec, target=size, committed=size, cause=cause, phase=Phase.REINFLATING
-    )
+    half = intent.changed(was=intent.spec, spec=spec, target=size, committed=size, cause=cause, phase=Phase.REINFLATING)
     domain.intent = half.model_dump_json()
     successor = make_agent(world, tmp_path)
     try:
