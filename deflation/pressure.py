@@ -136,14 +136,22 @@ class _Signs:
 
     def press(self, limit: Thresholds) -> bool:
         """Whether they are beyond the thresholds."""
-        reading, some, full, faults = self.reading, self.some_percent, self.full_percent, self.rates.faults_per_s
+        reading, some, faults = self.reading, self.some_percent, self.rates.faults_per_s
         if reading.available_mib < limit.available * reading.reserve_mib:
             return True
         if faults is not None and faults >= limit.faults_per_s and (some is None or some >= limit.faults_some_percent):
             return True
-        stalled = (some or 0.0) >= limit.some_percent or (full or 0.0) >= limit.full_percent
         missed = (faults or 0.0) >= limit.witness_faults_per_s
-        return stalled and (missed or reading.available_mib < limit.witness_available * reading.reserve_mib)
+        return self.stall(limit) and (missed or reading.available_mib < limit.witness_available * reading.reserve_mib)
+
+    def stall(self, limit: Thresholds) -> bool:
+        """Whether tasks wait for memory, whyever."""
+        return (self.some_percent or 0.0) >= limit.some_percent or (self.full_percent or 0.0) >= limit.full_percent
+
+    @property
+    def unwitnessed(self) -> bool:
+        """Whether a stall is all that is known: there is no second reading yet that would tell its faults apart."""
+        return self.stall(ENTER) and self.rates.faults_per_s is None and self.reading.major_faults is not None
 
     def __str__(self) -> str:
         parts = []
@@ -220,6 +228,8 @@ class PressureWatch:
         known = age_s is not None and age_s <= STALE_S
         pressed = self._pressed and age_s is not None and age_s <= UNSEEN_S
         asks = self._asked_at is not None and now - self._asked_at <= REQUEST_S and not self._wanted.is_zero()
+        # Unknown is not zero: an agent that was started just now, or has not looked for long, takes nothing meanwhile.
+        presumed = known and not pressed and self._signs is not None and self._signs.unwitnessed
         wants, reasons = ZERO, []
         if pressed:
             lacks_mib = max(allocation.nominal.memory_mib - allocation.current.memory_mib, 0.0)
@@ -227,12 +237,14 @@ class PressureWatch:
             reasons.append(f"under memory pressure: {self._signs}")
             if not known:
                 reasons.append(f"silent for {age_s:.0f} s since")
+        if presumed:
+            reasons.append(f"it is not known yet whether the memory is missed: {self._signs}")
         if asks:
             wants = wants.larger(self._wanted.less(allocation.current))
             reasons.append(f"asks for more itself: {self._reason or 'no reason given'}")
         if not reasons:
             reasons.append(f"no pressure: {self._signs}" if known else "no fresh reading, so no memory is taken")
-        return Verdict(pressed or asks, known, wants, "; ".join(reasons))
+        return Verdict(pressed or asks or presumed, known, wants, "; ".join(reasons))
 
     def _judge(self, now: float, signs: _Signs) -> None:
         if signs.press(ENTER):

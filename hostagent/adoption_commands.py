@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from typing import Any, Final
 
 from deflation.allocations import Priority, check_sizes
@@ -201,7 +200,7 @@ class AdoptionCommands:
         if target is None:
             await vm.store(was=before.was or before.spec, cause=cause)
             return
-        grown = replace(row, current=row.current.larger(target))
+        grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
         if not target.fits_in(row.current) and not host.fits(grown, row.charge):
             raise RequestRefused(409, f"{target} needs more than what is free ({host.free()})", "name")
         vm.intent = before.changed(spec=spec, was=before.was or before.spec)

@@ -110,6 +110,25 @@ def test_without_psi_faults_count_when_they_last() -> None:
     assert story.go_on(2, faults_per_s=400)
 
 
+def test_a_stall_counts_until_a_second_reading_tells_whether_the_memory_is_missed() -> None:
+    """An agent that is started in the middle has one reading: what it cannot tell yet is no reason to take memory."""
+    stalled = replace(CALM, some_percent=60.0, full_percent=30.0)
+    story = Story(stalled)
+    verdict = story.watch.verdict(story.now, LACKING)
+    assert (verdict.under_pressure, verdict.may_lose_memory, verdict.wants) == (True, False, ZERO)
+    assert "it is not known yet whether the memory is missed" in verdict.sentence
+    assert not story.go_on(2, some=60, full=30), "a kernel that drops caches"
+    assert story.go_on(2, some=60, full=30, faults_per_s=300)
+
+
+def test_after_a_long_time_without_a_reading_a_stall_counts_as_at_the_first() -> None:
+    story = Story()
+    story.now += LONGEST_WINDOW_S + 1
+    story.watch.observe(story.now, later(story.reading, LONGEST_WINDOW_S + 1, faults_per_s=300, some=60))
+    assert story.pressed
+    assert not story.watch.verdict(story.now + STALE_S + 1, LACKING).under_pressure, "no memory is taken then anyway"
+
+
 def test_pages_swapped_in_count_as_faults() -> None:
     watch, reading = PressureWatch(), replace(CALM, some_percent=30.0)
     watch.observe(0, reading)
@@ -118,7 +137,7 @@ def test_pages_swapped_in_count_as_faults() -> None:
 
 
 def test_a_first_reading_gives_no_rate() -> None:
-    assert not Story(replace(CALM, some_percent=80.0, full_percent=70.0, major_faults=10**9)).pressed
+    assert not Story(replace(CALM, some_percent=10.0, full_percent=5.0, major_faults=10**9)).pressed
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
