@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import settings
@@ -48,6 +50,46 @@ class AloneLast(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no type
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
     return AloneLast(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+class OneSession:
+    """Real guests of one session of tests at a time on a machine: there is one libvirtd, which a test restarts, and one
+    swap, which tests bring and take away.
+
+    The second session waits, whatever started it. Outside of the tests' own time limits.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def take(self, report: Callable[[str], None]) -> None:
+        """Wait for it, once; it is held until this process ends."""
+        if self._file is not None:
+            return
+        file = self._path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            report(
+                f"waiting for the guests of another session of tests ({file.read().strip() or 'it does not say whose'})"
+            )
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"process {os.getpid()}\n")
+        file.flush()
+        self._file = file
+
+
+ONE_SESSION = OneSession(Path("/run/lock/ebbtide-test-guests"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if item.get_closest_marker("guest") is not None and os.geteuid() == 0:
+        ONE_SESSION.take(lambda sentence: warnings.warn(sentence, stacklevel=2))
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +31,8 @@ from hostagent.intents import Intent, Phase
 from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
 
 READY_S = 120.0
+#: How long swap may take to go, seconds.
+OFF_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,22 @@ def zram_swap(mib: int) -> Iterator[str]:
             subprocess.run([command, device], check=True, capture_output=True)
         yield device
     finally:
-        if device in Path("/proc/swaps").read_text():
-            subprocess.run(["swapoff", device], check=True, capture_output=True)
-        (control / "hot_remove").write_text(number)
+        try:
+            _off(device)
+        finally:
+            if device not in Path("/proc/swaps").read_text():
+                (control / "hot_remove").write_text(number)
+
+
+def _off(device: str) -> None:
+    """Take swap away. While a process is held at a limit that it backs, it cannot go: one that is ending is waited for."""
+    deadline_s = time.monotonic() + OFF_S
+    while device in Path("/proc/swaps").read_text():
+        done = subprocess.run(["swapoff", device], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        assert time.monotonic() < deadline_s, f"{device} is left behind: {done.stderr.strip()}"
+        time.sleep(0.5)
 
 
 def meminfo_mib(name: str) -> float:
