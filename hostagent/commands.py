@@ -228,7 +228,9 @@ class Commands:
 
     # --- how they run --------------------------------------------------------------------------------------------
 
-    async def bring_up(self, operation: Operation, vm: ManagedVM, fresh: bool, xml: str | None = None) -> Operation:
+    async def bring_up(
+        self, operation: Operation, vm: ManagedVM, fresh: bool, xml: str | None = None, suspend: bool = False
+    ) -> Operation:
         # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
         async with vm.lock:
             if fresh:
@@ -239,6 +241,8 @@ class Commands:
                     await self._host.drop(vm)
                     raise
             try:
+                if suspend:
+                    await self._host.hypervisor.suspend(vm.domain)
                 # Admitted at its committed size before its vCPUs run.
                 await vm.enforce_at_start()
                 await self._host.hypervisor.resume(vm.domain)

@@ -80,11 +80,9 @@ class Resuming:
                 await self._host.clear_away(vm)
                 raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
             state = await self.state_of(vm)
-            if state == "running":
-                # Nobody knows any more who let it run, and whether it was held to its size first.
-                await self._host.hypervisor.suspend(vm.domain)
             if state in ("running", "paused"):
-                return await self._commands.bring_up(operation, vm, fresh=False)
+                # Of one that runs, nobody knows any more who let it, and whether it was held to its size first.
+                return await self._commands.bring_up(operation, vm, fresh=False, suspend=state == "running")
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
         if Phase.DELETING in phases:

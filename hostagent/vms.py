@@ -366,6 +366,8 @@ class ManagedVM:
         if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
+        # Whatever a resize that broke off has left: it is charged with its minimum at least, and its quota set to that.
+        size = size.larger(self.allocation().minimum)
         bound = outcome.after
         quota = quota_of(size.cpu_cores, bound.cpus_online)
         if quota != bound.quota_per_cpu or bound.size.cpu_cores > size.cpu_cores:

@@ -150,7 +150,7 @@ def zram_swap(mib: int) -> Iterator[str]:
 
 
 def _off(device: str) -> None:
-    """Take swap away. While a process is held at a limit that it backs, it cannot go: one that is ending is waited for."""
+    """Take swap away. While a process is held at a limit that it backs, it cannot go: its end is waited for."""
     deadline_s = time.monotonic() + OFF_S
     while device in Path("/proc/swaps").read_text():
         done = subprocess.run(["swapoff", device], capture_output=True, text=True, check=False)

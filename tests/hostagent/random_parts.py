@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from deflation.resources import ResourceVector
+from hostagent.host import Host
 from hostagent.vms import ManagedVM
 from tests.hostagent.local_world import ROUNDING, Domain, LocalWorld
 
@@ -79,6 +80,11 @@ def assert_whole(vm: ManagedVM, domain: Domain, last: str) -> None:
     assert domain.held_mib >= upper.memory_mib - ROUNDING.memory_mib, f"{vm.name} holds {domain.held_mib}"
     assert domain.limit_mib is None or domain.limit_mib >= domain.held_mib
     assert upper.fits_in(vm.allocation().current + ROUNDING), f"{vm.name} has {upper}, but not on the books"
+
+
+def known(host: Host) -> set[str]:
+    """The domains of the VMs that an agent knows."""
+    return {vm.domain for vm in host.vms.values()}
 
 
 async def ended(tasks: set[asyncio.Task[None]]) -> None:

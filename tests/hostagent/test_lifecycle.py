@@ -210,10 +210,31 @@ async def test_a_vm_that_a_killed_agent_let_run_is_held_to_its_size_again_before
     try:
         await successor.start()
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED)
-        assert (domain.state, domain.resumed_with_quota) == ("running", pytest.approx(0.5))
+        assert domain.state == "running"
+        assert domain.resumed_with_quota == pytest.approx(0.5)
         ended = await successor.commands.operations.get(kind, 10)
         assert ended is not None
         assert ended.state == "done", ended.sentence
+    finally:
+        await successor.close()
+
+
+async def test_a_creation_that_a_killed_agent_let_run_and_that_cannot_be_held_is_cleared_away(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "create", "vm": low_vm("low-1")})
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
+    world.failures["suspend"] = "an earlier libvirt call has not returned"
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.commands.operations.get("create", 10)
+        assert ended is not None
+        assert (ended.state, ended.sentence) == ("failed", "an earlier libvirt call has not returned")
+        assert not successor.host.vms
+        assert not world.domains
     finally:
         await successor.close()
 

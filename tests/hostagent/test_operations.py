@@ -170,44 +170,6 @@ async def test_a_failing_hypervisor_is_a_shortfall_and_the_resize_is_tried_again
     assert all(len(domain.online) == 2 for domain in two_vms)
 
 
-async def test_a_growth_whose_end_nobody_could_read_stays_charged_in_full_until_somebody_can(
-    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await reclaim(command, memory_mib=600.0)
-    vm = host.vms["low-1"]
-    deflated_mib = vm.intent.committed.memory_mib
-    set_plugged = host.hypervisor.set_plugged
-
-    async def last_words(domain: str, plugged_mib: float, limit_s: float) -> str:
-        reason = await set_plugged(domain, plugged_mib, limit_s)
-        world.failures["read"] = "the monitor does not answer"
-        return reason
-
-    monkeypatch.setattr(host.hypervisor, "set_plugged", last_words)
-    body = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 3.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
-    operation = await command("PUT", "/v1/vms/low-1/target", body)
-    assert operation.state == "partial", operation.sentence
-    assert "could not be read at the end" in operation.sentence
-    assert operation.shortfall.memory_mib == pytest.approx(1024.0 - deflated_mib)
-    assert two_vms[0].bound_mib == 1024.0
-    assert (vm.intent.phase, vm.allocation().current.memory_mib) == (Phase.REINFLATING, 1024.0)
-    monkeypatch.undo()
-    world.failures.clear()
-    await until(lambda: vm.intent.phase is Phase.SETTLED)
-    assert vm.intent.committed.memory_mib == 1024.0
-
-
-async def test_a_growth_of_which_nothing_could_be_read_is_no_success(
-    command: Command, two_vms: list[Domain], host: Host, world: World
-) -> None:
-    await reclaim(command, memory_mib=600.0)
-    world.failures["read"] = "the monitor does not answer"
-    body = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 3.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
-    operation = await command("PUT", "/v1/vms/low-1/target", body)
-    assert (operation.state, operation.shortfall.memory_mib > 200) == ("partial", True)
-    assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
-
-
 async def test_a_vm_that_cannot_be_started_leaves_nothing_behind(command: Command, host: Host, world: World) -> None:
     world.failures["resume"] = "no more processes"
     operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})

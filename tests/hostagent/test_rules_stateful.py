@@ -54,6 +54,7 @@ from hostagent.hypervisor import domain_name
 from hostagent.intents import Phase
 from hostagent.libvirt_hypervisor import usable_boot_mib
 from hostagent.vms import ManagedVM
+from hostagent.watch import OWNERS_S
 from tests.hostagent import random_parts as parts
 from tests.hostagent.faked_loop import FakedLoop
 from tests.hostagent.local_faults import FAULTS, started
@@ -243,7 +244,8 @@ class HostMachine(RuleBasedStateMachine):
         host, charged, excused = self.agent.host, ZERO, ZERO
         for vm in host.vms.values():
             allocation, domain = vm.allocation(), self.world.domains.get(vm.domain)
-            assert allocation.minimum.fits_in(allocation.current + ROUNDING), f"{vm.name} is charged below its minimum"
+            least = f"{vm.name} is charged with {allocation.current}, below {allocation.minimum}"
+            assert allocation.minimum.fits_in(allocation.current + ROUNDING), least
             charged += allocation.current + ResourceVector(memory_mib=parts.OVERHEAD_MIB)
             if domain is None or domain.state != "running" or domain.intent.owner != HOST:
                 continue
@@ -398,7 +400,10 @@ class HostMachine(RuleBasedStateMachine):
         for name in self._names():
             self.world.find(name).disturbed = False
         self.rules_hold()
-        assert {vm.domain for vm in self.host.vms.values()} == set(self._names())
+        # Whether a domain is still ours is asked now and then only.
+        while parts.known(self.host) != set(self._names()) and self.loop.time() < deadline + OWNERS_S:
+            self._run(asyncio.sleep(1.0))
+        assert parts.known(self.host) == set(self._names()), "\n".join([self._last(), *self.world.diary])
 
     def _quiet(self) -> bool:
         records = self.commands.operations._records.values()
