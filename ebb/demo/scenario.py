@@ -36,7 +36,7 @@ HOT_KEYS = 100
 #: this times as long as its filling took.
 DEADLINE_S = 120.0
 FILLINGS = 6.0
-#: After a filling a guest that answers so quickly, a few times running, is at rest; how long that is waited for, seconds.
+#: A guest that answers so quickly, a few times running, is at rest; how long that is waited for, seconds.
 QUICK_S = 1.0
 QUICK_TIMES = 3
 REST_S = 60.0
@@ -209,7 +209,7 @@ class Demo:
         return dict(zip(LOW, found, strict=True))
 
     async def _at_rest(self) -> None:
-        """Until the guests are done with the filling, as far as that can be told: busy ones answer their agents late."""
+        """Until the guests are done with the filling, as far as that can be told: a busy one answers late."""
         deadline_s, times = time.monotonic() + REST_S, 0
         while times < QUICK_TIMES and time.monotonic() < deadline_s:
             begin_s = time.monotonic()

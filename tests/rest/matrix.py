@@ -74,8 +74,8 @@ async def call(
 ) -> tuple[int, Any]:
     filled = re.sub(r"\{(\w+)\}", lambda match: VALUES[match[1]], path)
     async with session.request(method, url + filled, headers=headers, data=None if method == "GET" else b"{}") as got:
-        # A stream does not end by itself: that it has begun is the answer.
-        answer = None if got.content_type == "text/event-stream" else await got.json()
+        # A stream does not end by itself: that it has begun is the answer, as with a page for a browser.
+        answer = None if got.content_type in ("text/event-stream", "text/html") else await got.json()
         if got.status == 401:
             assert got.headers["WWW-Authenticate"].startswith("Bearer ")
         return got.status, answer
