@@ -24,15 +24,15 @@ BINS: Final = 320
 
 def position(age_s: Value) -> Value:
     """Where on the grid an age lies, from 0 to below BINS. Below 0 and NaN count as 0."""
-    return np.fmin(np.log2(1.0 + np.fmax(age_s, 0.0) / FIRST_S) * PER_DOUBLING, BINS - 1e-9)
+    return np.minimum(np.log2(1.0 + np.fmax(age_s, 0.0) / FIRST_S) * PER_DOUBLING, BINS - 1e-9)
 
 
 def edge(index: float) -> float:
     """The age in seconds at which a bin begins."""
-    return FIRST_S * (2.0 ** (index / PER_DOUBLING) - 1.0)
+    return float(FIRST_S * (2.0 ** (index / PER_DOUBLING) - 1.0))
 
 
-def interpolate(values: Any, where: Value) -> Value:
-    """Between the values at the edges of a bin. ``values`` has one more than BINS."""
-    index = np.int64(where)
-    return values[index] + (where - index) * (values[index + 1] - values[index])
+def interpolate(values: Any, index: Value, part: Value) -> Value:
+    """Between the values at the edges of a bin: of its number, and of how far into it. More than BINS values."""
+    low = values[index]
+    return low + part * (values[index + 1] - low)

@@ -12,7 +12,7 @@ import numpy as np
 from task_matcher.ages import BINS, Floats, Value
 from task_matcher.curves import fill_curve
 from task_matcher.landmarks import free_classes, lasts_size, room_lasts
-from task_matcher.probabilities import completes, lives_on, wasted_evenly_s, wasted_s
+from task_matcher.probabilities import completes, lives_and_wastes, lives_on, wasted_evenly_s
 from task_matcher.rolling import MOST_CORES, SHRINK, Integers, Rolling, add_running
 
 #: Forms of P_c. Eq. 1: the next change is no shrink, or comes after the task.
@@ -46,8 +46,8 @@ class Knowledge(NamedTuple):
     #: :func:`task_matcher.landmarks.fill_lasts`, and the class of each number of free cores.
     lasts: Floats
     classes: Integers
-    #: 0 for the two directions, NaN for none.
-    there: Floats
+    #: 1 for the two directions, NaN for none.
+    certain: Floats
 
 
 def nothing_known(horizon_s: float) -> Knowledge:
@@ -65,7 +65,7 @@ def nothing_known(horizon_s: float) -> Knowledge:
         np.array([0.0, 0.0, 0.0, horizon_s]),
         np.full(lasts_size(), np.nan),
         free_classes(),
-        np.array([0.0, 0.0, np.nan]),
+        np.array([1.0, 1.0, np.nan]),
     )
 
 
@@ -111,32 +111,44 @@ def probability(
     :param sized: whether a shrink that leaves the task room is survived: one of at most ``free`` cores.
     :param direction: of the last change; NONE (-1): no change is known.
     """
-    room = np.fmin(np.fmax(free, 0.0), MOST_CORES + 0.0)
     if form == LANDMARK:
-        return (
-            room_lasts(
-                knowledge.lasts,
-                knowledge.classes,
-                knowledge.totals[3],
-                np.fmax(direction, 0),
-                elapsed_s,
-                duration_s,
-                room if sized else room * 0.0,
-            )
-            + knowledge.there[direction]
-        )
-    fatal = knowledge.larger[np.int64(room)] if sized else 1.0
+        return _by_landmarks(knowledge, sized, direction, elapsed_s, duration_s, free)
     if form == NEXT_SHRINK:
         lives = lives_on(knowledge.open_hazard, knowledge.open_known, elapsed_s, duration_s)
-        return completes(fatal, lives) + knowledge.there[direction]
-    lives = lives_on(knowledge.hazard, knowledge.known, elapsed_s, duration_s)
-    return completes(knowledge.shrink[direction] * fatal, lives)
+    else:
+        lives = lives_on(knowledge.hazard, knowledge.known, elapsed_s, duration_s)
+    return completes(_fatal(knowledge, form, sized, direction, free), lives)
 
 
-def wasted(knowledge: Knowledge, form: int, p: Value, elapsed_s: Value, duration_s: Value) -> Value:
-    """w of Eq. 2 in seconds: how long a task runs that does not complete."""
-    if form == NEXT_CHANGE:
-        return wasted_s(knowledge.hazard, knowledge.area, elapsed_s, duration_s)
+def chances(
+    knowledge: Knowledge, form: int, sized: bool, direction: Value, elapsed_s: Value, duration_s: Value, free: Value
+) -> tuple[Value, Value]:
+    """What :func:`probability` says, and w of Eq. 2 in seconds: how long a task runs that does not complete."""
+    if form == LANDMARK:
+        p = _by_landmarks(knowledge, sized, direction, elapsed_s, duration_s, free)
+        return p, wasted_evenly_s(p, duration_s)
     if form == NEXT_SHRINK:
-        return wasted_s(knowledge.open_hazard, knowledge.open_area, elapsed_s, duration_s)
-    return wasted_evenly_s(p, duration_s)
+        lives, wasted = lives_and_wastes(
+            knowledge.open_hazard, knowledge.open_area, knowledge.open_known, elapsed_s, duration_s
+        )
+    else:
+        lives, wasted = lives_and_wastes(knowledge.hazard, knowledge.area, knowledge.known, elapsed_s, duration_s)
+    return completes(_fatal(knowledge, form, sized, direction, free), lives), wasted
+
+
+def _fatal(knowledge: Knowledge, form: int, sized: bool, direction: Value, free: Value) -> Value:
+    """How likely the next change is a shrink (Eq. 1; certain by Eq. 3) that leaves the task no room."""
+    likely = knowledge.certain[direction] if form == NEXT_SHRINK else knowledge.shrink[direction]
+    if sized:
+        likely = likely * knowledge.larger[np.int64(np.minimum(np.maximum(free, 0.0), MOST_CORES + 0.0))]
+    return likely
+
+
+def _by_landmarks(
+    knowledge: Knowledge, sized: bool, direction: Value, elapsed_s: Value, duration_s: Value, free: Value
+) -> Value:
+    room = free if sized else free * 0.0
+    steady = room_lasts(
+        knowledge.lasts, knowledge.classes, knowledge.totals[3], np.maximum(direction, 0), elapsed_s, duration_s, room
+    )
+    return steady * knowledge.certain[direction]

@@ -46,7 +46,7 @@ class Landmarks(NamedTuple):
     cores: Floats
     direction: Integers
     written: Integers
-    #: Per slice, direction and class of elapsed time: how many landmarks; and per free cores and step of time, failures.
+    #: Per slice, direction, class of elapsed time: how many landmarks; and per free cores, step of time: failures.
     counts: Floats
     failures: Floats
     all_counts: Floats
@@ -153,18 +153,18 @@ def room_lasts(
     :param direction: of the last change, 0 or 1.
     :param free: cores that are left free when the task runs; below 0 counts as 0.
     """
-    age = np.fmin(np.fmax(position(elapsed_s) / _PER_AGE - 0.5, 0.0), AGES - 1.001)
+    age = np.minimum(np.maximum(position(elapsed_s) / _PER_AGE - 0.5, 0.0), AGES - 1.001)
     low = np.int64(age)
-    step = position(np.fmin(duration_s, horizon_s)) / _PER_STEP
+    step = position(np.minimum(duration_s, horizon_s)) / _PER_STEP
     below = np.int64(step)
-    f = classes[np.int64(np.fmin(np.fmax(free, 0.0), FREE[-1] + 0.0))]
+    f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
     first = ((direction * AGES + low) * len(FREE) + f) * (STEPS + 1) + below
     second = first + len(FREE) * (STEPS + 1)
     part, along = step - below, age - low
     here = table[first] + part * (table[first + 1] - table[first])
     there = table[second] + part * (table[second + 1] - table[second])
     probability = here + along * (there - here)
-    return probability ** np.fmax(duration_s / horizon_s, 1.0)
+    return probability ** np.maximum(duration_s / horizon_s, 1.0)
 
 
 def _forget(state: Landmarks) -> None:

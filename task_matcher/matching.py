@@ -19,7 +19,7 @@ from task_matcher import probabilities as figures
 from task_matcher.ages import Floats
 from task_matcher.choices import choose
 from task_matcher.fleet import Fleet, Running
-from task_matcher.rolling import GROWTH
+from task_matcher.rolling import GROWTH, Integers
 
 #: Algorithm 3's threshold of P_c, which the paper does not state; 70 % is the confidence of its Fig. 13.
 THRESHOLD: Final = 0.7
@@ -164,7 +164,7 @@ class MatchMaker:
         row = self.predictor.rows.get(machine)
         for demand in demands if row is not None else ():
             duration_s = self.duration_s(demand)
-            waits, probability, expected = self._expected(demand, duration_s, now, np.array([row]))
+            waits, probability, expected = self._expected(demand, duration_s, now, np.array([row], np.int64))
             found = float(probability[0])
             if waits[0] > 0.0 or not found > self.options.threshold:
                 continue
@@ -185,7 +185,7 @@ class MatchMaker:
         demand: Demand,
         duration_s: float,
         now: float,
-        only: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None,
+        only: Integers | None = None,
     ) -> tuple[Floats, Floats, Floats]:
         """Waits, P_c (NaN where unknown) and E_wc by row."""
         predictor, options = self.predictor, self.options
@@ -194,14 +194,18 @@ class MatchMaker:
         direction, elapsed_s = predictor.directions(), predictor.elapsed_s()
         if only is not None:
             waits, free, direction, elapsed_s = waits[only], free[only], direction[only], elapsed_s[only]
-        then_s = elapsed_s + np.where(np.isfinite(waits), waits, 0.0)
-        probability = predictor.probability(direction, then_s, duration_s, free)
-        usable = np.where(np.isnan(probability), options.unknown, probability)
-        wasted = predictor.wasted_s(usable, then_s, duration_s)
-        anew = float(predictor.probability(GROWTH, 0.0, duration_s, 0.0))
-        anew = options.unknown if math.isnan(anew) else anew
-        restart = figures.restart_s(anew, predictor.wasted_s(anew, 0.0, duration_s), duration_s)
+        # The last row is the machine of Eq. 2's restart, which has just grown.
+        count = len(waits)
+        states: Integers = np.empty(count + 1, np.int64)
+        states[:count], states[count] = direction, GROWTH
+        figures_in = np.zeros((2, count + 1))
+        figures_in[0, :count], figures_in[1, :count] = elapsed_s, free
+        np.add(elapsed_s, waits, out=figures_in[0, :count], where=waits < np.inf)
+        p, w = predictor.chances(states, figures_in[0], duration_s, figures_in[1])
+        silent = np.isnan(p)
+        usable = np.where(silent, options.unknown, p) if silent.any() else p
+        restart = float(figures.restart_s(usable[count], w[count], duration_s))
         checkpoint_s = math.inf if demand.checkpoint_s is None else demand.checkpoint_s
-        aversion = figures.aversion(demand.dislike, demand.attempts, options.escalation)
-        expected = figures.expected_s(waits, usable, wasted, restart, duration_s, checkpoint_s, aversion)
-        return waits, probability, expected
+        aversion = float(figures.aversion(demand.dislike, demand.attempts, options.escalation))
+        expected = figures.expected_s(waits, usable[:count], w[:count], restart, duration_s, checkpoint_s, aversion)
+        return waits, p[:count], expected

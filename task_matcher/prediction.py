@@ -1,7 +1,7 @@
 """How likely a machine keeps its cores: inter-change times and bigram of directions (seed 000 §3.1.1, Eq. 1, Fig. 8).
 
-The plain form, over all changes at once and by completed intervals only, each counted whole: what the paper says, exact to
-the second, and what :mod:`task_matcher.predictor` is held against, which takes changes one by one and counts running
+The plain form, over all changes at once and by completed intervals only, each counted whole: what the paper says, exact
+to the second, and what :mod:`task_matcher.predictor` is held against, which takes changes one by one and counts running
 intervals too.
 """
 

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from task_matcher import landmarks as marks
 from task_matcher import rolling as counting
 from task_matcher.ages import BINS, Floats, Value, edge
 from task_matcher.prediction import WINDOW_S, Change, Direction, LastChange, check_duration, whole_cores
+from task_matcher.probabilities import lives_on
 from task_matcher.rolling import GROWTH, NONE, SHRINK, Integers
 
 #: Names of the forms of P_c.
@@ -65,8 +66,8 @@ class PredictorOptions:
 class Predictor:
     """What a pool of machines has shown, and what follows from it.
 
-    Every machine has a row, which arrays over machines (here and in :class:`task_matcher.fleet.Fleet`) go by; a row of a
-    machine that is gone is used again.
+    Every machine has a row, which arrays over machines (here and in :class:`task_matcher.fleet.Fleet`) go by; a row of
+    a machine that is gone is used again.
 
     :param now: seconds on the clock of the changes.
     """
@@ -212,24 +213,24 @@ class Predictor:
         """P_c by the options' form, for one machine or arrays of them; NaN where history is silent.
 
         :param direction: GROWTH, SHRINK or NONE of :mod:`task_matcher.rolling`; an array must be of integers.
+        :param elapsed_s: since the last change; not below 0.
         :param free: cores left free when the task runs; counts with the switch ``sized`` only.
         """
         knowledge = self.known()
-        sized = self.options.sized
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = knowing.probability(knowledge, self._form, sized, direction, elapsed_s, duration_s, free)
-            if self._form != knowing.LANDMARK or knowledge.totals[2] >= marks.LEAST:
-                return found
-            # Too few landmarks yet.
-            return knowing.probability(knowledge, knowing.NEXT_CHANGE, sized, direction, elapsed_s, duration_s, free)
+        form, sized = self._form_now(knowledge), self.options.sized
+        return knowing.probability(knowledge, form, sized, direction, elapsed_s, duration_s, free)
 
-    def wasted_s(self, probability: Value, elapsed_s: Value, duration_s: Value) -> Value:
-        """w of Eq. 2 for what :meth:`probability` found."""
+    def chances(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> tuple[Value, Value]:
+        """What :meth:`probability` says, and w of Eq. 2 in seconds."""
         knowledge = self.known()
-        form = self._form
-        if form == knowing.LANDMARK and knowledge.totals[2] < marks.LEAST:
-            form = knowing.NEXT_CHANGE
-        return knowing.wasted(knowledge, form, probability, elapsed_s, duration_s)
+        form, sized = self._form_now(knowledge), self.options.sized
+        return knowing.chances(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+
+    def _form_now(self, knowledge: knowing.Knowledge) -> int:
+        """The options' form, Eq. 1 until there are landmarks enough."""
+        if self._form == knowing.LANDMARK and knowledge.totals[2] < marks.LEAST:
+            return knowing.NEXT_CHANGE
+        return self._form
 
     def probabilities_of(self, machines: Sequence[str], now: float, duration_s: float) -> list[float | None]:
         """P_c of each machine, all at once; None where history is silent: never a guess.
@@ -261,8 +262,9 @@ class Predictor:
         ages: Floats = np.array([edge(index) for index in range(BINS)])
         found = np.full(len(duration_s), np.inf)
         for index, seconds in enumerate(np.asarray(duration_s, np.float64)):
-            lives = knowing.lives_on(knowledge.hazard, knowledge.known, ages, seconds)
-            enough = np.flatnonzero(lives >= confidence)
+            lives = lives_on(knowledge.hazard, knowledge.known, ages, seconds)
+            # Beyond the grid nothing can be said.
+            enough = np.flatnonzero((lives >= confidence) & (ages + seconds < ages[-1]))
             if len(enough):
                 found[index] = ages[enough[0]]
         return found
@@ -294,7 +296,7 @@ _PER_MACHINE: Final = frozenset(
 
 def _larger(state: _State, fresh: _State, rows: int) -> _State:
     """``fresh`` with what ``state`` holds; only arrays per machine are longer there."""
-    values = []
+    values: list[Any] = []
     for name, old, new in zip(state._fields, state, fresh, strict=True):
         if name in _PER_MACHINE:
             new[:rows] = old

@@ -21,8 +21,28 @@ OVERRUN: Final = 0.25
 def lives_on(hazard: Any, known: Any, elapsed_s: Value, duration_s: Value) -> Value:
     """``P(X > e + d | X > e)``; NaN where nothing is known of ages like e."""
     begin = position(elapsed_s)
-    end = position(np.fmax(elapsed_s, 0.0) + duration_s)
-    return np.exp(interpolate(hazard, begin) - interpolate(hazard, end)) + known[np.int64(begin)]
+    end = position(elapsed_s + duration_s)
+    first, last = np.int64(begin), np.int64(end)
+    lived = interpolate(hazard, first, begin - first)
+    return np.exp(lived - interpolate(hazard, last, end - last)) + known[first]
+
+
+def lives_and_wastes(hazard: Any, area: Any, known: Any, elapsed_s: Value, duration_s: Value) -> tuple[Value, Value]:
+    """What :func:`lives_on` says, and w of Eq. 2: ``E(X - e | e < X < e + d)``, half of d where no change can come.
+
+    :param area: the integral of survival up to each edge; s.
+    """
+    begin = position(elapsed_s)
+    end = position(elapsed_s + duration_s)
+    first, last = np.int64(begin), np.int64(end)
+    part, rest = begin - first, end - last
+    lived = interpolate(hazard, first, part)
+    lives = np.exp(lived - interpolate(hazard, last, rest))
+    spent = (interpolate(area, last, rest) - interpolate(area, first, part)) * np.exp(lived)
+    # A little of one half of d is mixed in: where hardly any change can come, the difference of nearly equal numbers
+    # says nothing.
+    wasted = (spent - duration_s * lives + 0.5e-3 * duration_s) / (1.001 - lives)
+    return lives + known[first], np.minimum(np.maximum(wasted, 0.0), duration_s)
 
 
 def completes(shrink_probability: Value, lives: Value) -> Value:
@@ -30,22 +50,9 @@ def completes(shrink_probability: Value, lives: Value) -> Value:
     return 1.0 - shrink_probability * (1.0 - lives)
 
 
-def wasted_s(hazard: Any, area: Any, elapsed_s: Value, duration_s: Value) -> Value:
-    """w of Eq. 2: ``E(X - e | e < X < e + d)`` in seconds; half of d where no change can come."""
-    begin = position(elapsed_s)
-    end = position(np.fmax(elapsed_s, 0.0) + duration_s)
-    lived = interpolate(hazard, begin)
-    lives = np.exp(lived - interpolate(hazard, end))
-    spent = (interpolate(area, end) - interpolate(area, begin)) * np.exp(lived)
-    # A little of one half of d is mixed in: where hardly any change can come, the difference of nearly equal numbers
-    # says nothing.
-    wasted = (spent - duration_s * lives + 0.5e-6 * duration_s) / (1.0 - lives + 1e-6)
-    return np.fmin(np.fmax(wasted, 0.0), duration_s)
-
-
 def wasted_evenly_s(probability: Value, duration_s: Value) -> Value:
     """w where only P_c is known: a task that fails does so at an even rate."""
-    rate = np.fmin(np.fmax(-np.log(np.fmax(probability, 1e-300)), 1e-4), 600.0)
+    rate = np.minimum(np.maximum(-np.log(np.fmax(probability, 1e-250)), 1e-4), 600.0)
     return duration_s * (1.0 / rate - 1.0 / np.expm1(rate))
 
 
@@ -60,20 +67,24 @@ def expected_s(
     probability: Value,
     wasted: Value,
     restart: Value,
-    duration_s: Value,
-    checkpoint_s: Value,
-    aversion: Value,
+    duration_s: float,
+    checkpoint_s: float,
+    aversion: float,
 ) -> Value:
     """Eq. 2: ``E_wc = a + p * d + (1 - p) * (w + E_wc(g, 0, 0, d))`` in seconds.
 
     Beyond the paper, and nothing with its values: a task that saves its work every ``checkpoint_s`` (infinite: never)
     has only the rest to do again; ``aversion`` counts a preemption as so many durations of the task.
     """
-    saved = np.fmin(np.fmax(wasted - 0.5 * checkpoint_s, 0.0) / np.fmax(duration_s, 1e-9), 1.0)
     fails = 1.0 - probability
-    return (
-        wait_s + probability * duration_s + fails * (wasted + restart * (1.0 - saved)) + aversion * fails * duration_s
-    )
+    again = restart
+    if checkpoint_s < np.inf:
+        saved = np.maximum(wasted - 0.5 * checkpoint_s, 0.0) / max(duration_s, 1e-9)
+        again = restart * (1.0 - np.minimum(saved, 1.0))
+    found = wait_s + probability * duration_s + fails * (wasted + again)
+    if aversion > 0.0:
+        found = found + aversion * duration_s * fails
+    return found
 
 
 def aversion(dislike: Value, attempts: Value, escalation: Value) -> Value:

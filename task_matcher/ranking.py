@@ -10,7 +10,7 @@ from task_matcher.prediction import Direction, LastChange
 
 
 class Knowing(Protocol):
-    """What knows the machines' past: :class:`task_matcher.prediction.History`, :class:`task_matcher.predictor.Predictor`."""
+    """What knows the machines' past: a History, or a Predictor."""
 
     def last_of(self, machine: str) -> LastChange | None:
         """The last change of a machine."""

@@ -51,9 +51,7 @@ from simulator.matching.arrays import (
     Matching,
 )
 from task_matcher.choices import choose as choose_machine
-from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, learn
-from task_matcher.knowledge import probability as completion_probability
-from task_matcher.knowledge import wasted as time_wasted
+from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, chances, learn
 from task_matcher.landmarks import LEAST, fill_lasts, look, remember
 from task_matcher.probabilities import aversion, expected_s, remaining_s, restart_s, usable_duration_s
 from task_matcher.rolling import GROWTH, SHRINK, roll
@@ -136,10 +134,10 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         form = NEXT_CHANGE
     sized = p.switches[K_SIZED] != 0
     duration_s = usable_duration_s(s.times[task, F_ESTIMATE], 0.0, numbers[N_FALLBACK_S])
-    anew = completion_probability(knowledge, form, sized, GROWTH, 0.0, duration_s, 0.0)
+    anew, wasted = chances(knowledge, form, sized, GROWTH, 0.0, duration_s, 0.0)
     if math.isnan(anew):
         anew = numbers[N_UNKNOWN]
-    restart = restart_s(anew, time_wasted(knowledge, form, anew, 0.0, duration_s), duration_s)
+    restart = restart_s(anew, wasted, duration_s)
     weight = aversion(numbers[N_DISLIKE], float(s.tasks[task, T_KILLS]), numbers[N_ESCALATION])
     need = s.tasks[task, T_CORES]
     for machine in range(len(s.machines)):
@@ -152,10 +150,9 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         then_s = max(now_s - p.rolling.last_s[machine], 0.0) + wait_s
         free = float(s.machines[machine, M_CORES] - s.machines[machine, M_USED] - need)
         x = p.rolling.direction[machine]
-        found = completion_probability(knowledge, form, sized, x, then_s, duration_s, free)
+        found, wasted = chances(knowledge, form, sized, x, then_s, duration_s, free)
         p.probability[machine] = found
         usable = numbers[N_UNKNOWN] if math.isnan(found) else found
-        wasted = time_wasted(knowledge, form, usable, then_s, duration_s)
         p.expected[machine] = expected_s(wait_s, usable, wasted, restart, duration_s, math.inf, weight)
     machine = choose_machine(p.expected, p.waits, p.probability, duration_s, p.switches[K_DELAY] != 0, numbers[N_SPARE])
     if machine < 0:

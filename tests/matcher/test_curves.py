@@ -40,7 +40,8 @@ def product_limit(watched: list[tuple[float, float, bool]], seconds: float) -> f
 
 
 def at(hazard: Floats, seconds: float) -> float:
-    return math.exp(-float(interpolate(hazard, position(seconds))))
+    where = float(position(seconds))
+    return math.exp(-float(interpolate(hazard, int(where), where - int(where))))
 
 
 @given(st.floats(0, 1e7))

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task_matcher.ages import BINS, Floats, edge
+from task_matcher.ages import BINS, Floats, Value, edge
 from task_matcher.probabilities import (
     LEAST_PROBABILITY,
     OVERRUN,
     aversion,
     completes,
     expected_s,
+    lives_and_wastes,
     lives_on,
     remaining_s,
     restart_s,
     usable_duration_s,
     wasted_evenly_s,
-    wasted_s,
 )
 
 #: Changes come at an even rate, once in 2000 s.
@@ -30,6 +30,12 @@ EDGES: Floats = np.array([edge(index) for index in range(BINS + 2)])
 HAZARD = np.minimum(EDGES / MEAN_S, 100.0)
 AREA = MEAN_S * (1.0 - np.exp(-HAZARD))
 KNOWN = np.zeros(BINS + 2)
+
+
+def wasted_s(hazard: Floats, area: Floats, elapsed_s: Value, duration_s: Value) -> Value:
+    lives, wasted = lives_and_wastes(hazard, area, KNOWN, elapsed_s, duration_s)
+    assert np.all(lives == lives_on(hazard, KNOWN, elapsed_s, duration_s))
+    return wasted
 
 
 def test_an_even_rate_has_no_memory() -> None:

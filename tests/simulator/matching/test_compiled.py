@@ -16,12 +16,12 @@ from task_matcher.knowledge import (
     NEXT_CHANGE,
     NEXT_SHRINK,
     Knowledge,
+    chances,
     learn,
     nothing_known,
     probability,
-    wasted,
 )
-from task_matcher.landmarks import Landmarks, fill_lasts, landmarks, look, remember
+from task_matcher.landmarks import fill_lasts, landmarks, look, remember
 from task_matcher.probabilities import (
     aversion,
     expected_s,
@@ -29,7 +29,7 @@ from task_matcher.probabilities import (
     restart_s,
     usable_duration_s,
 )
-from task_matcher.rolling import GROWTH, NONE, SHRINK, Rolling, begin, change, leave, roll, rolling
+from task_matcher.rolling import GROWTH, NONE, SHRINK, begin, change, leave, roll, rolling
 
 DAY_S = 86_400.0
 for kernel in (
@@ -37,7 +37,7 @@ for kernel in (
     choose,
     learn,
     probability,
-    wasted,
+    chances,
     fill_lasts,
     look,
     remember,
@@ -82,9 +82,8 @@ def _learn(knowledge: Any, state: Any, marks: Any, now_s: float, censored: bool)
 def _ask(knowledge: Any, form: int, sized: bool, questions: Any, answers: Any) -> None:
     for row in range(len(questions)):
         x, elapsed_s, duration_s, free = int(questions[row, 0]), questions[row, 1], questions[row, 2], questions[row, 3]
-        p = probability(knowledge, form, sized, x, elapsed_s, duration_s, free)
-        w = wasted(knowledge, form, p, elapsed_s, duration_s)
-        answers[row, 0] = p
+        p, w = chances(knowledge, form, sized, x, elapsed_s, duration_s, free)
+        answers[row, 0] = probability(knowledge, form, sized, x, elapsed_s, duration_s, free)
         answers[row, 1] = w
         answers[row, 2] = expected_s(
             elapsed_s, p, w, restart_s(p, w, duration_s), duration_s, 600.0, aversion(0.3, free, 0.1)
@@ -107,7 +106,7 @@ def events(seed: int, machines: int = 6, count: int = 700) -> np.ndarray[Any, np
     return np.column_stack([at_s, machine, kind, generator.integers(0, 30, count)]).astype(float)
 
 
-def replayed(seed: int, interpreted: bool) -> tuple[Rolling, Landmarks]:
+def replayed(seed: int, interpreted: bool) -> tuple[Any, Any]:
     state, marks = rolling(6, DAY_S, 0.0), landmarks(6, DAY_S, 7200.0, 1800.0, 0.0)
     (plain(_replay) if interpreted else _replay)(state, marks, events(seed))
     return state, marks
@@ -123,7 +122,7 @@ def known(seed: int, interpreted: bool, censored: bool) -> Knowledge:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_counts_are_the_same(seed: int) -> None:
     for ours, theirs in zip(replayed(seed, False), replayed(seed, True), strict=True):
-        for name, one, other in zip(ours._fields, ours, theirs, strict=True):
+        for name, one, other in zip(type(ours)._fields, ours, theirs, strict=True):
             assert np.array_equal(one, other, equal_nan=True), name
 
 
