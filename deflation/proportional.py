@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from deflation import kernels
+from deflation import admission, kernels
 from deflation.allocations import Allocation, Priority
 from deflation.resources import COMPONENTS, ZERO, ResourceVector
 
@@ -106,6 +106,20 @@ def share_room(
         rows.targets,
     )
     return rows.changed(allocations)
+
+
+def sizes_to_reach(
+    allocations: Sequence[Allocation], missing: ResourceVector
+) -> tuple[dict[str, ResourceVector], bool]:
+    """The sizes of all VMs if nothing stood in the way of what is missing: whom to preempt goes by these.
+
+    :returns: sizes by name, and whether the minimums stand in the way; then some sizes are below them.
+    """
+    rows = _Rows(allocations)
+    in_the_way = admission.sizes_to_reach(
+        rows.priority, rows.upper, rows.minimum, rows.current, _amounts(missing), rows.order, rows.targets
+    )
+    return {a.name: a.current for a in allocations} | rows.changed(allocations), in_the_way
 
 
 def choose_victims(
