@@ -108,3 +108,7 @@ def sizes_to_reach(
     else:
         split(priority, upper, minimum, current, missing, order, targets, shortfall)
     return in_the_way
+
+
+#: All kernels of this module.
+KERNELS: Final = (next_purpose, missing_of, need_of, decide, sizes_to_reach)

@@ -362,3 +362,24 @@ def _cover(charge: Table, places: Row, count: int, without: int, missing: Row) -
                 have += charge[places[k]][c]
         covered = covered and missing[c] <= have + TOLERANCE
     return covered
+
+
+#: All kernels of this module: what calls one of them compiled has to know the others.
+KERNELS: Final = (
+    total,
+    tidy,
+    floor_level,
+    ceiling_level,
+    _between,
+    on_grid,
+    lowered,
+    raised,
+    by_name,
+    split,
+    share,
+    fits,
+    is_nothing,
+    distance,
+    victims,
+    _cover,
+)

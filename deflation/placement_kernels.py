@@ -97,3 +97,7 @@ def fitter_host(demand: Row, availability: Table, capacity: Table, factors: Row,
     if left == right:
         return min(one, other)
     return one if left > right else other
+
+
+#: All kernels of this module.
+KERNELS: Final = (scale_of, holds_demand, fitness_of_host, score_of, best_host, first_host, fitter_host)
