@@ -59,3 +59,22 @@ class ConservationBroken(SimulatorError):
 
     :param rule: what does not hold, a sentence.
     """
+
+
+class ExperimentError(SimulatorError):
+    """An experiment that cannot be read, run, loaded or compared.
+
+    :param field: what is wrong: a key of its TOML file, or a part of its results.
+    :param problem: what is wrong with it.
+    :param file: where it stands; None where no file is meant.
+    """
+
+    def __init__(self, field: str, problem: str, *, file: str | None = None) -> None:
+        super().__init__(f"{field} {problem}" if file is None else f"{file}: {field} {problem}")
+        self.field = field
+        self.problem = problem
+        self.file = file
+
+
+class Interrupted(SimulatorError):
+    """A sweep was stopped by the user; what was done is kept."""
