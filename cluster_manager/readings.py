@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from cluster_manager.plans import Purpose
@@ -10,7 +9,7 @@ from deflation import admission
 from deflation.allocations import Allocation, deflatable_capacity, undeclared
 from deflation.messages import HostReport, Operation, VMSpec
 from deflation.proportional import Joining, joining
-from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
+from deflation.resources import COMPONENTS, ResourceVector
 
 
 def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = None) -> ResourceVector:
@@ -35,13 +34,10 @@ def start_size(spec: VMSpec, report: HostReport) -> Joining | None:
 
 def room_for_start(spec: VMSpec, report: HostReport, wished: ResourceVector) -> ResourceVector:
     """As much of the wished size as is free on the host, on the grid of sizes."""
-    free = report.free.vector().less(ResourceVector(memory_mib=report.vm_overhead_mib))
-    have = wished.smaller(free.larger(undeclared(report.capacity.vector(), wished)))
-    steps = (
-        value if value >= wish - TOLERANCE else math.floor(value / quantum + TOLERANCE) * quantum
-        for value, wish, quantum in zip(have, wished, QUANTUM, strict=True)
-    )
-    return ResourceVector(*(round(step, 6) for step in steps))
+    size = [0.0] * len(COMPONENTS)
+    free, capacity = tuple(report.free.vector()), tuple(report.capacity.vector())
+    admission.room_to_start(free, capacity, tuple(wished), report.vm_overhead_mib, size)
+    return ResourceVector(*size)
 
 
 def pressed_on(report: HostReport) -> set[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from deflation.kernels import FIXED, QUANTA, WIDTH, Row, Table, fits, is_nothing, split, tidy
+from deflation.kernels import FIXED, MEMORY, QUANTA, WIDTH, Row, Table, fits, is_nothing, split, tidy
+from deflation.placement_kernels import MAY_LACK
 from deflation.resources import TOLERANCE
 
 #: Hosts that a placement acts on before it gives up or preempts (docs/contracts.md: a shortfall).
@@ -110,5 +111,69 @@ def sizes_to_reach(
     return in_the_way
 
 
+def join(
+    priority: Row,
+    upper: Table,
+    minimum: Table,
+    current: Table,
+    order: Row,
+    free: Row,
+    least: Row,
+    overhead_mib: float,
+    targets: Table,
+    shortfall: Row,
+    need: Row,
+) -> bool:
+    """At what size a VM can start deflated, and what the others give: :func:`deflation.proportional.joining`.
+
+    :param priority: and the tables: the host's VMs, and in the last row the newcomer with its nominal size as current.
+    :param free: what the host has left; anything where a demand need not be held against it.
+    :param least: the smallest size at which the newcomer can start.
+    :param targets: filled: in the last row the newcomer's size, before it those of the others.
+    :param shortfall: filled with what the others cannot give.
+    :param need: filled with what is to be reclaimed from the others.
+    :returns: whether it can start at all.
+    """
+    last = len(priority) - 1
+    for c in range(WIDTH):
+        lacks = current[last][c] + (overhead_mib if c == MEMORY else 0.0) - free[c]
+        need[c] = lacks if lacks > 0.0 else 0.0
+    split(priority, upper, minimum, current, need, order, targets, shortfall)
+    for c in range(WIDTH):
+        if targets[last][c] < least[c]:
+            targets[last][c] = least[c]
+        # Where its smallest size is more than its share, the others give more than theirs.
+        lacks = targets[last][c] + (overhead_mib if c == MEMORY else 0.0) - free[c]
+        need[c] = lacks if lacks > 0.0 else 0.0
+    split(
+        priority[:last],
+        upper[:last],
+        minimum[:last],
+        current[:last],
+        need,
+        order[:last],
+        targets[:last],
+        shortfall,
+    )
+    return is_nothing(shortfall)
+
+
+def room_to_start(free: Row, capacity: Row, wished: Row, overhead_mib: float, size: Row) -> None:
+    """As much of a wished size as is free on a host, on the grid of sizes.
+
+    :param capacity: what the host does not declare of disk and network is there as wished.
+    :param size: filled.
+    """
+    for c in range(WIDTH):
+        room = free[c] - (overhead_mib if c == MEMORY else 0.0)
+        if room < 0.0:
+            room = 0.0
+        if room > wished[c] or (MAY_LACK[c] and capacity[c] <= 0.0):
+            room = wished[c]
+        if room < wished[c] - TOLERANCE:
+            room = math.floor(room / QUANTA[c] + TOLERANCE) * QUANTA[c]
+        size[c] = tidy(room)
+
+
 #: All kernels of this module.
-KERNELS: Final = (next_purpose, missing_of, need_of, decide, sizes_to_reach)
+KERNELS: Final = (next_purpose, missing_of, need_of, decide, sizes_to_reach, join, room_to_start)

@@ -28,6 +28,7 @@ DEFLATABLE: Final = 1
 HARVEST: Final = 2
 
 WIDTH: Final = len(COMPONENTS)
+MEMORY: Final = COMPONENTS.index("memory_mib")
 QUANTA: Final = tuple(QUANTUM)
 #: Sizes are tidied to so many steps a unit, so that 0.1 + 0.2 is 0.3.
 _PER_UNIT: Final = 1e6

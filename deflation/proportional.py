@@ -6,6 +6,7 @@ Every function works one component at a time, so that each resource has an alpha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -73,13 +74,23 @@ def joining(
     :param least: the smallest size at which it can be started; at least its minimum.
     :returns: None if even its smallest size does not fit.
     """
-    split = split_need([*allocations, newcomer], newcomer.charge.less(free))
-    size = split.targets.get(newcomer.name, newcomer.current).larger(least)
-    # Where its smallest size is more than its share, the others give more than theirs.
-    need = (size + ResourceVector(memory_mib=newcomer.overhead_mib)).less(free)
-    if not split_need(allocations, need).shortfall.is_zero():
-        return None
-    return Joining(size, need)
+    rows = _Rows(allocations)
+    rows.add(newcomer)
+    need, shortfall = [0.0] * kernels.WIDTH, [0.0] * kernels.WIDTH
+    fits = admission.join(
+        rows.priority,
+        rows.upper,
+        rows.minimum,
+        rows.current,
+        rows.order,
+        _amounts(free),
+        _amounts(least),
+        newcomer.overhead_mib,
+        rows.targets,
+        shortfall,
+        need,
+    )
+    return Joining(ResourceVector(*rows.targets[-1]), ResourceVector(*need)) if fits else None
 
 
 def share_room(
@@ -160,8 +171,19 @@ class _Rows:
         self.upper = [_amounts(a.upper) for a in self.sorted]
         self.minimum = [_amounts(a.minimum) for a in self.sorted]
         self.current = [_amounts(a.current) for a in self.sorted]
-        self.order = range(len(self.sorted))
+        self.order: Sequence[int] = range(len(self.sorted))
         self.targets = [list(amounts) for amounts in self.current]
+
+    def add(self, newcomer: Allocation) -> None:
+        """One more VM, in the last row whatever its name."""
+        rank = bisect_left(self.sorted, newcomer.name, key=_name)
+        self.order = [*(place if place < rank else place + 1 for place in self.order), rank]
+        self.sorted.append(newcomer)
+        self.priority.append(CODES[newcomer.priority])
+        self.upper.append(_amounts(newcomer.upper))
+        self.minimum.append(_amounts(newcomer.minimum))
+        self.current.append(_amounts(newcomer.current))
+        self.targets.append(list(self.current[-1]))
 
     def changed(self, allocations: Sequence[Allocation]) -> dict[str, ResourceVector]:
         """The targets of those whose size changes, in the order in which they were given."""

@@ -39,6 +39,26 @@ def at_a_host(
 
 
 @compiled
+def at_a_start(
+    priority: Numbers,
+    upper: Numbers,
+    minimum: Numbers,
+    current: Numbers,
+    order: Numbers,
+    amount: Numbers,
+    targets: Numbers,
+    figures: Numbers,
+) -> bool:
+    """The last VM starts deflated; ``figures`` is filled: the shortfall, the need, what is free of its size."""
+    least = minimum[len(priority) - 1]
+    can = admission.join(
+        priority, upper, minimum, current, order, amount, least, 320.0, targets, figures[0], figures[1]
+    )
+    admission.room_to_start(amount, upper[0], upper[len(priority) - 1], 320.0, figures[2])
+    return can
+
+
+@compiled
 def among_hosts(demand: Numbers, availability: Numbers, capacity: Numbers, figures: Numbers) -> tuple[int, int, int]:
     """Everything that is decided among hosts; ``figures`` is filled: factors, what is missing, the need."""
     placement_kernels.scale_of(capacity, figures[0])
@@ -93,6 +113,25 @@ def test_what_is_decided_at_a_host_is_the_same_compiled_and_interpreted(seed: in
         preempted, short = preempted + (victims > 0), short + bool(fast[1].any())
     assert preempted > 20
     assert short > 20
+
+
+def test_how_a_vm_starts_deflated_is_the_same_compiled_and_interpreted() -> None:
+    generator, started, refused = np.random.default_rng(9), 0, 0
+    for _ in range(200):
+        priority, upper, minimum, current, _, amount, _, order = host(generator)
+        count = len(priority)
+        if count == 0:
+            continue
+        priority[-1], current[-1] = kernels.DEFLATABLE, upper[-1]
+        tables = (priority, upper, minimum, current, order, amount * generator.choice([0.01, 0.1, 1.0]))
+        fast, slow = (np.zeros((count, 4)), np.zeros((3, 4))), ([[0.0] * 4] * 0, [[0.0] * 4 for _ in range(3)])
+        slow[0].extend([0.0] * 4 for _ in range(count))
+        can = at_a_start(*tables, *fast)
+        assert plain(at_a_start)(*(table.tolist() for table in tables), *slow) == can  # type: ignore[arg-type]
+        assert [part.tolist() for part in fast] == list(slow)
+        started, refused = started + can, refused + (not can)
+    assert started > 20
+    assert refused > 20
 
 
 @pytest.mark.parametrize("seed", range(4))
