@@ -1,4 +1,4 @@
-"""What must hold after every event: no node over capacity, no floor crossed, every figure the sum of what it stands for."""
+"""What must hold after every event: no node over capacity, no floor crossed, every figure what it stands for."""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ class ClusterModel:
         inputs.end()
         settings = ClusterSettings(
             vms=vms,
-            policy=ClusterPolicy(fields.choice(POLICY, [p.value for p in ClusterPolicy], ClusterPolicy.DEFLATION.value)),
+            policy=ClusterPolicy(
+                fields.choice(POLICY, [p.value for p in ClusterPolicy], ClusterPolicy.DEFLATION.value)
+            ),
             placement=PlacementPolicy(
                 fields.choice("placement", [p.value for p in PlacementPolicy], PlacementPolicy.BEST_FIT.value)
             ),
@@ -89,9 +91,7 @@ class ClusterModel:
         )
         fields.end()
         if settings.window_from_s >= settings.window_until_s:
-            raise InvalidParameter(
-                "window_from_s", f"must be below window_until_s, but is {settings.window_from_s:g}"
-            )
+            raise InvalidParameter("window_from_s", f"must be below window_until_s, but is {settings.window_from_s:g}")
         curves_of(settings.applications)
         return settings
 

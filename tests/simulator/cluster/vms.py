@@ -59,9 +59,7 @@ def cluster(
 ) -> Cluster:
     """Nodes of so many cores and MiB, checked after every event."""
     capacity: Floats = np.array([[cores, mib, 0.0, 0.0] for cores, mib in nodes])
-    rules = rules_of(
-        policy, placement, overhead_mib=overhead_mib, start_deflated=start_deflated, validate=validate
-    )
+    rules = rules_of(policy, placement, overhead_mib=overhead_mib, start_deflated=start_deflated, validate=validate)
     return Cluster(capacity, rules, curves_of(applications), window_s)
 
 
