@@ -51,7 +51,7 @@ def shared(function: F) -> F:
     return function
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, **options: object) -> F:
     """Compile a loop at its first call; it may call others of these, and what is `shared`.
 
     With NUMBA_DISABLE_JIT=1 in the environment it stays as it is.
@@ -60,7 +60,7 @@ def compiled(function: F) -> F:
     """
     _check()
     with _kept_apart():
-        return cast(F, numba.njit(cache=True, nogil=True)(function))
+        return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
 
 
 def plain(function: F) -> F:

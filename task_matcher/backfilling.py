@@ -12,7 +12,14 @@ Floats = NDArray[np.float64]
 
 
 def reservation(
-    ends: Floats, cores: Ints, memory_mib: Ints, count: int, free_cores: int, free_mib: int, need_cores: int, need_mib: int
+    ends: Floats,
+    cores: Ints,
+    memory_mib: Ints,
+    count: int,
+    free_cores: int,
+    free_mib: int,
+    need_cores: int,
+    need_mib: int,
 ) -> tuple[float, int, int]:
     """When a machine will have room for a task, by the expected ends of what runs there, and what is then to spare.
 

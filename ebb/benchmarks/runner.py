@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebb.benchmarks import cascade, cpu, idle, jvm, latency, memcached, placement, policies, simulator, spark, throughput
+from ebb.benchmarks import (
+    cascade,
+    cpu,
+    idle,
+    jvm,
+    latency,
+    memcached,
+    placement,
+    policies,
+    simulator,
+    spark,
+    throughput,
+)
 from ebb.benchmarks.bed import terminable
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass

@@ -28,8 +28,10 @@ class Quantiles:
             raise InvalidParameter("points", "must lead from share 0 to share 1")
         if any(b <= a for a, b in zip(shares, shares[1:], strict=False)):
             raise InvalidParameter("points", "must have ascending shares")
-        if not seconds[0] > 0 or not math.isfinite(seconds[-1]) or any(
-            not b > a for a, b in zip(seconds, seconds[1:], strict=False)
+        if (
+            not seconds[0] > 0
+            or not math.isfinite(seconds[-1])
+            or any(not b > a for a, b in zip(seconds, seconds[1:], strict=False))
         ):
             raise InvalidParameter("points", "must have ascending durations above 0")
 

@@ -133,5 +133,3 @@ def policy(name: str) -> Policy:
         resized=resized,
         by_demand=True,
     )
-
-

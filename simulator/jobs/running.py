@@ -279,4 +279,3 @@ def resize(s: State, p: Any, machine: int, cores: int, memory_mib: int, now_s: f
         for i in range(count):
             enqueue(s, s.scratch[i], s.counts[C_TAIL], False)
             s.counts[C_TAIL] += 1
-

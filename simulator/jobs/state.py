@@ -136,5 +136,3 @@ def _longer(array: NDArray[Any], rows: int) -> Any:
     longer = np.zeros((rows, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer
-
-

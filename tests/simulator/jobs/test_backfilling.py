@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from task_matcher.backfilling import may_start_before, reservation
 
 
-def reserved(running: list[tuple[float, int, int]], free: tuple[int, int], need: tuple[int, int]) -> tuple[float, int, int]:
+def reserved(
+    running: list[tuple[float, int, int]], free: tuple[int, int], need: tuple[int, int]
+) -> tuple[float, int, int]:
     ends = np.array([r[0] for r in running] + [0.0])
     cores = np.array([r[1] for r in running] + [0], np.int64)
     mib = np.array([r[2] for r in running] + [0], np.int64)

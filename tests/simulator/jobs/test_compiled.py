@@ -62,7 +62,12 @@ def test_a_run_that_is_saved_and_gone_on_with_is_the_same_to_the_last_bit(
 
     def engine(batch: int = 7) -> Engine:
         return Engine(
-            scenes.batches(jobs, batch), Machines(2, 8), scenes.changes(moves, 5), policy=policy, settings=settings, seed=3
+            scenes.batches(jobs, batch),
+            Machines(2, 8),
+            scenes.changes(moves, 5),
+            policy=policy,
+            settings=settings,
+            seed=3,
         )
 
     through = engine()
@@ -76,7 +81,6 @@ def test_a_run_that_is_saved_and_gone_on_with_is_the_same_to_the_last_bit(
         parts = engine()
         parts.load(path)
     assert parts.advance(np.inf)
-    through.state.sums[0:3] = parts.state.sums[0:3]
     same_state(parts, through)
     assert through.results().kills > 10
 
@@ -107,7 +111,10 @@ def test_the_plain_loop_finds_the_same(count: int, machines: int, step_s: float)
     def jobs() -> Iterator[JobBatch]:
         for batch in simulator_run.jobs(count, machines, 7):
             if step_s:
-                submit_s, runtime_s = np.floor(batch.submit_s / step_s) * step_s, np.ceil(batch.runtime_s / step_s) * step_s
+                submit_s, runtime_s = (
+                    np.floor(batch.submit_s / step_s) * step_s,
+                    np.ceil(batch.runtime_s / step_s) * step_s,
+                )
                 yield simulator_run.job_batch(submit_s, runtime_s, batch.cpu_cores)
             else:
                 yield batch
@@ -143,7 +150,11 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones() -> None:
 
 def test_a_growing_table_keeps_what_is_in_it() -> None:
     """More alive than the arrays hold at first, in the middle of everything."""
-    jobs = [scenes.job(0, 1, *(5.0,) * 700), scenes.job(1, 2, *(3.0,) * 3000), *(scenes.job(2, 1, 1.0) for _ in range(1500))]
+    jobs = [
+        scenes.job(0, 1, *(5.0,) * 700),
+        scenes.job(1, 2, *(3.0,) * 3000),
+        *(scenes.job(2, 1, 1.0) for _ in range(1500)),
+    ]
     told = scenes.run(jobs, Machines(3, 4), compile=True, batch=50)
     assert told.results.tasks_done == 5200
     assert len(told.engine.state.tasks) >= told.results.most_alive > state.empty_state().tasks.shape[0]

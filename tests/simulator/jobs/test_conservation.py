@@ -61,9 +61,7 @@ def test_no_task_is_lost_or_doubled_whatever_the_options(seed: int, policy: str,
 
 def _sane() -> State:
     jobs, moves = scenes.random_scene(5, jobs=40)
-    engine = Engine(
-        scenes.batches(jobs), None, scenes.changes(moves), settings=Settings(validate=True), compile=False
-    )
+    engine = Engine(scenes.batches(jobs), None, scenes.changes(moves), settings=Settings(validate=True), compile=False)
     engine.advance(30.0)
     s = engine.state
     assert s.counts[c.C_RUNNING] > 2

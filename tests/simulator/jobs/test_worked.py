@@ -125,7 +125,9 @@ def test_a_checkpoint_keeps_what_was_done_before_it() -> None:
 
     35 s take three checkpoints: 38 s. After the kill 15 s are left, with one checkpoint: from 30 to 46 s.
     """
-    told = run([job(0, 2, 35)], None, [(0, "a", 2), (25, "a", 0), (30, "a", 2)], checkpoint_every_s=10, checkpoint_cost_s=1)
+    told = run(
+        [job(0, 2, 35)], None, [(0, "a", 2), (25, "a", 0), (30, "a", 2)], checkpoint_every_s=10, checkpoint_cost_s=1
+    )
     assert told.spans == {0: (30, 46)}
     assert told.results.lost_core_s == 2 * (25 - 20) + 2 * 1
     assert told.results.useful_core_s == 70
