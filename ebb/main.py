@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import access, bench, cluster, doctor, explain, lab, lifecycle, modes, records, sim, vms
+from ebb.commands import access, bench, cluster, doctor, experiments, explain, lab, lifecycle, modes, records, sim, vms
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -78,6 +78,14 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (lab_app, "status", lab.status, "ebb lab status --json"),
     (lab_app, "down", lab.down, "ebb lab down"),
     (sim_app, "inputs", sim.inputs, "ebb sim inputs hpc2n.swf.gz --convert hpc2n.parquet"),
+    (sim_app, "run", experiments.run, "ebb sim run experiments/harvest-series.toml --input vms=azure.csv.gz --set seeds=3"),
+    (sim_app, "show", experiments.show, "ebb sim show results/harvest-series --metric gap_mean_s"),
+    (
+        sim_app,
+        "compare",
+        experiments.compare,
+        "ebb sim compare results/before results/after; ebb sim compare results/harvest-series --axis policy",
+    ),
     (image_app, "build", lab.image_build, "ebb lab image build"),
 )
 

@@ -40,3 +40,41 @@ class TraceError(SimulatorError):
         self.field = field
         self.problem = problem
         self.place = place
+
+
+class MissingExtra(SimulatorError, ImportError):
+    """What needs a package that comes with an extra only.
+
+    :param package: what is missing.
+    :param extra: of Ebbtide, which brings it along.
+    :param needed_by: what cannot be done without it.
+    """
+
+    def __init__(self, package: str, extra: str, needed_by: str) -> None:
+        super().__init__(f"{needed_by} need {package}, which is not installed: pip install 'ebbtide[{extra}]'")
+
+
+class ConservationBroken(SimulatorError):
+    """The state of a simulation contradicts itself: an error in the simulator, never in its inputs.
+
+    :param rule: what does not hold, a sentence.
+    """
+
+
+class ExperimentError(SimulatorError):
+    """An experiment that cannot be read, run, loaded or compared.
+
+    :param field: what is wrong: a key of its TOML file, or a part of its results.
+    :param problem: what is wrong with it.
+    :param file: where it stands; None where no file is meant.
+    """
+
+    def __init__(self, field: str, problem: str, *, file: str | None = None) -> None:
+        super().__init__(f"{field} {problem}" if file is None else f"{file}: {field} {problem}")
+        self.field = field
+        self.problem = problem
+        self.file = file
+
+
+class Interrupted(SimulatorError):
+    """A sweep was stopped by the user; what was done is kept."""

@@ -1,0 +1,75 @@
+"""Runs on a Dask cluster by its address, for sweeps that one machine is too small for. `distributed` is an extra."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from simulator.errors import ExperimentError
+from simulator.experiments.code import code_fingerprint
+from simulator.experiments.experiment import Run
+from simulator.experiments.finished import Finished, execute, failed
+from simulator.experiments.model import model_named
+from simulator.experiments.processes import Event
+from simulator.experiments.shared import packed
+
+_CONNECT_S: Final = 10.0
+#: Prepared data in this process, by its key: one is kept, so that a worker unpacks it once a sweep.
+_PREPARED: Final[dict[str, Any]] = {}
+
+
+def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iterator[Event]:
+    """Make these runs on the cluster; says what happens until all have finished.
+
+    :raises ExperimentError: `distributed` is missing, nobody answers, or a worker has other code.
+    """
+    try:
+        from distributed import Client, as_completed
+    except ImportError as error:
+        raise ExperimentError("dask", "needs the extra: pip install 'ebbtide[dask]'") from error
+    try:
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ExperimentError("dask", f"{address} does not answer: {error}") from error
+    with client:
+        _same_code(client)
+        content = packed(prepared, whole=True)
+        token = runs[0].key if runs else ""
+        data = client.scatter(content, broadcast=True, hash=False)
+        futures: dict[Any, int] = {}
+        try:
+            for number, run in enumerate(runs):
+                future = client.submit(
+                    remote, model, token, data, dict(run.case.given), run.seed, key=f"ebb-{run.key}", pure=False
+                )
+                futures[future] = number
+            for future in as_completed(futures):
+                error = future.exception()
+                # Not the run failed but its machine: lost, or the run took its process along.
+                finished = future.result() if error is None else failed(error)
+                yield Event(futures[future], finished, {})
+                future.release()
+        finally:
+            client.cancel([future for future in futures if not future.done()])
+
+
+def remote(model: str, token: str, content: bytes, given: Mapping[str, Any], seed: int) -> Finished:
+    """One run, in a worker of the cluster."""
+    if token not in _PREPARED:
+        _PREPARED.clear()
+        _PREPARED[token] = pickle.loads(content)
+    return execute(model_named(model), given, seed, _PREPARED[token], lambda share: None)
+
+
+def _same_code(client: Any) -> None:
+    """Results of other code would stand beside ours under our name."""
+    try:
+        theirs = client.run(code_fingerprint)
+    except Exception as error:
+        raise ExperimentError("dask", f"workers cannot run Ebbtide: {error}") from error
+    if not theirs:
+        raise ExperimentError("dask", "has no workers")
+    for worker, found in theirs.items():
+        if found != code_fingerprint():
+            raise ExperimentError("dask", f"worker {worker} has other code than this machine")

@@ -1,0 +1,189 @@
+"""Plots as SVG, drawn by matplotlib (an extra)."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from simulator.experiments.experiment import Plot, Value, shown
+from simulator.experiments.panels import Line, Panel, combinations, label, panels
+from simulator.experiments.results import Results
+
+#: Inches of a report's width, which a window of 1280 px shows whole.
+_WIDTH: Final = 11.6
+_ONE_PANEL: Final = (8.0, 4.6)
+_PANEL_HEIGHT: Final = 3.3
+_MOST_COLUMNS: Final = 3
+#: Okabe and Ito: told apart also by who sees few colours.
+_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B6508")
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+_STYLES: Final = ("-", "--", ":", "-.")
+_GREY: Final = "#555555"
+_FONT: Final = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
+
+
+def svg(results: Results, plot: Plot) -> str | None:
+    """The picture as an SVG document; None where there is nothing to draw. Raises ImportError without matplotlib."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    found = panels(results, plot)
+    if not found:
+        return None
+    styles = _styles(results, plot)
+    columns, rows = _grid(plot, found)
+    with matplotlib.rc_context({**_FONT, "svg.hashsalt": plot.title}):
+        size = _ONE_PANEL if len(found) == 1 else (_WIDTH, _PANEL_HEIGHT * rows + 0.6)
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        # Panels of one metric share their y axis, so that they can be compared.
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row" if _by_metric(plot) else True)
+        places = [axes for row in grid for axes in row]
+        for place, panel in zip(places, found, strict=False):
+            _draw(place, plot, panel, styles)
+        for number, place in enumerate(places):
+            if number >= len(found):
+                place.set_visible(False)
+            elif number + columns >= len(found):
+                # Below it there is no panel that would show the numbers of the shared axis.
+                place.tick_params(labelbottom=True)
+                place.set_xlabel(plot.x)
+            if number % columns == 0 and number < len(found):
+                place.set_ylabel(found[number].metric)
+        _legend(figure, places[: len(found)])
+        content = io.StringIO()
+        figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    return content.getvalue()
+
+
+def _by_metric(plot: Plot) -> bool:
+    return len(plot.metrics) > 1
+
+
+def _grid(plot: Plot, found: Sequence[Panel]) -> tuple[int, int]:
+    """Columns and rows: a row a metric where there are several, or a row for each value of the second of two axes."""
+    each = len(found) // len(plot.metrics) if _by_metric(plot) else 0
+    if each and each * len(plot.metrics) == len(found) and each <= _MOST_COLUMNS + 1:
+        if each > 1 or len(found) <= 2:
+            return (each, len(plot.metrics)) if each > 1 else (len(found), 1)
+        return min(len(found), _MOST_COLUMNS), math.ceil(len(found) / _MOST_COLUMNS)
+    if len(plot.panels) == 2:
+        second = len({panel.case[plot.panels[1]] for panel in found})
+        if second <= _MOST_COLUMNS + 1 and len(found) % second == 0:
+            return second, len(found) // second
+    columns = min(len(found), _MOST_COLUMNS if len(found) != 4 else 2)
+    return columns, math.ceil(len(found) / columns)
+
+
+def _styles(results: Results, plot: Plot) -> Mapping[str, tuple[Any, str, str]]:
+    """Colour, marker and stroke of each line. Two axes: strokes for the first, colours for the others."""
+    import matplotlib
+
+    cases = combinations(results, plot, plot.lines)
+    coloured = plot.lines[1:] if len(plot.lines) > 1 else plot.lines
+    keys = list(dict.fromkeys(tuple(case[axis] for axis in coloured) for case in cases))
+    strokes = list(dict.fromkeys(case[plot.lines[0]] for case in cases)) if len(plot.lines) > 1 else []
+    ordered = len(coloured) == 1 and len(keys) > 2 and not isinstance(keys[0][0], str | bool)
+    ordered = ordered or len(keys) > len(_COLOURS)
+    found = {}
+    for case in cases:
+        number = keys.index(tuple(case[axis] for axis in coloured))
+        stroke = strokes.index(case[plot.lines[0]]) if strokes else 0
+        shade = matplotlib.colormaps["viridis"](0.88 * number / max(len(keys) - 1, 1))
+        colour = shade if ordered else _COLOURS[number]
+        marker = _MARKERS[(stroke if strokes else number) % len(_MARKERS)]
+        found[label(case)] = (colour, marker, _STYLES[stroke % len(_STYLES)])
+    return found
+
+
+def _draw(place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]]) -> None:
+    xs = list(dict.fromkeys(point.x for line in panel.lines for point in line.points))
+    words = any(isinstance(x, str | bool) for x in xs)
+    for number, line in enumerate(panel.lines):
+        colour, marker, stroke = styles[line.label]
+        # Beside each other, where they would stand on one another.
+        shift = (number - (len(panel.lines) - 1) / 2) * 0.12 if words else 0.0
+        at = [xs.index(point.x) + shift if words else float(point.x) for point in line.points]
+        means = [point.found.mean for point in line.points]
+        spread = [[_half(p.found.mean - p.found.low) for p in line.points]]
+        spread.append([_half(p.found.high - p.found.mean) for p in line.points])
+        place.errorbar(
+            at,
+            means,
+            yerr=spread,
+            label=line.label or panel.metric,
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linestyle="none" if words else stroke,
+            linewidth=1.6,
+            capsize=3,
+        )
+        for mark, x in line.marks:
+            alike = all((mark, x) in other.marks for other in panel.lines)
+            if not alike or number == 0:
+                place.axvline(x, color=_GREY if alike else colour, linestyle=":", linewidth=1.2)
+                if alike:
+                    place.plot([], [], color=_GREY, linestyle=":", linewidth=1.2, label=mark.label)
+    _bounds(place, plot, panel, styles, words, xs)
+    if words:
+        place.set_xticks(range(len(xs)), [shown(x) for x in xs])
+        place.set_xlim(-0.5, len(xs) - 0.5)
+    if plot.log_x and not words:
+        place.set_xscale("log")
+    if plot.log_y:
+        place.set_yscale("log")
+    elif all(not point.found.mean < 0 for line in panel.lines for point in line.points):
+        place.set_ylim(bottom=0)
+    if plot.percent:
+        from matplotlib.ticker import PercentFormatter
+
+        place.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    place.grid(alpha=0.3)
+    place.set_title(label(panel.case))
+    marks = dict.fromkeys(mark.label for line in panel.lines for mark, _ in line.marks)
+    for text in marks:
+        if text not in place.get_legend_handles_labels()[1]:
+            place.plot([], [], color=_GREY, linestyle=":", linewidth=1.2, label=f"{text} (colour of its line)")
+
+
+def _bounds(
+    place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]], words: bool, xs: Sequence[Value]
+) -> None:
+    """Dashed: one grey line where all lines have the same bound, else one for each in its colour."""
+    for name in plot.bounds:
+        curves: dict[tuple[tuple[float, float], ...], Line] = {}
+        for line in panel.lines:
+            points = tuple(
+                (float(xs.index(p.x)) if words else float(p.x), p.bounds[name])
+                for p in line.points
+                if not math.isnan(p.bounds[name])
+            )
+            curves.setdefault(points, line)
+        for number, (points, line) in enumerate(curves.items()):
+            colour = _GREY if len(curves) == 1 else styles[line.label][0]
+            text = name if len(curves) == 1 else f"{name} (colour of its line)" if number == 0 else None
+            x, y = [point[0] for point in points], [point[1] for point in points]
+            place.plot(x, y, color=colour, linestyle=(0, (6, 2)), linewidth=1.1, label=text)
+
+
+def _half(value: float) -> float:
+    """Half of an interval; none where there is no interval."""
+    return max(value, 0.0) if math.isfinite(value) else 0.0
+
+
+def _legend(figure: Any, places: Sequence[Any]) -> None:
+    """One for all panels."""
+    handles, texts = [], []
+    for place in places:
+        for handle, text in zip(*place.get_legend_handles_labels(), strict=True):
+            if text not in texts:
+                handles.append(handle)
+                texts.append(text)
+    if len(texts) > 1:
+        longest = max(len(text) for text in texts)
+        columns = max(1, min(len(texts), 110 // (longest + 8)))
+        figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)

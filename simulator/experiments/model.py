@@ -1,0 +1,146 @@
+"""What an experiment runs: a model, which turns settings and a seed into an outcome; the models by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import InvalidParameter
+from simulator.inputs.sources import Progress as ReadingProgress
+from simulator.inputs.traces import Trace
+
+S = TypeVar("S")
+
+#: Called with the share that is done, 0 to 1.
+Progress: TypeAlias = Callable[[float], None]
+
+#: The key under which `Model.settings` finds the inputs: a mapping of name to `Input`.
+INPUTS: Final = "inputs"
+#: The key under which it finds the policy, where the experiment states policies.
+POLICY: Final = "policy"
+
+#: Where the models are: module and name of an instance in it. Imported when an experiment asks for it.
+MODELS: Final[dict[str, str]] = {
+    "harvest-series": "simulator.experiments.harvest_series:MODEL",
+    "deflation-cluster": "simulator.cluster.model:MODEL",
+    "jobs": "simulator.jobs.model:MODEL",
+    "matching": "simulator.matching.model:MODEL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file that goes in; `Path(input)` and `open(input)` work on it.
+
+    :param path: absolute.
+    :param format: of a trace (docs/traces.md); None: by its content.
+    :param options: of the format.
+    :param order: ``buffer`` or ``sort``; None: what the format needs.
+    """
+
+    path: Path
+    format: str | None = None
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    order: str | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def trace(self, progress: ReadingProgress | None = None, *, from_first: bool = False) -> Trace:
+        """The file as a trace. Raises what `Trace` raises."""
+        return Trace(
+            self.path, self.format, options=self.options, order=self.order, from_first=from_first, progress=progress
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run gives.
+
+    :param metrics: a number by name, with the unit in the name; NaN where there is none.
+    :param tables: by name; each is columns by name, 1-d arrays of one length, of numbers, flags or texts.
+    """
+
+    metrics: Mapping[str, float]
+    tables: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+
+
+class Model(Protocol[S]):
+    """A model. One run is a pure function of settings, seed and prepared data: the same in, the same out.
+
+    May have ``bounds(settings) -> dict[str, float]`` too: what analysis says of a case, drawn beside what was found,
+    and ``version: int``, which rises when runs of an earlier one do not hold any more.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in `MODELS`."""
+
+    def settings(self, given: Mapping[str, Any]) -> S:
+        """Settings of one case, checked, with all defaults.
+
+        :param given: the [settings] of the experiment, with the axes' values in their places, ``policy`` where policies
+            are stated, and ``inputs``, a mapping of name to `Input`, where there are any. `fields.Given` reads it.
+        :raises InvalidParameter: names the field; also of a key that the model does not know.
+        """
+
+    def prepare(self, settings: Sequence[S], progress: Progress) -> Any:
+        """What the runs of these cases share, made once and given to all of them, also in other processes.
+
+        It is pickled: keep it small, with large arrays in `shared.SharedArrays`. None is fine.
+        """
+
+    def run(self, settings: S, seed: int, prepared: Any, progress: Progress) -> Outcome:
+        """One run; the generator of its chance is made of ``seed`` alone."""
+
+
+def model_named(name: str) -> Model[Any]:
+    """The model of a name, or of ``module:attribute`` for models outside of this project.
+
+    :raises InvalidParameter: there is none.
+    """
+    place = name if ":" in name else MODELS.get(name)
+    if place is None:
+        raise InvalidParameter("model", f"{name!r} is unknown; there are {', '.join(MODELS)}, or MODULE:ATTRIBUTE")
+    module_name, _, attribute = place.partition(":")
+    try:
+        found: Model[Any] = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise InvalidParameter("model", f"{name!r} is not there: there is no module {missing}") from error
+        raise InvalidParameter("model", f"{name!r} needs {missing}: pip install 'ebbtide[sim]'") from error
+    except AttributeError as error:
+        raise InvalidParameter("model", f"{name!r} is not there: {error}") from error
+    return found
+
+
+def checked(outcome: Outcome) -> Outcome:
+    """The outcome with plain floats and arrays.
+
+    :raises InvalidParameter: a metric that is no number, or a table whose columns are not 1-d and of one length.
+    """
+    metrics: dict[str, float] = {}
+    for name, value in outcome.metrics.items():
+        try:
+            metrics[name] = float(value)
+        except (TypeError, ValueError):
+            raise InvalidParameter(f"metric {name}", f"must be a number, but is {value!r}") from None
+    tables: dict[str, dict[str, NDArray[Any]]] = {}
+    for table, columns in outcome.tables.items():
+        tables[table] = {name: _column(values) for name, values in columns.items()}
+        shapes = {values.shape for values in tables[table].values()}
+        if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+            raise InvalidParameter(f"table {table}", "must have 1-d columns of one length")
+    return Outcome(metrics, tables)
+
+
+def _column(values: Any) -> NDArray[Any]:
+    array = np.asarray(values)
+    return array.astype(np.str_) if array.dtype == object else array

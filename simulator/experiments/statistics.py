@@ -1,0 +1,43 @@
+"""Means over seeds and what they leave open: intervals by Student's t."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its confidence interval; NaN where there are no numbers, or (the interval) fewer than two."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+def interval(values: NDArray[Any], confidence: float = CONFIDENCE) -> Interval:
+    """The mean of what is not NaN, with the interval that covers the true one with this probability.
+
+    It takes the seeds' values as independent and about normal: with few seeds of a skewed metric it is a guide only.
+    """
+    values = np.asarray(values, np.float64)
+    values = values[~np.isnan(values)]
+    count = len(values)
+    if not count:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(values.mean())
+    if count < 2 or not np.isfinite(values).all():
+        return Interval(mean, math.nan, math.nan, count)
+    if (values == values[0]).all():
+        # Rounding of the mean must not make an interval of what does not vary.
+        return Interval(float(values[0]), float(values[0]), float(values[0]), count)
+    half = float(special.stdtrit(count - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half, count)
