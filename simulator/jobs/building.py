@@ -32,7 +32,7 @@ _HOOKS: Final = ("begin", "choose", "moved", "changed", "started", "ended")
 
 
 @functools.cache
-def _built(name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, compile: bool) -> Advance:
+def _built(name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, allocates: bool, compile: bool) -> Advance:
     given = dict(kernels)
     hooked = {hook: given.get(hook, getattr(hooks, hook)) for hook in _HOOKS}
     # A policy's own look at the queue starts tasks itself, and so belongs to what is bound.
@@ -48,7 +48,7 @@ def _built(name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, 
     for called in advance.__code__.co_names:
         if isinstance(function := advance.__globals__.get(called), FunctionType):
             shared(function)
-    return compiled(advance, _nrt=False, error_model="numpy")
+    return compiled(advance, _nrt=allocates, error_model="numpy")
 
 
 def build(policy: Policy, compile: bool = True) -> Advance:
@@ -61,7 +61,7 @@ def build(policy: Policy, compile: bool = True) -> Advance:
     for hook in policy.kernels:
         if hook not in _HOOKS and hook != "schedule":
             raise InvalidParameter("kernels", f"must be of {', '.join(_HOOKS)} or schedule, not {hook!r}")
-    return _built(policy.name, tuple(sorted(policy.kernels.items())), policy.by_demand, compile)
+    return _built(policy.name, tuple(sorted(policy.kernels.items())), policy.by_demand, policy.allocates, compile)
 
 
 def bind(functions: Sequence[tuple[str, Kernel]], replaced: Mapping[str, Any]) -> dict[str, Any]:

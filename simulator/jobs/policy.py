@@ -23,6 +23,7 @@ class Policy:
     :param resized: makes the arrays at the start, and again (with the old ones) when machines are added or grow beyond all
         that were. `moved` is then called for every machine.
     :param by_demand: where it has no machine for one task, it has none for any other that wants as many cores and as much memory.
+    :param allocates: whether its kernels make arrays.
     """
 
     name: str
@@ -30,3 +31,4 @@ class Policy:
     state: type[Any]
     resized: Resized
     by_demand: bool = True
+    allocates: bool = False

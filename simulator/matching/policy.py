@@ -31,7 +31,7 @@ def policy(predicting: PredictorOptions, matching: MatchOptions, dislike: float 
         return fresh(machines, float(s.sums[0]), predicting, matching, dislike, check)
 
     kernels = {"begin": hooks.begin, "choose": hooks.choose, "changed": hooks.changed, "ended": hooks.ended}
-    return Policy("matching", kernels, a.Matching, resized, by_demand=False)
+    return Policy("matching", kernels, a.Matching, resized, by_demand=False, allocates=True)
 
 
 def fresh(

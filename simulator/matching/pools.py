@@ -183,3 +183,16 @@ def _cut(machine: Indices, at_s: Floats, cores: Indices, settings: PoolSettings,
     order = np.lexsort((machine[real], at_s[real]))
     until_s = settings.until_s if math.isfinite(settings.until_s) else float(at_s.max())
     return Pool(machine[real][order], at_s[real][order], cores[real][order], settings.machines, until_s, rejected)
+
+
+def vm_columns(batches: Iterable[VmBatch]) -> dict[str, NDArray[Any]]:
+    """The columns that :func:`pool` takes, of a whole trace."""
+    whole = VmBatch.joined(list(batches))
+    names, group = np.unique(whole.group.astype(np.str_), return_inverse=True)
+    return {
+        "arrives_s": whole.arrives_s,
+        "departs_s": whole.departs_s,
+        "cpu_cores": whole.cpu_cores,
+        "memory_mib": whole.memory_mib,
+        "group": np.where(names[group] == "", -1, group).astype(np.int64),
+    }
