@@ -71,7 +71,7 @@ def holds(s: State, p: Future, machine: int, task: int, now_s: float) -> bool:
 
 def choose(s: State, p: Future, task: int, now_s: float) -> int:
     """A machine with room where the task will complete; -1: none."""
-    last = p.facts[1]
+    last = int(p.facts[1])
     if last >= 0 and fits(s, last, task) and holds(s, p, last, task, now_s):
         return last
     count = len(s.machines)

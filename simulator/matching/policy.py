@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def policy(predicting: PredictorOptions, matching: MatchOptions, dislike: float 
             return p  # type: ignore[no-any-return]
         return fresh(machines, float(s.sums[0]), predicting, matching, dislike, check)
 
-    kernels = {"begin": hooks.begin, "choose": hooks.choose, "changed": hooks.changed, "ended": hooks.ended}
+    kernels: dict[str, Callable[..., Any]] = {"begin": hooks.begin, "choose": hooks.choose, "changed": hooks.changed, "ended": hooks.ended}
     return Policy("matching", kernels, a.Matching, resized, by_demand=False, allocates=True)
 
 

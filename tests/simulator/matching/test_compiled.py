@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from simulator.compiling import compiled, plain
 from simulator.compiling import shared as share
-
 from task_matcher.ages import position
 from task_matcher.choices import choose
 from task_matcher.knowledge import (
