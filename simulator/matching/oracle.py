@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from task_matcher.draws import draw, state_of
 
 from simulator.errors import InvalidParameter
 from simulator.inputs.batches import Floats, Indices
@@ -26,6 +25,7 @@ from simulator.jobs.columns import (
 )
 from simulator.jobs.policy import Policy
 from simulator.jobs.room import fits
+from task_matcher.draws import draw, state_of
 
 NO_SHRINK: Final = 0
 NO_KILL: Final = 1

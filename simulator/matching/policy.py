@@ -31,7 +31,12 @@ def policy(predicting: PredictorOptions, matching: MatchOptions, dislike: float 
             return p  # type: ignore[no-any-return]
         return fresh(machines, float(s.sums[0]), predicting, matching, dislike, check)
 
-    kernels: dict[str, Callable[..., Any]] = {"begin": hooks.begin, "choose": hooks.choose, "changed": hooks.changed, "ended": hooks.ended}
+    kernels: dict[str, Callable[..., Any]] = {
+        "begin": hooks.begin,
+        "choose": hooks.choose,
+        "changed": hooks.changed,
+        "ended": hooks.ended,
+    }
     return Policy("matching", kernels, a.Matching, resized, by_demand=False, allocates=True)
 
 
