@@ -30,7 +30,8 @@ def made(machines: int = 5, seed: int = 1, days: float = 2.5) -> Pool:
             at_s += float(generator.exponential(mean_s))
             cores = int(np.clip(cores + generator.choice([-3, -2, -1, 1, 2, 3]), 2, 10))
     rows.sort()
-    kept, last = [], {}
+    kept: list[tuple[float, int, int]] = []
+    last: dict[int, int] = {}
     for at_s, machine, cores in rows:
         if last.get(machine) != cores:
             kept.append((at_s, machine, cores))
