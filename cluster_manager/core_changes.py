@@ -7,7 +7,6 @@ sequence over a restart, and one that lost it goes on above what the manager ack
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import structlog
 
@@ -18,8 +17,10 @@ from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.machine_messages import MachineRanking
 from deflation.messages import HostReport, VMState
-from task_matcher.prediction import WINDOW_S, Change, history_of, whole_cores
+from task_matcher.prediction import WINDOW_S, Change, whole_cores
+from task_matcher.predictor import Predictor
 from task_matcher.ranking import Machine, rank_machines
+from task_matcher.self_check import SelfCheck
 
 log = structlog.get_logger()
 
@@ -36,10 +37,21 @@ class CoreChanges:
         self._clock = clock
         #: The highest sequence of each host that is stored.
         self._acknowledged: dict[str, int] = {}
+        #: The highest sequence of each host that the predictor knows.
+        self._learned: dict[str, int] = {}
+        #: What the machines' changes teach, learned change by change, and how well its predictions come true.
+        self.predictor = Predictor(clock() - WINDOW_S)
+        self.check = SelfCheck(self.predictor)
 
     async def load(self) -> None:
         """Recall what earlier runs have stored."""
         self._acknowledged = await self._store.acknowledged()
+        self._learned = dict(self._acknowledged)
+        now = self._clock()
+        self.predictor = Predictor(now - WINDOW_S)
+        for stored in await self._store.core_changes_since(now - WINDOW_S):
+            self.predictor.observe(_change(stored), min(stored.change.at, now), stored.variable)
+        self.check = SelfCheck(self.predictor)
 
     def acknowledged(self, host: str) -> int:
         """Up to which sequence the host need not send again."""
@@ -58,6 +70,7 @@ class CoreChanges:
                 if change.sequence <= known:
                     continue
                 log.info("core change", machine=change.machine, host=report.id, why=change.cause)
+            self._learn(report.id, await self._store.core_changes_of(report.id, self._learned.get(report.id, 0)))
         return self.acknowledged(report.id)
 
     async def ranking(self, duration_s: float) -> list[MachineRanking]:
@@ -71,9 +84,7 @@ class CoreChanges:
         now = self._clock()
         running = (row for row in await self._store.vms() if row.phase is VMPhase.RUNNING)
         rows = {row.name: row for row in running if not self._is_off(row)}
-        changes = await self._store.core_changes_since(now - WINDOW_S)
-        pool = history_of((_change(stored) for stored in changes if stored.variable), now)
-        history = replace(pool, last=history_of(map(_change, changes), now).last)
+        self.check.advance(now)
         machines = [
             Machine(row.name, self._cores(row), variable=row.spec.priority is not Priority.FIXED)
             for row in rows.values()
@@ -88,8 +99,20 @@ class CoreChanges:
                 duration_s=duration_s,
                 completion_probability=ranked.completion_probability,
             )
-            for ranked in rank_machines(machines, history, now, duration_s)
+            for ranked in rank_machines(machines, self.predictor, now, duration_s)
         ]
+
+    def _learn(self, host: str, changes: list[StoredChange]) -> None:
+        """Take in what is new of a host, each change once, whichever reports came at the same time."""
+        now = self._clock()
+        self.check.advance(now)
+        for stored in changes:
+            if stored.change.sequence <= self._learned.get(host, 0):
+                continue
+            self._learned[host] = stored.change.sequence
+            change = _change(stored)
+            self.check.observe(change)
+            self.predictor.observe(change, now, stored.variable)
 
     def _is_off(self, row: StoredVM) -> bool:
         """Whether a machine has powered itself off: no task can run there."""

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from cluster_manager.plans import (
     MOST_LAPSES,
-    MOST_RECLAIMS,
     Effect,
     Event,
     Finish,
@@ -23,6 +22,7 @@ from cluster_manager.plans import (
 )
 from cluster_manager.readings import failed_layer, missing_on, reclaim_need
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
+from deflation import admission
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMStatus
 from deflation.resources import ResourceVector
 
@@ -83,13 +83,16 @@ def make_room(
             deflatable = deflatable.less(vm.allocation().deflatable)
     if state.failed_layer:
         return f"{report.id}: short of {missing} in layer {state.failed_layer}"
-    tired = state.rounds >= MOST_RECLAIMS or state.lapses >= MOST_LAPSES
+    tired = state.rounds >= admission.MOST_RECLAIMS or state.lapses >= MOST_LAPSES
     tired = tired or state.reclaimed not in (None, OperationState.DONE)
-    if tired or not missing.fits_in(deflatable):
+    need = reclaim_need(missing, report)
+    verdict = admission.decide(
+        tuple(missing), tuple(deflatable), tuple(need), preempting=False, has_preempted=False, may_reclaim=not tired
+    )
+    if verdict != admission.RECLAIM:
         return f"{report.id}: short of {missing}, with {deflatable} deflatable"
     if left_s <= 0:
         return f"{report.id}: short of {missing}, and the deadline has passed"
-    need = reclaim_need(missing, report)
     reclaim = Reclaim(
         host=report.id, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3), exclude=exclude
     )

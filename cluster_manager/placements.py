@@ -5,12 +5,11 @@ Source: seed 004 §5; docs/contracts.md, splitting a need. Low-priority VMs neve
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from cluster_manager.plans import (
-    MOST_HOSTS,
     MOST_LAPSES,
-    MOST_RECLAIMS,
     ChooseHosts,
     Create,
     Event,
@@ -23,6 +22,7 @@ from cluster_manager.plans import (
     OperationEnded,
     OweReinflation,
     PlanState,
+    Purpose,
     ReadHost,
     Reason,
     Reclaim,
@@ -42,12 +42,20 @@ from cluster_manager.readings import (
     start_size,
 )
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
+from deflation import admission
 from deflation.allocations import Priority
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.placement_policies import PlacementPolicy
-from deflation.proportional import choose_victims
+from deflation.proportional import CODES, choose_victims
 from deflation.resources import ResourceVector
+
+#: How :mod:`deflation.admission` calls the purposes.
+_PURPOSES: Final[Mapping[Purpose, int]] = {
+    "place": admission.PLACE,
+    "deflated": admission.DEFLATED,
+    "preempt": admission.PREEMPTING,
+}
 
 
 def start_placement(
@@ -125,16 +133,17 @@ def _on_hosts(state: PlanState, event: HostsChosen) -> Step:
 def _next_host(state: PlanState, elapsed_s: float) -> Step:
     """The next host in line; then preemption, for a fixed VM; then the refusal."""
     late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
-    if state.hosts_left and state.tried < MOST_HOSTS and not late:
+    if state.hosts_left and state.tried < admission.MOST_HOSTS and not late:
         host, *rest = state.hosts_left
         return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
     if late and state.hosts_left:
         state = state.model_copy(update={"failures": (*state.failures, "the deadline has passed")})
     spec = _spec(state)
-    if state.purpose == "place" and spec.priority is Priority.FIXED:
+    purpose = admission.next_purpose(_PURPOSES[state.purpose], CODES[spec.priority], spec.start == "deflated")
+    if purpose == admission.PREEMPTING:
         said = "no host can hold it by deflation alone: looking where preemption would do"
         return instruct(state, ChooseHosts(purpose="preempt"), said, host=None, purpose="preempt", hosts_left=())
-    if state.purpose == "place" and spec.start == "deflated":
+    if purpose == admission.DEFLATED:
         said = "no host can hold its nominal size: looking where it can start deflated"
         return instruct(state, ChooseHosts(purpose="deflated"), said, host=None, purpose="deflated", hosts_left=())
     why = "; ".join(dict.fromkeys(state.failures)) or "no host is ready"
@@ -182,24 +191,28 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
     if state.purpose == "deflated":
         return _on_reading_deflated(state, report, event.elapsed_s)
     missing = missing_on(report, demand_of(spec, report))
-    if missing.is_zero():
+    need, preempting = reclaim_need(missing, report), state.purpose == "preempt"
+    figures = (tuple(missing), tuple(report.deflatable.vector()), tuple(need))
+    verdict = admission.decide(*figures, preempting, bool(state.victims), _may_reclaim(state))
+    if verdict == admission.START:
         return _start(state, report.id)
-    if state.victims:
-        return _preempt(state, report, missing, event.elapsed_s)
-    enough = missing.fits_in(report.deflatable.vector())
-    if state.purpose == "preempt" and state.reclaims == 0:
+    if preempting and state.reclaims == 0 and not state.victims:
         state = with_reason(state, report, missing)
-    need = reclaim_need(missing, report)
-    complete = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
-    complete = complete and state.lapses < MOST_LAPSES
-    if complete and not need.is_zero() and (enough or state.purpose == "preempt"):
+    if verdict == admission.RECLAIM:
         left = _time_left(state, event.elapsed_s)
         if left > 0:
             return _reclaim(state, report.id, need, left)
         state = state.model_copy(update={"failed_layer": state.failed_layer or "none: the deadline has passed"})
-    if state.purpose == "preempt":
+        verdict = admission.decide(*figures, preempting, bool(state.victims), may_reclaim=False)
+    if verdict == admission.PREEMPT:
         return _preempt(state, report, missing, event.elapsed_s)
     return _leave(state, _short(state, report, missing), event.elapsed_s)
+
+
+def _may_reclaim(state: PlanState) -> bool:
+    """Whether deflation has not been tried in vain on this host."""
+    complete = state.reclaimed in (None, OperationState.DONE) and state.rounds < admission.MOST_RECLAIMS
+    return complete and state.lapses < MOST_LAPSES
 
 
 def _on_present(state: PlanState, present: VMStatus, elapsed_s: float) -> Step:
@@ -236,8 +249,7 @@ def _on_reading_deflated(state: PlanState, report: HostReport, elapsed_s: float)
     missing = missing_on(report, demand_of(spec, report, state.initial.vector()))
     need = reclaim_need(missing, report)
     left = _time_left(state, elapsed_s)
-    again = state.reclaimed in (None, OperationState.DONE) and state.rounds < MOST_RECLAIMS
-    if not need.is_zero() and again and state.lapses < MOST_LAPSES and left > 0:
+    if not need.is_zero() and _may_reclaim(state) and left > 0:
         return _reclaim(state, report.id, need, left)
     # What the layers did not give it does without, as long as that is enough to start with.
     size = room_for_start(spec, report, state.initial.vector())

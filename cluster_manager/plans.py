@@ -18,11 +18,6 @@ from deflation.instructions import Mode
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMSpec
 from deflation.placement_policies import PlacementPolicy
 
-#: Hosts that a placement acts on before it gives up or preempts (CONTRACTS: a shortfall).
-MOST_HOSTS: Final = 3
-#: Reclaims on one host: the first, and two for what rounding left.
-MOST_RECLAIMS: Final = 3
-
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 

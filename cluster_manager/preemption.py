@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cluster_manager.plans import PlanState, Reason
 from cluster_manager.readings import allocations_of, pressed_on
-from deflation.allocations import Priority, deflatable_capacity
 from deflation.messages import HostReport, Vector
-from deflation.proportional import split_need
-from deflation.resources import ZERO, ResourceVector
+from deflation.proportional import sizes_to_reach
+from deflation.resources import ResourceVector
 
 
 def with_reason(state: PlanState, report: HostReport, missing: ResourceVector) -> PlanState:
@@ -18,15 +15,11 @@ def with_reason(state: PlanState, report: HostReport, missing: ResourceVector) -
     The reason is ``minimum`` only where the minimums stand in the way. Where a guest under pressure does, from which
     nothing is taken, it is a ``shortfall`` like that of any other layer.
     """
-    rows = allocations_of(report)
-    reason: Reason = "shortfall" if missing.fits_in(deflatable_capacity(rows)) else "minimum"
+    targets, in_the_way = sizes_to_reach(allocations_of(report), missing)
+    reason: Reason = "minimum" if in_the_way else "shortfall"
     layer = state.failed_layer
-    if reason == "minimum":
-        # Where the need alone would put them: below their minimums.
-        rows = [row if row.priority is Priority.FIXED else replace(row, minimum=ZERO) for row in rows]
-    elif not missing.fits_in(report.deflatable.vector()):
+    if not in_the_way and not missing.fits_in(report.deflatable.vector()):
         layer = layer or f"guest ({', '.join(sorted(pressed_on(report))) or 'one'} under pressure gives nothing)"
-    targets = {row.name: row.current for row in rows} | dict(split_need(rows, missing).targets)
     wire = {name: Vector.of(target) for name, target in targets.items()}
     return state.model_copy(update={"reason": reason, "targets": wire, "failed_layer": layer})
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from cluster_manager.plans import Purpose
+from deflation import admission
 from deflation.allocations import Allocation, deflatable_capacity, undeclared
 from deflation.messages import HostReport, Operation, VMSpec
 from deflation.proportional import Joining, joining
-from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
-
-#: Figures travel with four decimals; less than that is missing to nobody.
-_WIRE_ROUNDING = 1e-3
+from deflation.resources import COMPONENTS, ResourceVector
 
 
 def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = None) -> ResourceVector:
@@ -37,13 +34,10 @@ def start_size(spec: VMSpec, report: HostReport) -> Joining | None:
 
 def room_for_start(spec: VMSpec, report: HostReport, wished: ResourceVector) -> ResourceVector:
     """As much of the wished size as is free on the host, on the grid of sizes."""
-    free = report.free.vector().less(ResourceVector(memory_mib=report.vm_overhead_mib))
-    have = wished.smaller(free.larger(undeclared(report.capacity.vector(), wished)))
-    steps = (
-        value if value >= wish - TOLERANCE else math.floor(value / quantum + TOLERANCE) * quantum
-        for value, wish, quantum in zip(have, wished, QUANTUM, strict=True)
-    )
-    return ResourceVector(*(round(step, 6) for step in steps))
+    size = [0.0] * len(COMPONENTS)
+    free, capacity = tuple(report.free.vector()), tuple(report.capacity.vector())
+    admission.room_to_start(free, capacity, tuple(wished), report.vm_overhead_mib, size)
+    return ResourceVector(*size)
 
 
 def pressed_on(report: HostReport) -> set[str]:
@@ -53,17 +47,16 @@ def pressed_on(report: HostReport) -> set[str]:
 
 def missing_on(report: HostReport, demand: ResourceVector) -> ResourceVector:
     """``max(demand - free, 0)``; disk and network only where the host declares them."""
-    missing = demand.less(report.free.vector())
-    for component in COMPONENTS:
-        if missing[component] <= _WIRE_ROUNDING or report.capacity.vector()[component] <= TOLERANCE:
-            missing = missing.with_component(component, 0.0)
-    return missing
+    missing = [0.0] * len(COMPONENTS)
+    admission.missing_of(tuple(demand), tuple(report.free.vector()), tuple(report.capacity.vector()), missing)
+    return ResourceVector(*missing)
 
 
 def reclaim_need(missing: ResourceVector, report: HostReport) -> ResourceVector:
     """The need to send: what is missing, in whole steps of a size, and never more than can be deflated."""
-    steps = (math.ceil(value / quantum - TOLERANCE) * quantum for value, quantum in zip(missing, QUANTUM, strict=True))
-    return ResourceVector(*(round(step, 6) for step in steps)).smaller(report.deflatable.vector())
+    need = [0.0] * len(COMPONENTS)
+    admission.need_of(tuple(missing), tuple(report.deflatable.vector()), need)
+    return ResourceVector(*need)
 
 
 def minimums_allow(report: HostReport, demand: ResourceVector) -> bool:

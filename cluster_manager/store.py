@@ -265,6 +265,12 @@ class Store(Transactions):
         query = select(table).order_by(table.c.at.desc(), table.c.sequence.desc()).limit(limit)
         return _changes(await self._read(query if machine is None else query.where(table.c.machine == machine)))
 
+    async def core_changes_of(self, host: str, after: int) -> list[StoredChange]:
+        """Those of a host with a higher sequence, in its order."""
+        table = schema.core_changes
+        query = select(table).where(table.c.host == host, table.c.sequence > after).order_by(table.c.sequence)
+        return _changes(await self._read(query))
+
     async def core_changes_since(self, at: float) -> list[StoredChange]:
         """All after a moment, and each machine's last one before it, oldest first."""
         table = schema.core_changes

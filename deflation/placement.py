@@ -1,6 +1,7 @@
 """On which host a VM goes: cosine fitness over free + deflatable (seed 004 §5, Eq. 4).
 
-Hosts are rows of arrays, so that a pass over many thousands of them is a few NumPy operations.
+Hosts are rows of arrays, so that a pass over many thousands of them is a few NumPy operations. The same for one host at
+a time, to be compiled: :mod:`deflation.placement_kernels`.
 :func:`rank_hosts` looks at every host; :mod:`deflation.placement_index` gives the same order without doing so.
 """
 
@@ -8,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deflation.placement_kernels import DIGITS, MAY_LACK
 from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
 
 Matrix = NDArray[np.float64]
 #: Components that a host need not declare.
-OPTIONAL: Final = np.array([component in ("disk_mib_s", "network_mib_s") for component in COMPONENTS])
-#: Fitnesses that agree in so many digits are a tie.
-DIGITS: Final = 9
+OPTIONAL = np.array(MAY_LACK)
 
 
 @dataclass(frozen=True, slots=True)

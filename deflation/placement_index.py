@@ -23,8 +23,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deflation.placement import DIGITS, OPTIONAL, Matrix, fitness, holds, scale_factors
+from deflation.placement import OPTIONAL, Matrix, fitness, holds, scale_factors
 from deflation.placement_blocks import Blocks, Slots
+from deflation.placement_kernels import DIGITS, MAY_LACK
 from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, ResourceVector
 
@@ -44,7 +45,6 @@ _OFFER, _AHEAD, _BACK = slice(0, _N), slice(_N, 2 * _N), slice(2 * _N, 3 * _N)
 _RANK: Final = 3 * _N
 _SIZE: Final = _RANK + 1
 _COLUMNS: Final = _SIZE + 1
-_MAY_LACK: Final = tuple(bool(optional) for optional in OPTIONAL)
 #: By which components a host declares: 1 where it does, by the bits of the group's number.
 _DECLARED: Final = np.array([[group >> bit & 1 for bit in range(_N)] for group in range(1 << _N)], dtype=np.float64)
 
@@ -206,7 +206,7 @@ class PlacementIndex:
             declared = most > 0
             group |= declared << bit
             have.append(amount * factor if declared else 0.0)
-            offer.append(inf if not declared and _MAY_LACK[bit] else amount)
+            offer.append(inf if not declared and MAY_LACK[bit] else amount)
         size = sqrt(sum([value * value for value in have]))
         ahead = [value / size for value in have] if size > 0 else have
         return (*offer, *ahead, *[-value for value in ahead], -float(self._ranks[slot]), size), group

@@ -1,16 +1,29 @@
 """Who gives how much, who gets it back, and whom to preempt (seed 004 §5; docs/contracts.md, splitting a need).
 
-Every function works one component at a time, so that each resource has an alpha of its own.
+Every function works one component at a time, so that each resource has an alpha of its own. The arithmetic is that of
+:mod:`deflation.kernels`, which the simulator compiles; here it meets VMs with names.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
+from deflation import admission, kernels
 from deflation.allocations import Allocation, Priority
-from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ZERO, ResourceVector
+from deflation.resources import COMPONENTS, ZERO, ResourceVector
+
+#: How kernels call the priorities.
+CODES: Final = {
+    Priority.FIXED: kernels.FIXED,
+    Priority.DEFLATABLE: kernels.DEFLATABLE,
+    Priority.HARVEST: kernels.HARVEST,
+}
+_name = attrgetter("name")
+_amounts = attrgetter(*COMPONENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +44,13 @@ def split_need(allocations: Sequence[Allocation], need: ResourceVector) -> Split
 
     :returns: targets of the VMs whose size changes, and the shortfall (zero if the need is met).
     """
-    sizes = {allocation.name: allocation.current for allocation in allocations}
-    shortfall = need
-    for group in (Priority.HARVEST, Priority.DEFLATABLE):
-        members = [allocation for allocation in allocations if allocation.priority is group]
-        for component in COMPONENTS:
-            missing = shortfall[component]
-            if missing <= TOLERANCE or not members:
-                continue
-            lowered = _lowered(members, component, missing)
-            freed = math.fsum(member.current[component] - lowered[member.name] for member in members)
-            for name, size in lowered.items():
-                sizes[name] = sizes[name].with_component(component, size)
-            shortfall = shortfall.with_component(component, max(missing - freed, 0.0))
-    changed = {a.name: sizes[a.name] for a in allocations if sizes[a.name] != a.current}
-    return Split(changed, ZERO if shortfall.is_zero() else shortfall)
+    rows = _Rows(allocations)
+    shortfall = [0.0] * kernels.WIDTH
+    kernels.split(
+        rows.priority, rows.upper, rows.minimum, rows.current, _amounts(need), rows.order, rows.targets, shortfall
+    )
+    left = ResourceVector(*shortfall)
+    return Split(rows.changed(allocations), ZERO if left.is_zero() else left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +74,23 @@ def joining(
     :param least: the smallest size at which it can be started; at least its minimum.
     :returns: None if even its smallest size does not fit.
     """
-    split = split_need([*allocations, newcomer], newcomer.charge.less(free))
-    size = split.targets.get(newcomer.name, newcomer.current).larger(least)
-    # Where its smallest size is more than its share, the others give more than theirs.
-    need = (size + ResourceVector(memory_mib=newcomer.overhead_mib)).less(free)
-    if not split_need(allocations, need).shortfall.is_zero():
-        return None
-    return Joining(size, need)
+    rows = _Rows(allocations)
+    rows.add(newcomer)
+    need, shortfall = [0.0] * kernels.WIDTH, [0.0] * kernels.WIDTH
+    fits = admission.join(
+        rows.priority,
+        rows.upper,
+        rows.minimum,
+        rows.current,
+        rows.order,
+        _amounts(free),
+        _amounts(least),
+        newcomer.overhead_mib,
+        rows.targets,
+        shortfall,
+        need,
+    )
+    return Joining(ResourceVector(*rows.targets[-1]), ResourceVector(*need)) if fits else None
 
 
 def share_room(
@@ -89,23 +104,33 @@ def share_room(
     :param pressed: names of VMs under pressure: of the deflated ones, they get theirs before the others.
     :returns: targets of the VMs whose size changes.
     """
-    sizes = {allocation.name: allocation.current for allocation in allocations}
-    left = room
-    deflatable = [allocation for allocation in allocations if allocation.priority is Priority.DEFLATABLE]
-    for members in (
-        [allocation for allocation in deflatable if allocation.name in pressed],
-        [allocation for allocation in deflatable if allocation.name not in pressed],
-        [allocation for allocation in allocations if allocation.priority is Priority.HARVEST],
-    ):
-        for component in COMPONENTS:
-            if left[component] <= TOLERANCE or not members:
-                continue
-            raised = _raised(members, component, left[component])
-            given = math.fsum(raised[member.name] - member.current[component] for member in members)
-            for name, size in raised.items():
-                sizes[name] = sizes[name].with_component(component, size)
-            left = left.with_component(component, max(left[component] - given, 0.0))
-    return {a.name: sizes[a.name] for a in allocations if sizes[a.name] != a.current}
+    rows = _Rows(allocations)
+    under_pressure = [a.name in pressed for a in rows.sorted]
+    kernels.share(
+        rows.priority,
+        rows.upper,
+        rows.minimum,
+        rows.current,
+        _amounts(room),
+        under_pressure,
+        rows.order,
+        rows.targets,
+    )
+    return rows.changed(allocations)
+
+
+def sizes_to_reach(
+    allocations: Sequence[Allocation], missing: ResourceVector
+) -> tuple[dict[str, ResourceVector], bool]:
+    """The sizes of all VMs if nothing stood in the way of what is missing: whom to preempt goes by these.
+
+    :returns: sizes by name, and whether the minimums stand in the way; then some sizes are below them.
+    """
+    rows = _Rows(allocations)
+    in_the_way = admission.sizes_to_reach(
+        rows.priority, rows.upper, rows.minimum, rows.current, _amounts(missing), rows.order, rows.targets
+    )
+    return {a.name: a.current for a in allocations} | rows.changed(allocations), in_the_way
 
 
 def choose_victims(
@@ -120,110 +145,51 @@ def choose_victims(
     :param targets: the size each VM should have reached; may lie below a minimum. Missing ones count as 0.
     :returns: names in the order of choice; empty if nothing is missing; None if even all would not do.
     """
-    candidates = {a.name: a for a in allocations if a.priority is not Priority.FIXED}
-    if not missing.fits_in(sum((a.charge for a in candidates.values()), ZERO)):
-        return None
-    victims: list[Allocation] = []
-    left = missing
-    while not left.is_zero():
-        wanted = [component for component in COMPONENTS if left[component] > TOLERANCE]
-        victim = max(
-            (a for a in candidates.values() if any(a.charge[component] > TOLERANCE for component in wanted)),
-            key=lambda a: (_distance(a, targets.get(a.name, ZERO), wanted), a.name),
-        )
-        del candidates[victim.name]
-        victims.append(victim)
-        left = left.less(victim.charge)
-    for victim in reversed(victims.copy()):
-        rest = [other for other in victims if other is not victim]
-        if missing.fits_in(sum((other.charge for other in rest), ZERO)):
-            victims = rest
-    return [victim.name for victim in victims]
-
-
-def _distance(allocation: Allocation, target: ResourceVector, components: Sequence[str]) -> float:
-    """How far a VM is from its target, as the largest share of its nominal size."""
-    return max(
-        (allocation.current[c] - target[c]) / allocation.nominal[c] if allocation.nominal[c] > 0 else 0.0
-        for c in components
+    rows = _Rows(allocations)
+    chosen = [0] * len(rows.sorted)
+    count = kernels.victims(
+        rows.priority,
+        [_amounts(a.nominal) for a in rows.sorted],
+        rows.current,
+        [_amounts(a.charge) for a in rows.sorted],
+        _amounts(missing),
+        [_amounts(targets.get(a.name, ZERO)) for a in rows.sorted],
+        rows.order,
+        chosen,
     )
+    return None if count < 0 else [rows.sorted[place].name for place in chosen[:count]]
 
 
-def _lowered(members: Sequence[Allocation], component: str, need: float) -> dict[str, float]:
-    """The members' sizes after they have given ``need`` together, or all above their minimums."""
-    lowest = [min(m.minimum[component], m.current[component]) for m in members]
-    spans = [m.upper[component] - m.minimum[component] for m in members]
-    given = [m.upper[component] - m.current[component] for m in members]
-    current = math.fsum(m.current[component] for m in members)
-    if need >= current - math.fsum(lowest) - TOLERANCE:
-        return {m.name: size for m, size in zip(members, lowest, strict=True)}
-    level = _level(max, spans, given, math.fsum(given) + need)
-    exact = [
-        m.upper[component] - max(span * level, floor) for m, span, floor in zip(members, spans, given, strict=True)
-    ]
-    return _on_grid(members, component, exact, lowest, [m.current[component] for m in members], current - need)
+class _Rows:
+    """The VMs of a host as tables, in the order of their names."""
 
+    __slots__ = ("current", "minimum", "order", "priority", "sorted", "targets", "upper")
 
-def _raised(members: Sequence[Allocation], component: str, room: float) -> dict[str, float]:
-    """The members' sizes after ``room`` was shared among them, none above its upper size."""
-    highest = [m.upper[component] for m in members]
-    # A VM below its minimum counts from where it is, or it would be given more than there is.
-    spans = [m.upper[component] - min(m.minimum[component], m.current[component]) for m in members]
-    taken = [m.upper[component] - m.current[component] for m in members]
-    if room >= math.fsum(taken) - TOLERANCE:
-        return {m.name: size for m, size in zip(members, highest, strict=True)}
-    level = _level(min, spans, taken, math.fsum(taken) - room)
-    exact = [
-        m.upper[component] - min(span * level, ceiling) for m, span, ceiling in zip(members, spans, taken, strict=True)
-    ]
-    current = [m.current[component] for m in members]
-    return _on_grid(members, component, exact, current, highest, math.fsum(current) + room)
+    def __init__(self, allocations: Sequence[Allocation]) -> None:
+        self.sorted = sorted(allocations, key=_name)
+        self.priority = [CODES[a.priority] for a in self.sorted]
+        self.upper = [_amounts(a.upper) for a in self.sorted]
+        self.minimum = [_amounts(a.minimum) for a in self.sorted]
+        self.current = [_amounts(a.current) for a in self.sorted]
+        self.order: Sequence[int] = range(len(self.sorted))
+        self.targets = [list(amounts) for amounts in self.current]
 
+    def add(self, newcomer: Allocation) -> None:
+        """One more VM, in the last row whatever its name."""
+        rank = bisect_left(self.sorted, newcomer.name, key=_name)
+        self.order = [*(place if place < rank else place + 1 for place in self.order), rank]
+        self.sorted.append(newcomer)
+        self.priority.append(CODES[newcomer.priority])
+        self.upper.append(_amounts(newcomer.upper))
+        self.minimum.append(_amounts(newcomer.minimum))
+        self.current.append(_amounts(newcomer.current))
+        self.targets.append(list(self.current[-1]))
 
-def _level(
-    pick: Callable[[float, float], float], spans: Sequence[float], limits: Sequence[float], total: float
-) -> float:
-    """The level (1 - alpha) in [0, 1] with ``sum pick(span_i * level, limit_i) == total``: exact, piece by piece."""
-
-    def height(level: float) -> float:
-        return math.fsum(pick(span * level, limit) for span, limit in zip(spans, limits, strict=True))
-
-    lower = 0.0
-    breaks = {min(limit / span, 1.0) for span, limit in zip(spans, limits, strict=True) if span > TOLERANCE}
-    for upper in [*sorted(breaks), 1.0]:
-        if (top := height(upper)) >= total:
-            bottom = height(lower)
-            return lower if top <= bottom else lower + (upper - lower) * (total - bottom) / (top - bottom)
-        lower = upper
-    return 1.0
-
-
-def _on_grid(
-    members: Sequence[Allocation],
-    component: str,
-    exact: Sequence[float],
-    lowest: Sequence[float],
-    highest: Sequence[float],
-    total: float,
-) -> dict[str, float]:
-    """Round down to the grid, then hand out whole steps by largest remainder while the sum stays in ``total``."""
-    quantum = QUANTUM[component]
-    rows = []
-    for m, size, low, high in zip(members, exact, lowest, highest, strict=True):
-        on_grid = _tidy(math.floor(size / quantum + TOLERANCE) * quantum)
-        rounded = high if size >= high - TOLERANCE else min(max(on_grid, low), high)
-        rows.append((m.name, size, rounded, high))
-    sizes = {name: rounded for name, _, rounded, _ in rows}
-    left = total - math.fsum(sizes.values())
-    for name, size, rounded, high in sorted(rows, key=lambda row: (row[2] - row[1], row[0])):
-        if left < quantum - TOLERANCE:
-            break
-        if size > rounded + TOLERANCE and rounded + quantum <= high + TOLERANCE:
-            sizes[name] = _tidy(rounded + quantum)
-            left -= quantum
-    return sizes
-
-
-def _tidy(value: float) -> float:
-    """Drop what binary fractions add to a step of 0.01."""
-    return round(value, 6)
+    def changed(self, allocations: Sequence[Allocation]) -> dict[str, ResourceVector]:
+        """The targets of those whose size changes, in the order in which they were given."""
+        targets = {
+            a.name: ResourceVector(*target)
+            for a, target, current in zip(self.sorted, self.targets, self.current, strict=True)
+            if tuple(target) != current
+        }
+        return {a.name: targets[a.name] for a in allocations if a.name in targets}

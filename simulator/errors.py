@@ -42,6 +42,25 @@ class TraceError(SimulatorError):
         self.place = place
 
 
+class MissingExtra(SimulatorError, ImportError):
+    """What needs a package that comes with an extra only.
+
+    :param package: what is missing.
+    :param extra: of Ebbtide, which brings it along.
+    :param needed_by: what cannot be done without it.
+    """
+
+    def __init__(self, package: str, extra: str, needed_by: str) -> None:
+        super().__init__(f"{needed_by} need {package}, which is not installed: pip install 'ebbtide[{extra}]'")
+
+
+class ConservationBroken(SimulatorError):
+    """The state of a simulation contradicts itself: an error in the simulator, never in its inputs.
+
+    :param rule: what does not hold, a sentence.
+    """
+
+
 class ExperimentError(SimulatorError):
     """An experiment that cannot be read, run, loaded or compared.
 

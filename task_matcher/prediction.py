@@ -1,14 +1,15 @@
 """How likely a machine keeps its cores: inter-change times and bigram of directions (seed 000 §3.1.1, Eq. 1, Fig. 8).
 
-This first form treats completed intervals only: the stretch since a machine's last change, which is still running
-(censored), says nothing yet, so a pool of steady machines looks a little less steady than it is.
+The plain form, over all changes at once and by completed intervals only, each counted whole: what the paper says, exact
+to the second, and what :mod:`task_matcher.predictor` is held against, which takes changes one by one and counts running
+intervals too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -92,6 +93,32 @@ class History:
         total = shrinks + self.pairs.get((last, Direction.GROWTH), 0)
         return shrinks / total if total else None
 
+    def last_of(self, machine: str) -> LastChange | None:
+        """The last change of a machine; None if none is known."""
+        return self.last.get(machine)
+
+    def probabilities_of(self, machines: Sequence[str], now: float, duration_s: float) -> list[float | None]:
+        """P_c of each machine, None where history is silent.
+
+        :raises InvalidField: a duration that is negative or not finite.
+        """
+        check_duration(duration_s)
+        found: list[float | None] = []
+        for name in machines:
+            last = self.last.get(name)
+            if last is None or last.gone:
+                found.append(None)
+                continue
+            shrink = self.shrink_probability(last.direction)
+            found.append(completion_probability(self.intervals, shrink, max(now - last.at, 0.0), duration_s))
+        return found
+
+
+def check_duration(duration_s: float) -> None:
+    """Raises InvalidField where a duration is negative or not finite."""
+    if not math.isfinite(duration_s) or duration_s < 0:
+        raise InvalidField("duration_s", f"must be finite and not negative, but is {duration_s!r}")
+
 
 def whole_cores(cores: float) -> int:
     """What a task sees of a size: whole cores."""
@@ -151,8 +178,7 @@ def completion_probability(
     :raises InvalidField: a duration that is negative or not finite, a probability outside [0, 1], elapsed time that
         is not finite.
     """
-    if not math.isfinite(duration_s) or duration_s < 0:
-        raise InvalidField("duration_s", f"must be finite and not negative, but is {duration_s!r}")
+    check_duration(duration_s)
     if not math.isfinite(elapsed_s):
         raise InvalidField("elapsed_s", "must be finite")
     if shrink_probability is None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from task_matcher.prediction import Direction, History, completion_probability
+from task_matcher.prediction import Direction, LastChange
+
+
+class Knowing(Protocol):
+    """What knows the machines' past: a History, or a Predictor."""
+
+    def last_of(self, machine: str) -> LastChange | None:
+        """The last change of a machine."""
+
+    def probabilities_of(self, machines: Sequence[str], now: float, duration_s: float) -> list[float | None]:
+        """P_c of each. Raises InvalidField for a bad duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +43,24 @@ class RankedMachine:
     completion_probability: float | None
 
 
-def rank_machines(machines: Iterable[Machine], history: History, now: float, duration_s: float) -> list[RankedMachine]:
+def rank_machines(machines: Iterable[Machine], history: Knowing, now: float, duration_s: float) -> list[RankedMachine]:
     """Best first: by completion probability, unknown ones last; ties by more cores, then by name.
 
     :param now: seconds since the epoch, on the clock of the changes.
     :param duration_s: how long the task still runs.
     :raises InvalidField: a duration that is negative or not finite.
     """
-    ranked = [_look_up(machine, history, now, duration_s) for machine in machines]
+    given = list(machines)
+    found = history.probabilities_of([machine.name for machine in given], now, duration_s)
+    ranked = []
+    for machine, probability in zip(given, found, strict=True):
+        last = history.last_of(machine.name)
+        if last is None or last.gone:
+            ranked.append(RankedMachine(machine.name, machine.cores, None, None, None))
+            continue
+        known = probability if machine.variable else None
+        ranked.append(RankedMachine(machine.name, machine.cores, max(now - last.at, 0.0), last.direction, known))
     return sorted(
         ranked,
         key=lambda m: (m.completion_probability is None, -(m.completion_probability or 0.0), -m.cores, m.name),
     )
-
-
-def _look_up(machine: Machine, history: History, now: float, duration_s: float) -> RankedMachine:
-    last = history.last.get(machine.name)
-    if last is None or last.gone:
-        completion_probability(history.intervals, None, 0.0, duration_s)  # holds the duration to its range
-        return RankedMachine(machine.name, machine.cores, None, None, None)
-    since_s = max(now - last.at, 0.0)
-    shrink_probability = history.shrink_probability(last.direction) if machine.variable else None
-    probability = completion_probability(history.intervals, shrink_probability, since_s, duration_s)
-    return RankedMachine(machine.name, machine.cores, since_s, last.direction, probability)

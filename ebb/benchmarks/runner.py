@@ -9,7 +9,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebb.benchmarks import cascade, cpu, idle, jvm, latency, memcached, placement, policies, spark, throughput
+from ebb.benchmarks import (
+    cascade,
+    cpu,
+    idle,
+    jvm,
+    latency,
+    matcher,
+    memcached,
+    placement,
+    policies,
+    simulator,
+    spark,
+    throughput,
+)
 from ebb.benchmarks.bed import terminable
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
@@ -18,6 +31,8 @@ from ebb.benchmarks.passes import Pass
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "policies": policies.run,
     "placement": placement.run,
+    "matcher": matcher.run,
+    "simulator": simulator.run,
     "cascade": cascade.run,
     "cpu": cpu.run,
     "throughput": throughput.run,

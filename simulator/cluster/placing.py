@@ -1,0 +1,250 @@
+"""On which node a VM goes, and how room is made for it there: the manager's placements step by step, by its kernels.
+
+What differs from the live system is that everything takes no time and no layer ever falls short.
+Source: seed 004 §5; docs/contracts.md, splitting a need.
+"""
+
+from __future__ import annotations
+
+from deflation import admission, kernels, placement_kernels
+from deflation.admission import DEFLATED, LEAVE, MOST_HOSTS, MOST_RECLAIMS, PLACE, PREEMPTING, RECLAIM, REFUSE, START
+from deflation.kernels import WIDTH
+from simulator.cluster.members import CPU, MEMORY, recount
+from simulator.cluster.resizing import deflate, gather, reinflate
+from simulator.cluster.slots import end_stay
+from simulator.cluster.starting import start_deflated
+from simulator.cluster.state import (
+    COHORT_PREEMPTED,
+    MOST_NODES,
+    NOBODY,
+    NUMBER,
+    PREEMPTED,
+    VICTIMS,
+    Curves,
+    Nodes,
+    Rules,
+    Tally,
+    Vms,
+    Work,
+)
+from simulator.compiling import compiled, shared
+from simulator.inputs.batches import Floats, Indices
+
+for kernel in (*admission.KERNELS, *placement_kernels.KERNELS):
+    shared(kernel)
+
+best_host = placement_kernels.best_host
+first_host = placement_kernels.first_host
+fitter_host = placement_kernels.fitter_host
+holds_demand = placement_kernels.holds_demand
+decide = admission.decide
+missing_of = admission.missing_of
+need_of = admission.need_of
+next_purpose = admission.next_purpose
+sizes_to_reach = admission.sizes_to_reach
+is_nothing = kernels.is_nothing
+choose_victims = kernels.victims
+scale_of = placement_kernels.scale_of
+
+#: Values of Rules.placement.
+BEST_FIT = 0
+FIRST_FIT = 1
+TWO_CHOICES = 2
+
+
+@compiled
+def choose(nodes: Nodes, rules: Rules, size: Floats, availability: Floats, draws: Floats) -> int:
+    """The node to try first; NOBODY if none can hold the size.
+
+    :param draws: two numbers in [0, 1).
+    """
+    if rules.placement == FIRST_FIT:
+        return int(first_host(size, availability, nodes.capacity))
+    if rules.placement == TWO_CHOICES:
+        return draw(nodes, size, availability, draws)
+    return int(best_host(size, availability, nodes.capacity, nodes.factors))
+
+
+@compiled
+def draw(nodes: Nodes, size: Floats, availability: Floats, draws: Floats) -> int:
+    """The fitter of two nodes that can hold the size, each pair as likely as any other."""
+    able = 0
+    for node in range(len(availability)):
+        if holds_demand(size, availability[node], nodes.capacity[node]):
+            able += 1
+    if able == 0:
+        return NOBODY
+    first = int(draws[0] * able)
+    second = int(draws[1] * (able - 1))
+    if able > 1 and second >= first:
+        second += 1
+    one = other = NOBODY
+    able = 0
+    for node in range(len(availability)):
+        if holds_demand(size, availability[node], nodes.capacity[node]):
+            if able == first:
+                one = node
+            if able == second:
+                other = node
+            able += 1
+    return int(fitter_host(size, availability, nodes.capacity, nodes.factors, one, other))
+
+
+@compiled
+def place(
+    vms: Vms,
+    nodes: Nodes,
+    tally: Tally,
+    curves: Curves,
+    rules: Rules,
+    work: Work,
+    vm: int,
+    draws: Floats,
+    victims: Indices,
+) -> int:
+    """Find a node for a VM and make room for it there.
+
+    :param victims: its next rows are filled with whom that has preempted.
+    :returns: the node; NOBODY if the VM is refused.
+    """
+    for c in range(WIDTH):
+        work.size[c] = vms.upper[vm, c]
+        work.demand[c] = vms.upper[vm, c] + (rules.overhead_mib if c == MEMORY else 0.0)
+    purpose = PLACE
+    while purpose != REFUSE:
+        if purpose == DEFLATED:
+            for c in range(WIDTH):
+                work.size[c] = vms.minimum[vm, c]
+        found = look(vms, nodes, tally, curves, rules, work, vm, purpose, draws, victims)
+        if found != NOBODY:
+            return found
+        purpose = next_purpose(purpose, vms.priority[vm], rules.start_deflated != 0)
+        if purpose == PREEMPTING and not rules.preempts:
+            purpose = REFUSE
+    return NOBODY
+
+
+@compiled
+def look(
+    vms: Vms,
+    nodes: Nodes,
+    tally: Tally,
+    curves: Curves,
+    rules: Rules,
+    work: Work,
+    vm: int,
+    purpose: int,
+    draws: Floats,
+    victims: Indices,
+) -> int:
+    """Try one node after another by what a placement looks for; see :func:`place`."""
+    availability = nodes.preemptable if purpose == PREEMPTING else nodes.placeable
+    found, left, acted = NOBODY, 0, 0
+    while left < MOST_NODES and acted < MOST_HOSTS:
+        node = choose(nodes, rules, work.size, availability, draws)
+        if node == NOBODY:
+            break
+        if purpose == DEFLATED:
+            if start_deflated(vms, nodes, tally, curves, rules, work, node, vm):
+                found = node
+                break
+            for c in range(WIDTH):
+                work.size[c] = vms.minimum[vm, c]
+        else:
+            verdict, reclaims = make_room(vms, nodes, tally, curves, rules, work, node, purpose == PREEMPTING, victims)
+            if verdict == START:
+                found = node
+                break
+            if reclaims:
+                reinflate(vms, nodes, tally, curves, rules, work, node)
+                acted += 1
+        # Out of the running, until it is recounted.
+        availability[node, CPU] = -1.0
+        work.left[left] = node
+        left += 1
+    for k in range(left):
+        recount(vms, nodes, rules, work.left[k])
+    return found
+
+
+@compiled
+def make_room(
+    vms: Vms,
+    nodes: Nodes,
+    tally: Tally,
+    curves: Curves,
+    rules: Rules,
+    work: Work,
+    node: int,
+    preempting: bool,
+    victims: Indices,
+) -> tuple[int, int]:
+    """Do at a node what the kernels decide, until the VM can start there or the node is left.
+
+    :returns: START or LEAVE, and how often the node's VMs were deflated.
+    """
+    reclaims = preempted = 0
+    while True:
+        missing_of(work.demand, nodes.free[node], nodes.capacity[node], work.missing)
+        need_of(work.missing, nodes.deflatable[node], work.need)
+        may_reclaim = reclaims < MOST_RECLAIMS and (reclaims == 0 or is_nothing(work.short))
+        verdict = decide(work.missing, nodes.deflatable[node], work.need, preempting, preempted > 0, may_reclaim)
+        if verdict == START:
+            return START, reclaims
+        if preempting and reclaims == 0 and preempted == 0:
+            set_goals(vms, nodes, rules, work, node)
+        if verdict == RECLAIM:
+            deflate(vms, nodes, tally, curves, rules, work, node)
+            reclaims += 1
+        elif verdict == LEAVE or not preempt(vms, nodes, tally, rules, work, node, victims):
+            return LEAVE, reclaims
+        else:
+            preempted += 1
+
+
+@compiled
+def set_goals(vms: Vms, nodes: Nodes, rules: Rules, work: Work, node: int) -> None:
+    """The sizes by which victims are chosen are those before anything changes."""
+    rows = gather(vms, nodes, rules, work, node)
+    sizes_to_reach(
+        work.priority[:rows],
+        work.upper[:rows],
+        work.minimum[:rows],
+        work.current[:rows],
+        work.missing,
+        work.order[:rows],
+        work.targets[:rows],
+    )
+    for k in range(rows):
+        for c in range(WIDTH):
+            vms.goal[work.vm[k], c] = work.targets[k, c]
+
+
+@compiled
+def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node: int, victims: Indices) -> bool:
+    """Stop one VM, the one farthest from its goal; False if even all would not do."""
+    rows = gather(vms, nodes, rules, work, node)
+    for k in range(rows):
+        for c in range(WIDTH):
+            work.targets[k, c] = vms.goal[work.vm[k], c]
+    many = choose_victims(
+        work.priority[:rows],
+        work.upper[:rows],
+        work.current[:rows],
+        work.charge[:rows],
+        work.missing,
+        work.targets[:rows],
+        work.order[:rows],
+        work.chosen[:rows],
+    )
+    if many <= 0:
+        return False
+    vm = work.vm[work.chosen[0]]
+    written = tally.state[VICTIMS]
+    victims[written, 0] = vms.number[vm]
+    victims[written, 1] = node
+    victims[written, 2] = tally.state[NUMBER]
+    tally.state[VICTIMS] = written + 1
+    end_stay(vms, nodes, tally, vm, PREEMPTED, COHORT_PREEMPTED)
+    recount(vms, nodes, rules, node)
+    return True

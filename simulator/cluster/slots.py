@@ -1,0 +1,65 @@
+"""A VM's stay in the cluster: it gets a slot, runs on a node, and gives the slot back."""
+
+from __future__ import annotations
+
+from simulator.cluster.departures import expect, forget
+from simulator.cluster.members import CPU, count, in_window, join, leave
+from simulator.cluster.state import (
+    ALIVE,
+    NOW_S,
+    SPARE,
+    STAY_CORE_S,
+    STAY_S,
+    WINDOW_FROM_S,
+    Curves,
+    Nodes,
+    Tally,
+    Vms,
+)
+from simulator.compiling import compiled
+
+
+@compiled
+def take_slot(vms: Vms, tally: Tally) -> int:
+    """A slot for the next VM; there is one, or the table had to be grown before."""
+    height = tally.state[SPARE] - 1
+    tally.state[SPARE] = height
+    return int(vms.spare[height])
+
+
+@compiled
+def give_slot(vms: Vms, tally: Tally, vm: int) -> None:
+    """A slot that nobody uses any more."""
+    vms.spare[tally.state[SPARE]] = vm
+    tally.state[SPARE] += 1
+
+
+@compiled
+def begin_stay(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, node: int) -> None:
+    """A VM starts on a node, with the size that it has."""
+    vms.admitted_s[vm] = tally.clock[NOW_S]
+    tally.state[ALIVE] += 1
+    join(vms, nodes, tally, curves, vm, node)
+    expect(vms, tally, vm)
+
+
+@compiled
+def end_stay(vms: Vms, nodes: Nodes, tally: Tally, vm: int, kind: int, cohort_kind: int) -> int:
+    """A VM departs or is preempted.
+
+    :param kind: as what that counts.
+    :param cohort_kind: as what it counts besides, within the window, of VMs that were admitted within it; -1: nothing.
+    :returns: the node that it was on.
+    """
+    forget(vms, tally, vm)
+    node = leave(vms, nodes, tally, vm)
+    sold_as = vms.sold_as[vm]
+    count(tally, sold_as, kind)
+    if cohort_kind >= 0 and in_window(tally) and vms.admitted_s[vm] >= tally.clock[WINDOW_FROM_S]:
+        tally.counts[1, sold_as, cohort_kind] += 1
+    stay_s = tally.clock[NOW_S] - vms.admitted_s[vm]
+    tally.stays[STAY_S] += stay_s
+    tally.stays[STAY_CORE_S] += stay_s * vms.upper[vm, CPU]
+    tally.state[ALIVE] -= 1
+    give_slot(vms, tally, vm)
+    return node

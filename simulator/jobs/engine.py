@@ -1,0 +1,303 @@
+"""The engine: streams of jobs and of changes in, what was measured out; can be stopped, saved and gone on with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.errors import ConservationBroken, InvalidParameter
+from simulator.inputs.batches import CapacityBatch, JobBatch
+from simulator.jobs import columns as c
+from simulator.jobs import nodes, state
+from simulator.jobs.building import build
+from simulator.jobs.columns import Floats, State
+from simulator.jobs.intake import Demands, change_rows, job_rows, skipped
+from simulator.jobs.policy import Policy
+from simulator.jobs.results import Results, results
+from simulator.jobs.settings import DISCIPLINES, KILLS, REQUEUE, Settings
+from simulator.jobs.validation import RULES
+
+#: Events between two looks at the clock of the outside: progress, Ctrl-C.
+_EVENTS: Final = 1 << 18
+#: Of files with a saved engine.
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines that are there from the start on and keep their size.
+
+    :param memory_mib: of each; None: as much as anybody wants.
+    :raises InvalidParameter: fewer than none, or sizes that are not positive.
+    """
+
+    count: int
+    cpu_cores: int
+    memory_mib: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 0), ("cpu_cores", 1)):
+            if getattr(self, name) < least:
+                raise InvalidParameter(name, f"must be at least {least}, but is {getattr(self, name)}")
+        if self.memory_mib is not None and self.memory_mib < 0:
+            raise InvalidParameter("memory_mib", f"must not be negative, but is {self.memory_mib}")
+
+
+#: Takes rows with columns c.DONE_COLUMNS (of jobs that are done) or c.ATTEMPT_COLUMNS (of attempts that ended).
+Sink = Callable[[Floats], None]
+
+
+class Engine:
+    """One run: jobs on machines under a policy.
+
+    Jobs and changes are taken from their streams as time comes to them, so that memory is bounded by what is alive and by
+    the largest batch.
+
+    :param jobs: batches in the order of submission.
+    :param machines: those that keep their size; the machines of ``changes`` come after them.
+    :param changes: what becomes of others: each machine is there from its first change on.
+    :param policy: see `Policy`; a text names one of `nodes.KINDS`.
+    :param seed: of the policy's chance.
+    :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known where there
+        are no changes; else such jobs wait.
+    :param done: takes a row for each job that is done, ``attempts`` one for each attempt that ends; some at a time.
+    :param compile: see `build`.
+    :raises InvalidParameter: names the parameter.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[JobBatch],
+        machines: Machines | None = None,
+        changes: Iterable[CapacityBatch] | None = None,
+        *,
+        policy: Policy | str = "best-fit",
+        settings: Settings | None = None,
+        seed: int = 0,
+        most_cores: int | None = None,
+        done: Sink | None = None,
+        attempts: Sink | None = None,
+        compile: bool = True,
+    ) -> None:
+        if machines is None and changes is None:
+            raise InvalidParameter("machines", "are missing, and so are changes: there is nothing to run on")
+        self.settings = settings or Settings()
+        self.policy = nodes.policy(policy) if isinstance(policy, str) else policy
+        self.machine_numbers: dict[str, int] = {}
+        self._seed = seed
+        self._jobs = iter(jobs)
+        self._changes = iter(changes if changes is not None else ())
+        self._demands = Demands()
+        self._sinks = (done, attempts)
+        self._advance = build(self.policy, compile)
+        self._rows = {"jobs": 0, "changes": 0}
+        self._last_s = {"jobs": -math.inf, "changes": -math.inf}
+        self._begun = False
+        self._most = machines.cpu_cores if machines is not None else 1
+        if most_cores is None and changes is None and machines is not None:
+            most_cores = machines.cpu_cores
+        self.state = self._fresh(most_cores or 0)
+        if machines is not None and machines.count:
+            self.state = state.with_machines(self.state, machines.count, 0.0)
+            self.machine_numbers = {f"machine-{i}": i for i in range(machines.count)}
+            self.state.machines[:, c.M_CORES] = machines.cpu_cores
+            unlimited = machines.memory_mib is None or not self.settings.memory
+            self.state.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB if unlimited else machines.memory_mib
+            self.state.counts[c.C_ALL_CORES] = machines.count * machines.cpu_cores
+        self.policy_state: Any = self.policy.resized(self.state, None, self._most, seed)
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Results:
+        """To the end: all jobs are done, or nothing happens any more.
+
+        :param progress: called now and then with the time of the simulation; s.
+        :raises InvalidParameter: an input that cannot be.
+        :raises ConservationBroken: an error of the engine or of a policy.
+        """
+        self.advance(math.inf, progress)
+        return self.results()
+
+    def advance(self, until_s: float, progress: Callable[[float], None] | None = None) -> bool:
+        """Let everything happen up to ``until_s``, included; whether the run has ended.
+
+        :raises InvalidParameter: as `run`; ConservationBroken: as `run`.
+        """
+        self.state.sums[c.S_UNTIL] = until_s
+        while True:
+            why = self._advance(self.state, self.policy_state, _EVENTS)
+            if why == c.NEEDS_JOBS:
+                self._next_jobs()
+            elif why == c.NEEDS_CHANGES:
+                self._next_changes()
+            elif why == c.NEEDS_ROOM:
+                self._grow()
+            elif why == c.BROKEN:
+                rule = RULES[int(self.state.counts[c.C_BROKEN])]
+                raise ConservationBroken(f"at {self.now_s:.12g} s: {rule}")
+            elif why != c.ROWS_FULL:
+                self._write()
+                if why != c.PAUSED:
+                    return bool(why == c.FINISHED)
+            else:
+                self._write()
+            if progress is not None:
+                progress(self.now_s)
+
+    @property
+    def now_s(self) -> float:
+        """The time of the simulation."""
+        return float(self.state.sums[c.S_NOW])
+
+    def results(self) -> Results:
+        """What was measured so far."""
+        return results(self.state)
+
+    def save(self, path: Path) -> None:
+        """All that is known as .npz; it appears whole or not at all.
+
+        :raises OSError: as from writing a file.
+        """
+        facts = {
+            "version": _VERSION,
+            "policy": self.policy.name,
+            "settings": {k: str(v) for k, v in asdict(self.settings).items()},
+            "seed": self._seed,
+            "rows": self._rows,
+            "last_s": {k: v for k, v in self._last_s.items() if math.isfinite(v)},
+            "begun": self._begun,
+            "most": self._most,
+            "machines": list(self.machine_numbers),
+        }
+        arrays = state.as_mapping(self.state, "state.") | state.as_mapping(self.policy_state, "policy.")
+        part = path.with_name(path.name + ".part")
+        with part.open("wb") as file:
+            np.savez(file, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
+        part.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on where `save` was called: of a new engine with the same parameters and streams from their beginnings.
+
+        What streams out (done, attempts) is what comes from now on.
+
+        :raises InvalidParameter: it was saved with another policy, seed or settings, or is no such file.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                facts = json.loads(str(saved["facts"]))
+                arrays = {name: saved[name] for name in saved.files if name != "facts"}
+        except (ValueError, KeyError, OSError) as error:
+            raise InvalidParameter("path", f"{path} is no saved engine: {error}") from error
+        ours = {
+            "version": _VERSION,
+            "policy": self.policy.name,
+            "settings": {k: str(v) for k, v in asdict(self.settings).items()},
+            "seed": self._seed,
+        }
+        for name, value in ours.items():
+            if facts.get(name) != value:
+                raise InvalidParameter(name, f"is {value!r} here, and was {facts.get(name)!r} when {path} was saved")
+        self.state = state.from_mapping(State, arrays, "state.")
+        self.policy_state = state.from_mapping(self.policy.state, arrays, "policy.")
+        self._demands = Demands()
+        self._demands.restore(self.state.queues[:, [c.Q_RANK, c.Q_CORES, c.Q_MEMORY]])
+        self._rows = facts["rows"]
+        self._last_s = {"jobs": -math.inf, "changes": -math.inf} | facts["last_s"]
+        self._begun, self._most = facts["begun"], facts["most"]
+        self.machine_numbers = {name: i for i, name in enumerate(facts["machines"])}
+        self._jobs = skipped(self._jobs, self._rows["jobs"])
+        self._changes = skipped(self._changes, self._rows["changes"])
+
+    def _fresh(self, most_cores: int) -> State:
+        given, s = self.settings, state.empty_state()
+        s.options[c.O_DISCIPLINE] = DISCIPLINES[given.discipline]
+        s.options[c.O_KILLS] = KILLS[given.kills]
+        s.options[c.O_REQUEUE] = REQUEUE[given.requeue]
+        s.options[c.O_DEPTH] = given.depth
+        s.options[c.O_VALIDATE] = given.validate
+        s.options[c.O_DONE] = self._sinks[0] is not None
+        s.options[c.O_ATTEMPTS] = self._sinks[1] is not None
+        s.options[c.O_MOST_CORES] = most_cores
+        s.sums[c.S_CHECKPOINT_EVERY] = given.checkpoint_every_s
+        s.sums[c.S_CHECKPOINT_COST] = given.checkpoint_cost_s
+        s.sums[c.S_FROM], s.sums[c.S_TO] = given.from_s, given.to_s
+        s.sums[c.S_SHORT] = given.short_s
+        s.counts[[c.C_MORE_JOBS, c.C_MORE_CHANGES, c.C_UNSETTLED]] = 1
+        return state.with_rows(s)
+
+    def _next_jobs(self) -> None:
+        batch = _next(self._jobs)
+        s = self.state
+        if batch is None:
+            s.counts[c.C_MORE_JOBS] = 0
+            return
+        rows = job_rows(batch, self.settings, self._demands, self._rows["jobs"], self._last_s["jobs"])
+        if len(rows.demands):
+            s = state.with_queues(s, rows.demands)
+        s.counts[c.C_NEXT_JOB] = 0
+        self._rows["jobs"] += len(batch)
+        self._last_s["jobs"] = float(rows.in_at[-1])
+        self.state = s._replace(
+            in_at=rows.in_at, in_jobs=rows.in_jobs, in_runtime=rows.in_runtime, in_estimate=rows.in_estimate
+        )
+        self._begin()
+
+    def _next_changes(self) -> None:
+        batch = _next(self._changes)
+        s = self.state
+        if batch is None:
+            s.counts[c.C_MORE_CHANGES] = 0
+            self._begin()
+            return
+        at_s, rows = change_rows(batch, self.settings, self.machine_numbers, self._last_s["changes"])
+        s.counts[c.C_NEXT_CHANGE] = 0
+        self._rows["changes"] += len(batch)
+        self._last_s["changes"] = float(at_s[-1])
+        s = s._replace(change_at=at_s, changes=rows)
+        most = max(self._most, int(rows[:, 1].max()))
+        if len(self.machine_numbers) > len(s.machines) or most > self._most:
+            s = state.with_machines(s, max(len(self.machine_numbers), len(s.machines)), float(at_s[0]))
+            self._most = most
+            self.policy_state = self.policy.resized(s, self.policy_state, most, self._seed)
+            s.counts[c.C_UNSETTLED] = 1
+        self.state = s
+        self._begin()
+
+    def _begin(self) -> None:
+        """Time begins with the first thing that happens; machines that are there from the start on are there since then."""
+        s = self.state
+        if self._begun or (s.counts[c.C_MORE_CHANGES] and not len(s.change_at)):
+            return
+        firsts = [float(times[0]) for times in (s.in_at, s.change_at) if len(times)]
+        if firsts:
+            self._begun = True
+            s.sums[c.S_NOW] = min(firsts)
+            s.machine_times[s.machines[:, c.M_CORES] > 0, c.H_CHANGED] = min(firsts)
+
+    def _grow(self) -> None:
+        s = self.state
+        wanted = int(s.counts[c.C_WANTED])
+        if s.counts[c.C_TASK_ROOM] < wanted:
+            s = state.with_tasks(s, max(2 * len(s.tasks), len(s.tasks) + wanted))
+        if s.counts[c.C_JOB_ROOM] < 1:
+            s = state.with_jobs(s, 2 * len(s.jobs))
+        self.state = s
+
+    def _write(self) -> None:
+        for sink, rows, place in (
+            (self._sinks[0], self.state.done, c.C_DONE_ROWS),
+            (self._sinks[1], self.state.attempts, c.C_ATTEMPT_ROWS),
+        ):
+            count = int(self.state.counts[place])
+            self.state.counts[place] = 0
+            if sink is not None and count:
+                sink(rows[:count].copy())
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    """The next batch that is not empty; None at the end."""
+    return next((batch for batch in batches if len(batch)), None)

@@ -1,0 +1,142 @@
+"""The matcher as a model of experiments (docs/matching.md): a pool replayed from a VM trace, jobs, a scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.errors import InvalidParameter
+from simulator.experiments.fields import Given
+from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
+from simulator.generators.harvest import Packing
+from simulator.inputs.batches import VmBatch
+from simulator.matching.pools import Pool, PoolSettings, pool, vm_columns
+from simulator.matching.running import WARM_UP_S, run
+from simulator.matching.schemes import SCHEMES
+from simulator.matching.workload import SHAPES, Workload
+
+_DAY_S: Final = 86_400.0
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of one case."""
+
+    scheme: str
+    vms: Input
+    pool: PoolSettings
+    pool_seed: int
+    workload: Workload
+
+
+class MatchingModel:
+    """A run's seed draws the jobs; the pool is drawn by ``pool_seed``, so that all runs of a case see one pool."""
+
+    name: Final = "matching"
+    version: Final = _VERSION
+
+    def settings(self, given: Mapping[str, Any]) -> Case:
+        """Raises InvalidParameter."""
+        g = Given(given)
+        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
+        vms: Input = inputs.value("vms")
+        inputs.end()
+        case = Case(
+            scheme=g.choice(POLICY, tuple(SCHEMES), "landmark"),
+            vms=vms,
+            pool=PoolSettings(
+                packing=Packing(g.choice("packing", [p.value for p in Packing], Packing.RANDOM.value)),
+                servers=g.whole("servers", 200, least=1),
+                share=g.number("share", 0.1, above=0, most=1),
+                least_lifetime_s=g.number("least_lifetime_s", 0.0, least=0),
+                cpu_cores=g.number("cpu_cores", 48.0, above=0),
+                memory_mib=g.number("memory_mib", 262_144.0, above=0),
+                least_cpu_cores=g.number("least_cpu_cores", 2.0, least=0),
+                grid_s=g.number("grid_s", 300.0, least=0),
+                machines=g.whole("machines", 64, least=1),
+                from_s=g.number("from_s", 3 * _DAY_S, least=0),
+                until_s=g.number("until_s", 8 * _DAY_S, above=0),
+            ),
+            pool_seed=g.whole("pool_seed", 1, least=0),
+            workload=Workload(
+                load=g.number("load", 0.3, above=0),
+                jobs=g.whole("jobs", 50, least=1),
+                least_tasks=g.whole("least_tasks", 20, least=1),
+                most_tasks=g.whole("most_tasks", 100, least=1),
+                most_task_s=g.number("most_task_s", 3600.0, above=60),
+                shape=g.choice("shape", SHAPES, SHAPES[0]),
+            ),
+        )
+        g.end()
+        return case
+
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[str, SharedArrays]:
+        """The trace's VMs, and each pool once."""
+        found: dict[str, SharedArrays] = {}
+        columns: dict[str, Mapping[str, Any]] = {}
+        cases = {_key(case): case for case in settings}
+        for number, (key, case) in enumerate(cases.items()):
+
+            def make(case: Case = case) -> dict[str, Any]:
+                path = str(case.vms.path)
+                if path not in columns:
+                    columns[path] = vm_columns(_vms(case.vms))
+                made = pool(columns[path], case.pool, case.pool_seed)
+                return {
+                    "machine": made.machine,
+                    "at_s": made.at_s,
+                    "cores": made.cores,
+                    "rejected": np.array([made.rejected_share]),
+                }
+
+            what = [self.name, _VERSION, fingerprint(case.vms.path), dict(case.vms.options), key]
+            found[key] = shared_arrays(what, make)
+            progress((number + 1) / len(cases))
+        return found
+
+    def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
+        """One run. Raises InvalidParameter where the pool's changes are too short for the load."""
+        arrays = prepared[_key(settings)]
+        found = Pool(
+            np.array(arrays["machine"]),
+            np.array(arrays["at_s"]),
+            np.array(arrays["cores"]),
+            settings.pool.machines,
+            settings.pool.until_s,
+            float(arrays["rejected"][0]),
+        )
+        span_s = found.until_s - float(found.at_s[0])
+        done = run(
+            found,
+            settings.workload,
+            settings.scheme,
+            seed,
+            lambda at_s: progress(min((at_s - float(found.at_s[0])) / span_s, 1.0)),
+        )
+        start_s = float(found.at_s[0]) + WARM_UP_S
+        statistics = found.statistics(start_s, start_s + done.span_s)
+        tables: dict[str, dict[str, Any]] = {"jobs": {"completion_s": done.completion_s}}
+        if done.calibration is not None:
+            counts, predicted, observed = done.calibration
+            tables["calibration"] = {"count": counts, "predicted": predicted, "observed": observed}
+        return Outcome({**done.metrics, **{f"pool_{name}": value for name, value in statistics.items()}}, tables)
+
+
+MODEL: Final = MatchingModel()
+
+
+def _key(case: Case) -> str:
+    """What a pool depends on, but the trace's content."""
+    return f"{case.vms.path}|{case.pool}|{case.pool_seed}"
+
+
+def _vms(given: Input) -> Any:
+    for batch in given.trace(from_first=True):
+        if not isinstance(batch, VmBatch):
+            raise InvalidParameter(f"{INPUTS}.vms", f"must be a trace of vms, but {given.path} is one of {batch.KIND}")
+        yield batch

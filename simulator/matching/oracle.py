@@ -1,0 +1,116 @@
+"""Oracles: they know every change that will come (seed 000 §4.1). Kernels: compiled, no numba here.
+
+The paper's starts a task where no shrink at all comes before its end; the real bound is where no shrink comes that
+kills one. Of the machines where that holds it takes the one that it took last, as a node that reports is filled, else a
+random one: as YARN's CapacityScheduler, from which it differs in what it skips.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from simulator.errors import InvalidParameter
+from simulator.inputs.batches import Floats, Indices
+from simulator.jobs.columns import (
+    F_ENDS,
+    F_LEFT,
+    M_CORES,
+    M_FIRST,
+    T_CORES,
+    T_NEXT,
+    Ints,
+    State,
+)
+from simulator.jobs.policy import Policy
+from simulator.jobs.room import fits
+from task_matcher.draws import draw, state_of
+
+NO_SHRINK: Final = 0
+NO_KILL: Final = 1
+KINDS: Final = {"oracle-no-shrink": NO_SHRINK, "oracle-no-kill": NO_KILL}
+
+
+class Future(NamedTuple):
+    """All changes to come; rows per machine as the engine's."""
+
+    #: [kind, the machine that was taken last or -1].
+    facts: Ints
+    draws: Ints
+    #: Changes of machine i are ``at_s[first[i] : first[i + 1]]``; cores after each.
+    first: Ints
+    at_s: Floats
+    cores: Ints
+
+
+def holds(s: State, p: Future, machine: int, task: int, now_s: float) -> bool:
+    """Whether a task that starts on a machine now, and all that run there, complete."""
+    ends_s = now_s + s.times[task, F_LEFT]
+    cores = s.machines[machine, M_CORES]
+    low = p.first[machine]
+    high = p.first[machine + 1]
+    low += np.searchsorted(p.at_s[low:high], now_s, side="right")
+    while low < high and p.at_s[low] < ends_s:
+        after = p.cores[low]
+        if after < cores:
+            if p.facts[0] == NO_SHRINK:
+                return False
+            used = s.tasks[task, T_CORES]
+            other = s.machines[machine, M_FIRST]
+            while other >= 0:
+                if s.times[other, F_ENDS] > p.at_s[low]:
+                    used += s.tasks[other, T_CORES]
+                other = s.tasks[other, T_NEXT]
+            if used > after:
+                return False
+        cores = after
+        low += 1
+    return True
+
+
+def choose(s: State, p: Future, task: int, now_s: float) -> int:
+    """A machine with room where the task will complete; -1: none."""
+    last = int(p.facts[1])
+    if last >= 0 and fits(s, last, task) and holds(s, p, last, task, now_s):
+        return last
+    count = len(s.machines)
+    begin = draw(p.draws, count)
+    for step in range(count):
+        machine = (begin + step) % count
+        if fits(s, machine, task) and holds(s, p, machine, task, now_s):
+            p.facts[1] = machine
+            return machine
+    return -1
+
+
+def begin(s: State, p: Future, now_s: float) -> None:
+    """Another node reports next."""
+    p.facts[1] = -1
+
+
+def policy(name: str, machine: Indices, at_s: Floats, cores: Indices) -> Policy:
+    """An oracle over these changes, in the order of their times; machines by the engine's numbers.
+
+    :raises InvalidParameter: there is no such oracle.
+    """
+    if name not in KINDS:
+        raise InvalidParameter("policy", f"must be one of {', '.join(KINDS)}, not {name!r}")
+    order = np.lexsort((at_s, machine))
+    counts = np.bincount(machine)
+
+    def resized(s: State, p: Any, most_cores: int, seed: int) -> Future:
+        one, other = np.random.SeedSequence(seed).generate_state(2).tolist()
+        first = np.zeros(len(s.machines) + 1, np.int64)
+        known = min(len(counts), len(s.machines))
+        first[1 : known + 1] = np.cumsum(counts[:known])
+        first[known + 1 :] = first[known]
+        return Future(
+            np.array([KINDS[name], -1], np.int64),
+            state_of(one, other),
+            first,
+            at_s[order],
+            cores[order].astype(np.int64),
+        )
+
+    return Policy("oracle", {"choose": choose, "begin": begin}, Future, resized, by_demand=False)

@@ -1,0 +1,198 @@
+"""Harvest pools (seed 000 §2.1): on-demand VMs replayed onto servers, some of whose unallocated cores are the pool.
+
+A replay starts with empty servers and is filling them for days; what comes before `from_s` is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import InvalidParameter
+from simulator.generators.arrivals import jittered
+from simulator.generators.harvest import HarvestSeries, Packing
+from simulator.inputs.batches import CapacityBatch, Floats, Indices, VmBatch, hints, same, texts, unknown
+from simulator.inputs.ordering import BATCH_ROWS
+
+_DAY_S: Final = 86_400.0
+_ROUNDING: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Which servers, and which share of the VMs comes to them.
+
+    :param share: of the tenants' batches; the VMs of one stay together.
+    :param longest_share: of these, the share whose lifetimes are among the longest: 1 takes them as they come; less
+        thins out short-lived VMs, which makes a calmer pool.
+    :param grid_s: of the trace's times, over which arrivals and departures are spread evenly.
+    :param machines: of the servers, drawn at random; each has one harvest VM.
+    """
+
+    packing: Packing
+    servers: int
+    share: float
+    least_lifetime_s: float = 0.0
+    cpu_cores: float = 48.0
+    memory_mib: float = 262_144.0
+    least_cpu_cores: float = 2.0
+    grid_s: float = 300.0
+    machines: int = 64
+    from_s: float = 3 * _DAY_S
+    until_s: float = 8 * _DAY_S
+
+    def __post_init__(self) -> None:
+        """Raises InvalidParameter."""
+        if not 1 <= self.machines <= self.servers:
+            raise InvalidParameter("machines", f"must be from 1 to servers, {self.servers}, but is {self.machines}")
+        if not 0 < self.share <= 1:
+            raise InvalidParameter("share", f"must be above 0 and at most 1, but is {self.share:g}")
+        if not 0 <= self.from_s < self.until_s:
+            raise InvalidParameter("from_s", f"must be below until_s, but is {self.from_s:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Changes of whole cores, in the order of their times; the first of each machine says what it begins with."""
+
+    machine: Indices
+    at_s: Floats
+    cores: Indices
+    machines: int
+    until_s: float
+    rejected_share: float
+
+    def batch(self) -> CapacityBatch:
+        """As input of the engine; memory does not matter here."""
+        names = texts(f"machine-{number}" for number in range(self.machines))
+        return CapacityBatch(
+            machine=names[self.machine],
+            at_s=self.at_s,
+            cpu_cores=self.cores.astype(np.float64),
+            memory_mib=np.full(len(self.at_s), np.nan),
+        )
+
+    def mean_cores(self, from_s: float, until_s: float) -> float:
+        """Cores of the whole pool, averaged over a window: what load is counted by."""
+        area = 0.0
+        for number in range(self.machines):
+            mine = self.machine == number
+            at_s = np.clip(np.append(self.at_s[mine], until_s), from_s, until_s)
+            area += float((self.cores[mine] * np.diff(at_s)).sum())
+        return area / (until_s - from_s)
+
+    def statistics(self, from_s: float, until_s: float) -> dict[str, float]:
+        """Inter-change times as seed 000 gives them for C1 to C8: of changes within a window, by their ends."""
+        gaps, sizes = [], []
+        for number in range(self.machines):
+            mine = self.machine == number
+            at_s, cores = self.at_s[mine], self.cores[mine]
+            late = (at_s[1:] >= from_s) & (at_s[1:] < until_s)
+            # What a machine begins with is no change.
+            late[:1] = False
+            gaps.append(np.diff(at_s)[late])
+            sizes.append(np.abs(np.diff(cores))[late])
+        gap_s, size = np.concatenate(gaps), np.concatenate(sizes)
+        if not len(gap_s):
+            return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s)}
+        return {
+            "changes": float(len(gap_s)),
+            "gap_mean_min": float(gap_s.mean()) / 60.0,
+            "gap_p50_min": float(np.median(gap_s)) / 60.0,
+            "gap_p95_min": float(np.percentile(gap_s, 95)) / 60.0,
+            "within_10_min": float((gap_s <= 600.0).mean()),
+            "within_1_h": float((gap_s <= 3600.0).mean()),
+            "change_mean_cores": float(size.mean()),
+            "mean_cores": self.mean_cores(from_s, until_s),
+            "rejected_share": self.rejected_share,
+        }
+
+
+def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int) -> Pool:
+    """The pool that a replay leaves.
+
+    :param vms: columns arrives_s, departs_s, cpu_cores, memory_mib, group (-1: on its own), in order.
+    :raises InvalidParameter: the VMs end before ``until_s``.
+    """
+    generator = np.random.default_rng([seed, settings.servers])
+    group = np.asarray(vms["group"])
+    chosen = generator.random(int(group.max(initial=-1)) + 2) < settings.share
+    rows = np.flatnonzero(chosen[group])
+    if settings.least_lifetime_s:
+        life_s = np.asarray(vms["departs_s"])[rows] - np.asarray(vms["arrives_s"])[rows]
+        rows = rows[~(life_s < settings.least_lifetime_s)]
+    series = HarvestSeries(
+        settings.servers, settings.cpu_cores, settings.memory_mib, settings.packing, generator, settings.least_cpu_cores
+    )
+    taken = np.full(settings.servers, -1, np.int64)
+    taken[np.sort(generator.choice(settings.servers, settings.machines, replace=False))] = np.arange(settings.machines)
+    parts: list[tuple[Indices, Floats, Indices]] = []
+    last_s = 0.0
+    for batch in series.replay(_batches(vms, rows, settings, generator)):
+        number = taken[[int(name.rpartition("-")[2]) for name in batch.machine]]
+        kept = (number >= 0) & (batch.at_s < settings.until_s)
+        cores = np.floor(batch.cpu_cores[kept] + _ROUNDING).astype(np.int64)
+        parts.append((number[kept], batch.at_s[kept], cores))
+        last_s = max(last_s, float(batch.at_s[-1]))
+    if last_s < settings.until_s:
+        raise InvalidParameter("until_s", f"must not be after the last change, at {last_s:g} s")
+    counts = series.counts
+    machine, at_s, cores = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    rejected = counts.rejected / max(counts.placed + counts.rejected, 1)
+    return _cut(machine, at_s, cores, settings, rejected)
+
+
+def _batches(
+    vms: Mapping[str, NDArray[Any]], rows: Indices, settings: PoolSettings, generator: np.random.Generator
+) -> Iterable[VmBatch]:
+    def plain() -> Iterator[VmBatch]:
+        for begin in range(0, len(rows), BATCH_ROWS):
+            part = rows[begin : begin + BATCH_ROWS]
+            yield VmBatch(
+                id=same("", len(part)),
+                group=texts(str(code) for code in np.asarray(vms["group"])[part].tolist()),
+                arrives_s=np.asarray(vms["arrives_s"])[part],
+                departs_s=np.asarray(vms["departs_s"])[part],
+                cpu_cores=np.asarray(vms["cpu_cores"])[part],
+                memory_mib=np.asarray(vms["memory_mib"])[part],
+                priority=hints(len(part)),
+                utilisation=unknown(len(part)),
+            )
+
+    if not settings.grid_s:
+        return plain()
+    return jittered(generator, plain(), settings.grid_s, together=True)  # type: ignore[return-value]
+
+
+def _cut(machine: Indices, at_s: Floats, cores: Indices, settings: PoolSettings, rejected: float) -> Pool:
+    """From ``from_s`` on, with what each machine had then as its first row, and without changes of no whole core."""
+    order = np.lexsort((np.arange(len(at_s)), at_s, machine))
+    machine, at_s, cores = machine[order], at_s[order], cores[order]
+    early = at_s <= settings.from_s
+    # The last row of each machine before the cut is what it begins with.
+    last_early = early & ~np.append(early[1:] & (machine[1:] == machine[:-1]), False)
+    kept = ~early | last_early
+    machine, at_s, cores = machine[kept], np.maximum(at_s[kept], settings.from_s), cores[kept]
+    real = np.ones(len(machine), bool)
+    real[1:] = (machine[1:] != machine[:-1]) | (cores[1:] != cores[:-1])
+    order = np.lexsort((machine[real], at_s[real]))
+    until_s = settings.until_s if math.isfinite(settings.until_s) else float(at_s.max())
+    return Pool(machine[real][order], at_s[real][order], cores[real][order], settings.machines, until_s, rejected)
+
+
+def vm_columns(batches: Iterable[VmBatch]) -> dict[str, NDArray[Any]]:
+    """The columns that :func:`pool` takes, of a whole trace."""
+    whole = VmBatch.joined(list(batches))
+    names, group = np.unique(whole.group.astype(np.str_), return_inverse=True)
+    return {
+        "arrives_s": whole.arrives_s,
+        "departs_s": whole.departs_s,
+        "cpu_cores": whole.cpu_cores,
+        "memory_mib": whole.memory_mib,
+        "group": np.where(names[group] == "", -1, group).astype(np.int64),
+    }

@@ -1,0 +1,80 @@
+"""What is compared (seed 000 §4.1, App. B): by name, each a policy and what happens to tasks under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from simulator.errors import InvalidParameter
+from simulator.jobs.policy import Policy
+from simulator.jobs.settings import Settings
+from simulator.matching import oracle
+from simulator.matching.policy import policy as matcher
+from simulator.matching.pools import Pool
+from task_matcher.matching import MatchOptions
+from task_matcher.predictor import PredictorOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to schedule.
+
+    :param nodes: a policy that looks at room only (`simulator.jobs.nodes`), or an oracle; None: the matcher.
+    :param checkpoint_cost_s: of a checkpoint every 10 minutes, from which tasks go on elsewhere; 0: none.
+    """
+
+    nodes: str | None = None
+    predicting: PredictorOptions = field(default_factory=PredictorOptions)
+    matching: MatchOptions = field(default_factory=MatchOptions)
+    checkpoint_cost_s: float = 0.0
+
+
+_PAPER: Final = PredictorOptions(censored=False)
+_SIZED: Final = PredictorOptions(sized=True)
+_LANDMARK: Final = PredictorOptions(form="landmark", sized=True)
+
+SCHEMES: Final[dict[str, Scheme]] = {
+    # YARN's: a random node that has room; or the node that reports is filled as far as it goes (its default).
+    "capacity-random": Scheme("random"),
+    "capacity-filling": Scheme("filling"),
+    "oracle-no-shrink": Scheme("oracle-no-shrink"),
+    "oracle-no-kill": Scheme("oracle-no-kill"),
+    "checkpoint-1-min": Scheme("random", checkpoint_cost_s=60.0),
+    "checkpoint-2-min": Scheme("random", checkpoint_cost_s=120.0),
+    # The paper's rules to the letter: completed intervals, every shrink fatal, no promises.
+    "paper": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False)),
+    "paper-no-delay": Scheme(predicting=_PAPER, matching=MatchOptions(delay=False)),
+    # One switch at a time.
+    "censored": Scheme(matching=MatchOptions(promises=False)),
+    "promises": Scheme(),
+    "no-delay": Scheme(matching=MatchOptions(delay=False)),
+    "equation-3": Scheme(predicting=PredictorOptions(form="next-shrink")),
+    "sized": Scheme(predicting=_SIZED),
+    "sized-no-delay": Scheme(predicting=_SIZED, matching=MatchOptions(delay=False)),
+    "sized-no-promises": Scheme(predicting=_SIZED, matching=MatchOptions(promises=False)),
+    "landmark": Scheme(predicting=_LANDMARK),
+    "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
+    "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
+}
+
+
+def named(name: str) -> Scheme:
+    """A scheme by its name. Raises InvalidParameter."""
+    if name not in SCHEMES:
+        raise InvalidParameter("policy", f"must be one of {', '.join(SCHEMES)}, not {name!r}")
+    return SCHEMES[name]
+
+
+def engine_policy(scheme: Scheme, pool: Pool) -> Policy | str:
+    """What the engine takes."""
+    if scheme.nodes is None:
+        return matcher(scheme.predicting, scheme.matching)
+    if scheme.nodes in oracle.KINDS:
+        return oracle.policy(scheme.nodes, pool.machine, pool.at_s, pool.cores)
+    return scheme.nodes
+
+
+def engine_settings(scheme: Scheme, **changes: Any) -> Settings:
+    """Kills in the order of starts, killed tasks to the end of the queue (seed 000 §4.1)."""
+    every_s = 600.0 if scheme.checkpoint_cost_s else 0.0
+    return Settings(checkpoint_every_s=every_s, checkpoint_cost_s=scheme.checkpoint_cost_s, memory=False, **changes)

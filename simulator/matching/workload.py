@@ -1,0 +1,91 @@
+"""Jobs of long, uninterruptible tasks, as many as make a load on a pool (seed 000 §4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from simulator.errors import InvalidParameter
+from simulator.inputs.batches import Floats, Indices, JobBatch, Ragged, hints, same, texts, unknown
+from simulator.matching.pools import Pool
+
+#: Runtimes: even between a minute and the most (Seismic A), bell-shaped between them, or bounded Pareto (Genomics).
+SHAPES: Final = ("uniform", "gaussian", "pareto")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the paper leaves open is a setting: how many tasks a job has, and of how many cores.
+
+    :param load: work / (mean harvested cores in the window in which the jobs come), as a share.
+    :param most_task_s: X of U[1 min, X].
+    """
+
+    load: float = 0.3
+    jobs: int = 50
+    least_tasks: int = 20
+    most_tasks: int = 100
+    most_task_s: float = 3600.0
+    shape: str = "uniform"
+    cores: tuple[int, ...] = (1, 2, 4)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidParameter."""
+        if not 0 < self.load < 10:
+            raise InvalidParameter("load", f"must be above 0 and below 10, but is {self.load:g}")
+        if not 1 <= self.least_tasks <= self.most_tasks:
+            raise InvalidParameter("least_tasks", f"must be from 1 to most_tasks, but is {self.least_tasks}")
+        if self.shape not in SHAPES:
+            raise InvalidParameter("shape", f"must be one of {', '.join(SHAPES)}, not {self.shape!r}")
+        if self.jobs < 1:
+            raise InvalidParameter("jobs", f"must be at least 1, but is {self.jobs}")
+        if not self.most_task_s > 60:
+            raise InvalidParameter("most_task_s", f"must be above 60, but is {self.most_task_s:g}")
+        if not self.cores or min(self.cores) < 1:
+            raise InvalidParameter("cores", "must be numbers from 1 on")
+
+
+def runtimes(workload: Workload, count: int, generator: np.random.Generator) -> Floats:
+    """Runtimes of tasks in seconds, between a minute and the most."""
+    least, most = 60.0, workload.most_task_s
+    if workload.shape == "uniform":
+        return generator.uniform(least, most, count)
+    if workload.shape == "gaussian":
+        return np.clip(generator.normal((least + most) / 2, (most - least) / 6, count), least, most)
+    # Bounded Pareto of shape 1.1, by its inverse.
+    ratio = (least / most) ** 1.1
+    found: Floats = least / (1.0 - generator.random(count) * (1.0 - ratio)) ** (1.0 / 1.1)
+    return found
+
+
+def jobs(workload: Workload, pool: Pool, start_s: float, seed: int) -> tuple[JobBatch, float]:
+    """The jobs and the end of the window in which they come: Poisson arrivals, given how many there are.
+
+    :raises InvalidParameter: the pool's changes end before the window does.
+    """
+    generator = np.random.default_rng([seed, 1])
+    tasks: Indices = generator.integers(workload.least_tasks, workload.most_tasks + 1, workload.jobs)
+    cores = generator.choice(np.asarray(workload.cores, np.float64), workload.jobs)
+    values = runtimes(workload, int(tasks.sum()), generator)
+    work = float((values * np.repeat(cores, tasks)).sum())
+    span_s = 3600.0
+    for _ in range(20):
+        span_s = work / (workload.load * pool.mean_cores(start_s, start_s + span_s))
+    if start_s + span_s > pool.until_s:
+        raise InvalidParameter("load", f"of {workload.load:g} needs {span_s / 3600:.1f} h, and the pool's changes end")
+    submit_s = np.sort(generator.uniform(start_s, start_s + span_s, workload.jobs))
+    count = workload.jobs
+    batch = JobBatch(
+        id=texts(f"job-{number}" for number in range(count)),
+        group=same("", count),
+        submit_s=submit_s,
+        cpu_cores=cores,
+        memory_mib=unknown(count),
+        priority=hints(count),
+        runtime_s=unknown(count),
+        requested_s=unknown(count),
+        task_runtime_s=Ragged.of(values, tasks),
+    )
+    return batch, start_s + span_s

@@ -1,0 +1,38 @@
+"""The grid on which ages and durations are counted: fine where they are short, sixteen bins to a doubling.
+
+Kernel functions: they work alike on one value and on an array of them, and compile with numba (which is not imported
+here). A position is a bin's number plus how far into the bin an age is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: One float, or an array of them: kernels take either and give the like.
+Value: TypeAlias = Any
+Floats: TypeAlias = NDArray[np.float64]
+
+#: Seconds: below it bins are nearly equal, above it they grow by 4.4 % each.
+FIRST_S: Final = 10.0
+PER_DOUBLING: Final = 16.0
+#: Bins: the last ends after 121 days.
+BINS: Final = 320
+
+
+def position(age_s: Value) -> Value:
+    """Where on the grid an age lies, from 0 to below BINS. Below 0 and NaN count as 0."""
+    return np.minimum(np.log2(1.0 + np.fmax(age_s, 0.0) / FIRST_S) * PER_DOUBLING, BINS - 1e-9)
+
+
+def edge(index: float) -> float:
+    """The age in seconds at which a bin begins."""
+    return float(FIRST_S * (2.0 ** (index / PER_DOUBLING) - 1.0))
+
+
+def interpolate(values: Any, index: Value, part: Value) -> Value:
+    """Between the values at the edges of a bin: of its number, and of how far into it. More than BINS values."""
+    low = values[index]
+    return low + part * (values[index + 1] - low)

@@ -1,0 +1,30 @@
+"""Which machine of all: the last step of Algorithm 1 (seed 000). A kernel, as in :mod:`task_matcher.ages`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from task_matcher.ages import Floats
+
+
+def choose(expected: Floats, waits: Floats, probability: Floats, duration_s: float, delay: bool, spare: float) -> int:
+    """The machine with the least expected time, the first of several; -1: none will ever have room.
+
+    :param expected: E_wc by machine in seconds, infinite where there will never be room. Shape (n,), as the others.
+    :param waits: how long until there is room.
+    :param probability: P_c; NaN counts as the least.
+    :param delay: whether a busy machine may be chosen; without, the best of those with room now, or -1.
+    :param spare: among machines with room whose expected time is this share of the duration above the least at most,
+        the one with the least P_c is taken, if the best has room itself.
+    """
+    if len(expected) == 0:
+        return -1
+    considered = expected if delay else np.where(waits == 0.0, expected, np.inf)
+    best = int(np.argmin(considered))
+    if not considered[best] < np.inf:
+        return -1
+    if spare > 0.0 and waits[best] == 0.0:
+        near = (waits == 0.0) & (expected <= expected[best] + spare * duration_s)
+        steady = np.where(np.isnan(probability), 0.0, probability)
+        best = int(np.argmin(np.where(near, steady, np.inf)))
+    return best

@@ -1,0 +1,211 @@
+"""What runs on each machine and when it will have room: a of Eq. 2 for one task on all machines at once.
+
+A machine's tasks end at known times, so the room that it will have grows in known steps; they are kept as a table, by
+whole cores and by whole steps of memory, of when there is so much. Room that is promised to tasks that wait counts as
+taken: without, all that wait wait for the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from deflation.errors import InvalidField
+from task_matcher.ages import Floats
+from task_matcher.predictor import Predictor
+from task_matcher.probabilities import remaining_s
+
+#: Steps of memory in the table: the largest machine has so many.
+MEMORY_STEPS: Final = 64
+_EPSILON: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A task that holds room of a machine, or is promised it."""
+
+    task: str
+    cores: float
+    memory_mib: float
+    #: When it began (for a promise: now) and is expected to end, on the predictor's clock.
+    started_at: float
+    ends_at: float
+
+
+class Fleet:
+    """The machines that tasks can run on. Rows of the arrays are the predictor's.
+
+    :param most_cores: that a task may wait for; a larger one runs where it has room at once, or not at all.
+    :param memory_step_mib: memory that becomes free counts in whole steps; what is free now counts exactly.
+    """
+
+    def __init__(self, predictor: Predictor, most_cores: int = 128, memory_step_mib: float = 2048.0) -> None:
+        for name, value in (("most_cores", most_cores), ("memory_step_mib", memory_step_mib)):
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidField(name, f"must be above 0 and finite, but is {value!r}")
+        self.predictor = predictor
+        self._most_cores = most_cores
+        self._step_mib = memory_step_mib
+        self._running: dict[int, list[Running]] = {}
+        self._promised: dict[int, list[Running]] = {}
+        self._where: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self.cores: Floats = np.zeros(0)
+        self.memory_mib: Floats = np.zeros(0)
+        self.used_cores: Floats = np.zeros(0)
+        self.used_mib: Floats = np.zeros(0)
+        #: Since when the task runs that should have ended first.
+        self._since: Floats = np.zeros(0)
+        #: When each machine has row-many cores (steps of memory); -inf: now, inf: never.
+        self._cores_at: Floats = np.zeros((most_cores + 1, 0))
+        self._memory_at: Floats = np.zeros((MEMORY_STEPS + 1, 0))
+
+    def put(self, machine: str, cores: float, memory_mib: float = math.inf) -> None:
+        """A machine has so much now, whatever runs there. Without a figure memory does not matter.
+
+        :raises InvalidField: sizes that are negative or no numbers.
+        """
+        for name, value in (("cores", cores), ("memory_mib", memory_mib)):
+            if not value >= 0:
+                raise InvalidField(name, f"must not be negative, but is {value!r}")
+        row = self.predictor.row(machine)
+        self._fit()
+        self._names[row] = machine
+        self.cores[row], self.memory_mib[row] = cores, memory_mib
+        self._fill(row)
+
+    def remove(self, machine: str) -> list[str]:
+        """A machine is gone; returns the tasks that ran there."""
+        row = self.predictor.rows.get(machine)
+        if row is None or row not in self._names:
+            return []
+        ended = self._running.pop(row, [])
+        for task in ended:
+            del self._where[task.task]
+        self._promised.pop(row, None)
+        del self._names[row]
+        self.cores[row] = self.memory_mib[row] = 0.0
+        self._fill(row)
+        return [task.task for task in ended]
+
+    def start(self, machine: str, task: Running) -> None:
+        """A task runs on a machine now. More than there is room for is taken as it is: the machine may have shrunk.
+
+        :raises InvalidField: an unknown machine, or a task that runs already.
+        """
+        row = self.predictor.rows.get(machine)
+        if row is None or row not in self._names:
+            raise InvalidField("machine", f"{machine!r} is not known")
+        if task.task in self._where:
+            raise InvalidField("task", f"{task.task!r} runs already")
+        self._running.setdefault(row, []).append(task)
+        self._where[task.task] = row
+        self._fill(row)
+
+    def end(self, task: str) -> None:
+        """A task does not run any more. One that is not known is none."""
+        row = self._where.pop(task, None)
+        if row is not None:
+            self._running[row] = [other for other in self._running[row] if other.task != task]
+            self._fill(row)
+
+    def promise(self, row: int, task: Running) -> None:
+        """Room of a machine is kept for a task that waits, until :meth:`forget_promises`."""
+        self._promised.setdefault(row, []).append(task)
+        self._fill(row)
+
+    def forget_promises(self) -> None:
+        """A new round of decisions begins."""
+        rows, self._promised = list(self._promised), {}
+        for row in rows:
+            self._fill(row)
+
+    def name(self, row: int) -> str:
+        """The machine of a row."""
+        return self._names[row]
+
+    def rows(self) -> Iterable[int]:
+        """The rows of the machines that there are."""
+        return self._names.keys()
+
+    def tasks(self, machine: str) -> list[Running]:
+        """What runs on a machine, in the order in which it began."""
+        row = self.predictor.rows.get(machine)
+        return list(self._running.get(row, [])) if row is not None else []
+
+    def free_cores(self) -> Floats:
+        """Cores not in use nor promised, by row; below 0 where a machine has shrunk under what runs."""
+        self._fit()
+        return self.cores - self.used_cores
+
+    def waits_s(self, cores: float, memory_mib: float, now: float) -> Floats:
+        """a of Eq. 2: how long until each machine has room, by row; infinite where it never will.
+
+        Room that should be there, and is not since a task overruns its estimate, is expected after a share of that
+        task's age.
+        """
+        self._fit()
+        free = (self.cores - self.used_cores >= cores - _EPSILON) & (
+            self.memory_mib - self.used_mib >= memory_mib - _EPSILON
+        )
+        whole = math.ceil(cores - _EPSILON)
+        steps = math.ceil(memory_mib / self._step_mib - _EPSILON)
+        never = np.full(len(self.cores), np.inf)
+        at = np.maximum(
+            self._cores_at[whole] if whole <= self._most_cores else never,
+            self._memory_at[steps] if steps <= MEMORY_STEPS else never,
+        )
+        waits: Floats = np.where(free, 0.0, remaining_s(at, self._since, now))
+        return waits
+
+    def _fit(self) -> None:
+        """As many columns as the predictor has rows."""
+        size, wanted = len(self.cores), len(self.predictor.state.last_s)
+        if size == wanted:
+            return
+        more = wanted - size
+        for name in ("cores", "memory_mib", "used_cores", "used_mib", "_since"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
+        for name in ("_cores_at", "_memory_at"):
+            table = getattr(self, name)
+            setattr(self, name, np.concatenate([table, np.full((len(table), more), np.inf)], axis=1))
+
+    def _fill(self, row: int) -> None:
+        """The table's columns of one machine: when there will be how much room."""
+        tasks = sorted(
+            (*self._running.get(row, ()), *self._promised.get(row, ())),
+            key=lambda task: (task.ends_at, task.started_at),
+        )
+        self.used_cores[row] = math.fsum(task.cores for task in tasks)
+        self.used_mib[row] = math.fsum(task.memory_mib for task in tasks)
+        self._since[row] = tasks[0].started_at if tasks else 0.0
+        cores, memory = self._cores_at[:, row], self._memory_at[:, row]
+        if row not in self._names:
+            cores[:] = memory[:] = np.inf
+            return
+        self._column(cores, float(self.cores[row]), 1.0, [(task.ends_at, task.cores) for task in tasks])
+        has_mib = float(self.memory_mib[row])
+        self._column(memory, has_mib, self._step_mib, [(task.ends_at, task.memory_mib) for task in tasks])
+
+    @staticmethod
+    def _column(column: Floats, has: float, step: float, tasks: list[tuple[float, float]]) -> None:
+        """When so many steps are free: as the tasks end, one after another."""
+        most = len(column) - 1
+        if math.isinf(has):
+            column[:] = -math.inf
+            return
+        free = has - math.fsum(amount for _, amount in tasks)
+        filled = 0
+        at = -math.inf
+        for ends_at, amount in (*tasks, (math.inf, 0.0)):
+            until = min(max(math.floor(free / step + _EPSILON), -1), most) + 1
+            if until > filled:
+                column[filled:until] = at
+                filled = until
+            free += amount
+            at = ends_at
+        column[filled:] = math.inf

@@ -1,0 +1,306 @@
+"""The prediction engine: a pool's machines by name, and how likely each keeps its cores (seed 000 §3.1.1).
+
+Changes come one by one as they happen; a question takes one machine, or all of them at once. The work is done by the
+kernel functions of :mod:`task_matcher.rolling`, :mod:`task_matcher.landmarks` and :mod:`task_matcher.knowledge`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from deflation.errors import InvalidField
+from task_matcher import knowledge as knowing
+from task_matcher import landmarks as marks
+from task_matcher import rolling as counting
+from task_matcher.ages import BINS, Floats, Value, edge
+from task_matcher.prediction import WINDOW_S, Change, Direction, LastChange, check_duration, whole_cores
+from task_matcher.probabilities import lives_on
+from task_matcher.rolling import GROWTH, NONE, SHRINK, Integers
+
+#: Names of the forms of P_c.
+FORMS: Final = {
+    "next-change": knowing.NEXT_CHANGE,
+    "next-shrink": knowing.NEXT_SHRINK,
+    "landmark": knowing.LANDMARK,
+}
+_State = TypeVar("_State", counting.Rolling, marks.Landmarks)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorOptions:
+    """Switches of the prediction engine; the defaults are the paper's rule, with censored intervals counted."""
+
+    #: Seconds of history that count.
+    window_s: float = WINDOW_S
+    #: ``next-change`` (Eq. 1), ``next-shrink`` (Eq. 3) or ``landmark`` (ours).
+    form: str = "next-change"
+    #: Count running intervals for the ages at which they were watched; False: completed intervals only.
+    censored: bool = True
+    #: A shrink that leaves a task its room is survived.
+    sized: bool = False
+    #: Landmarks: how long one is followed, and seconds between two of a machine.
+    horizon_s: float = 4 * 3600.0
+    look_every_s: float = 900.0
+    #: Curves are as fresh as this, unless changes have added more than `fresh_share` to what was known.
+    fresh_s: float = 60.0
+    fresh_share: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Raises InvalidField."""
+        if self.form not in FORMS:
+            raise InvalidField("form", f"must be one of {', '.join(FORMS)}, but is {self.form!r}")
+        for name in ("window_s", "horizon_s", "look_every_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidField(name, f"must be above 0 and finite, but is {value!r}")
+        if not 0 <= self.fresh_share <= 1:
+            raise InvalidField("fresh_share", f"must be within [0, 1], but is {self.fresh_share!r}")
+
+
+class Predictor:
+    """What a pool of machines has shown, and what follows from it.
+
+    Every machine has a row, which arrays over machines (here and in :class:`task_matcher.fleet.Fleet`) go by; a row of
+    a machine that is gone is used again.
+
+    :param now: seconds on the clock of the changes.
+    """
+
+    def __init__(self, now: float, options: PredictorOptions | None = None) -> None:
+        self.options = options or PredictorOptions()
+        self.rows: dict[str, int] = {}
+        #: Changes that came out of order or of a machine unknown to have begun, and were not counted.
+        self.late = 0
+        self.now = now
+        #: What happened before has not been watched: an interval that began then counts from here on.
+        self.since = now
+        self._form = FORMS[self.options.form]
+        self._free: list[int] = []
+        self._last: dict[str, LastChange] = {}
+        #: Machines that are gone, by when their landmarks' horizon is over.
+        self._gone: deque[tuple[float, str]] = deque()
+        self.state = counting.rolling(0, self.options.window_s, now)
+        self.marks = marks.landmarks(0, self.options.window_s, self.options.horizon_s, self.options.look_every_s, now)
+        self._knowledge = knowing.nothing_known(self.options.horizon_s)
+        self._fresh_until = -math.inf
+        self._news = 0
+        self._looked = -math.inf
+
+    def observe(self, change: Change, now: float | None = None, teaches: bool = True) -> None:
+        """Take one change in: O(1), but for the cuts of the window, whatever is known already.
+
+        Changes of one machine come in their order; one that is older than the machine's last is counted as `late` and
+        otherwise passed over. Unchanged whole cores are no change.
+
+        :param now: if it is not the time of the change: clocks of hosts differ, and only this one moves the window.
+        :param teaches: whether the machine belongs to the pool. One that does not (its cores cannot be taken) is known
+            by its last change only.
+        """
+        self.advance(change.at if now is None else now)
+        direction = change.direction
+        if direction is None:
+            return
+        before = self._last.get(change.machine)
+        if before is not None and change.at < before.at:
+            self.late += 1
+            return
+        self._last[change.machine] = LastChange(change.at, direction, whole_cores(change.cores_after), change.ends)
+        if change.ends:
+            self._gone.append((self.now + 2.0 * self.options.horizon_s, change.machine))
+        if not teaches:
+            return
+        row = self.row(change.machine)
+        self._news += 1
+        x = GROWTH if direction is Direction.GROWTH else SHRINK
+        cores = float(whole_cores(change.cores_after))
+        if change.by_owner or (change.starts and self.state.direction[row] != NONE):
+            counting.leave(self.state, row, change.at)
+            marks.remember(self.marks, row, change.at, -1.0, x)
+        if change.by_owner and change.ends:
+            return
+        if change.by_owner or change.starts:
+            counting.begin(self.state, row, change.at, x)
+        else:
+            size = abs(whole_cores(change.cores_before) - cores)
+            counting.change(self.state, row, change.at, x, size, change.ends)
+        if change.at < self.since and not change.ends:
+            self.state.counted_s[row] = self.since - change.at
+            self.state.opened_counted_s[row, self.state.opened[row] - 1] = self.since - change.at
+        marks.remember(self.marks, row, change.at, cores, x)
+
+    def advance(self, now: float) -> None:
+        """Let time go on, never backwards."""
+        if now <= self.now:
+            return
+        self.now = now
+        counting.roll(self.state, now)
+        if self._form == knowing.LANDMARK:
+            marks.look(self.marks, now)
+        while self._gone and self._gone[0][0] <= now:
+            _, machine = self._gone.popleft()
+            if (last := self._last.get(machine)) is not None and last.gone:
+                self.forget(machine)
+
+    def forget(self, machine: str) -> None:
+        """A machine that will not be asked for again; its row is used for another. What it taught stays."""
+        self._last.pop(machine, None)
+        row = self.rows.pop(machine, None)
+        if row is not None:
+            counting.leave(self.state, row, self.now)
+            self.marks.written[row] = 0
+            self._free.append(row)
+
+    def last_of(self, machine: str) -> LastChange | None:
+        """The last change of a machine, also of one that does not teach; None if none is known."""
+        return self._last.get(machine)
+
+    def lasts(self) -> dict[str, LastChange]:
+        """The last change of every machine."""
+        return dict(self._last)
+
+    def take_over(
+        self,
+        rows: dict[str, int],
+        last: dict[str, LastChange],
+        state: counting.Rolling,
+        found: marks.Landmarks,
+        late: int,
+        since: float,
+    ) -> None:
+        """Go on with what another predictor knew (:mod:`task_matcher.memory`)."""
+        size = len(state.last_s)
+        if any(not 0 <= row < size for row in rows.values()) or len(set(rows.values())) != len(rows):
+            raise ValueError("rows that are not the machines'")
+        self.rows, self._last, self.state, self.marks, self.late = rows, last, state, found, late
+        self.since = since
+        self._free = sorted(set(range(size)) - set(rows.values()), reverse=True)
+        gone = [(self.now + 2.0 * self.options.horizon_s, name) for name, known in last.items() if known.gone]
+        self._gone = deque(gone)
+        self.changed()
+
+    def changed(self) -> None:
+        """The counts are others than they were: the next question brings the curves up to date."""
+        self._fresh_until = self._looked = -math.inf
+
+    def row(self, machine: str) -> int:
+        """The row of a machine, a new one if need be."""
+        row = self.rows.get(machine)
+        if row is None:
+            if not self._free:
+                self._grow()
+            row = self.rows[machine] = self._free.pop()
+        return row
+
+    def known(self) -> knowing.Knowledge:
+        """The curves as they are now."""
+        total = self._knowledge.totals[0]
+        if self.now >= self._fresh_until or self._news > self.options.fresh_share * total:
+            knowing.learn(self._knowledge, self.state, self.now, self.options.censored)
+            if self._form == knowing.LANDMARK and self.marks.clock[0] != self._looked:
+                self._knowledge.totals[2] = marks.fill_lasts(self.marks, self._knowledge.lasts)
+                self._looked = float(self.marks.clock[0])
+            self._fresh_until = self.now + self.options.fresh_s
+            self._news = 0
+        return self._knowledge
+
+    def probability(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> Value:
+        """P_c by the options' form, for one machine or arrays of them; NaN where history is silent.
+
+        :param direction: GROWTH, SHRINK or NONE of :mod:`task_matcher.rolling`; an array must be of integers.
+        :param elapsed_s: since the last change; not below 0.
+        :param free: cores left free when the task runs; counts with the switch ``sized`` only.
+        """
+        knowledge = self.known()
+        form, sized = self._form_now(knowledge), self.options.sized
+        return knowing.probability(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+
+    def chances(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> tuple[Value, Value]:
+        """What :meth:`probability` says, and w of Eq. 2 in seconds."""
+        knowledge = self.known()
+        form, sized = self._form_now(knowledge), self.options.sized
+        return knowing.chances(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+
+    def _form_now(self, knowledge: knowing.Knowledge) -> int:
+        """The options' form, Eq. 1 until there are landmarks enough."""
+        if self._form == knowing.LANDMARK and knowledge.totals[2] < marks.LEAST:
+            return knowing.NEXT_CHANGE
+        return self._form
+
+    def probabilities_of(self, machines: Sequence[str], now: float, duration_s: float) -> list[float | None]:
+        """P_c of each machine, all at once; None where history is silent: never a guess.
+
+        :raises InvalidField: a duration that is negative or not finite.
+        """
+        check_duration(duration_s)
+        self.advance(now)
+        rows = np.array([self.rows.get(name, -1) for name in machines], np.int64)
+        found: list[float | None] = [None] * len(rows)
+        here = np.flatnonzero(rows >= 0)
+        if len(here):
+            rows = rows[here]
+            elapsed_s = np.maximum(now - self.state.last_s[rows], 0.0)
+            values = self.probability(self.state.direction[rows], elapsed_s, duration_s, np.zeros(len(rows)))
+            for index, value in zip(here.tolist(), values.tolist(), strict=True):
+                found[index] = None if math.isnan(value) else min(max(value, 0.0), 1.0)
+        return found
+
+    def steady_for_s(self, duration_s: Floats, confidence: float) -> Floats:
+        """How long a machine must have been steady for a task of a duration (Fig. 13): P(X > e + d | X > e) reached.
+
+        :returns: seconds, by bins of the grid; infinite where no age known is enough. Shape as ``duration_s``.
+        :raises InvalidField: a confidence outside (0, 1).
+        """
+        if not 0.0 < confidence < 1.0:
+            raise InvalidField("confidence", f"must lie between 0 and 1, but is {confidence!r}")
+        knowledge = self.known()
+        ages: Floats = np.array([edge(index) for index in range(BINS)])
+        found = np.full(len(duration_s), np.inf)
+        for index, seconds in enumerate(np.asarray(duration_s, np.float64)):
+            lives = lives_on(knowledge.hazard, knowledge.known, ages, seconds)
+            # Beyond the grid nothing can be said.
+            enough = np.flatnonzero((lives >= confidence) & (ages + seconds < ages[-1]))
+            if len(enough):
+                found[index] = ages[enough[0]]
+        return found
+
+    def directions(self) -> Integers:
+        """The direction of each row's last change."""
+        return self.state.direction
+
+    def elapsed_s(self) -> Floats:
+        """How long ago each row's last change was; nothing for rows without one."""
+        return np.maximum(self.now - self.state.last_s, 0.0)
+
+    def _grow(self) -> None:
+        """Twice as many rows."""
+        size = len(self.state.last_s)
+        wanted = max(2 * size, 16)
+        options = self.options
+        self.state = _larger(self.state, counting.rolling(wanted, options.window_s, self.now), size)
+        fresh = marks.landmarks(wanted, options.window_s, options.horizon_s, options.look_every_s, self.now)
+        self.marks = _larger(self.marks, fresh, size)
+        self._free.extend(range(wanted - 1, size - 1, -1))
+
+
+#: Arrays that have one row a machine.
+_PER_MACHINE: Final = frozenset(
+    ["last_s", "counted_s", "direction", "opened_s", "opened_counted_s", "opened", "at_s", "cores", "written"]
+)
+
+
+def _larger(state: _State, fresh: _State, rows: int) -> _State:
+    """``fresh`` with what ``state`` holds; only arrays per machine are longer there."""
+    values: list[Any] = []
+    for name, old, new in zip(state._fields, state, fresh, strict=True):
+        if name in _PER_MACHINE:
+            new[:rows] = old
+            values.append(new)
+        else:
+            values.append(old)
+    return type(state)(*values)

@@ -1,0 +1,76 @@
+"""The engine as a model of experiments: settings with their names in errors, runs that a seed decides."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import InvalidParameter
+from simulator.experiments.model import Input, model_named
+from simulator.jobs.model import MODEL
+from tests.simulator.test_excerpts import DATA
+
+MADE: dict[str, Any] = {"machines": 20, "cpu_cores": 16, "load": 0.5, "days": 1.0, "job_cores": [1, 4]}
+
+
+def metrics(seed: int = 1, **given: Any) -> dict[str, float]:
+    seen: list[float] = []
+    settings = MODEL.settings({**MADE, **given})
+    outcome = MODEL.run(settings, seed, MODEL.prepare([settings], seen.append), seen.append)
+    assert seen == sorted(seen)
+    assert not seen or seen[-1] <= 1
+    return dict(outcome.metrics)
+
+
+def test_it_is_found_by_its_name() -> None:
+    assert model_named("jobs") is MODEL
+
+
+def test_load_is_what_was_asked_for_and_a_seed_decides() -> None:
+    one = metrics(durations="uniform", least_s=60, most_s=600, days=2.0, validate=False)
+    assert one["utilisation"] == pytest.approx(0.5, abs=0.05)
+    assert one == metrics(durations="uniform", least_s=60, most_s=600, days=2.0)
+    assert one != metrics(2, durations="uniform", least_s=60, most_s=600, days=2.0)
+    assert one["jobs_done"] == one["jobs"] > 1000
+
+
+def test_a_walk_kills_and_checkpoints_save() -> None:
+    walk = {"capacity": "walk", "durations": "zipf", "exponent": 1.8, "load": 0.8, "days": 4.0}
+    plain = metrics(**walk)
+    assert plain["kills"] > 10
+    assert 0 < plain["waste"] < 1
+    saved = metrics(**walk, checkpoint_every_s=600.0)
+    assert saved["waste"] < plain["waste"] / 2
+
+
+def test_a_trace_goes_in_with_its_own_capacity() -> None:
+    path = DATA / "gaia_azure.csv"
+    given = {k: v for k, v in MADE.items() if k in ("machines", "cpu_cores")}
+    settings = MODEL.settings({**given, "inputs": {"jobs": Input(path)}})
+    found = MODEL.run(settings, 1, None, lambda share: None).metrics
+    assert found["jobs_done"] == 60
+    assert math.isfinite(found["completion_mean_s"])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"policy": "worst"}, "policy"),
+        ({"discipline": "fifo"}, "discipline"),
+        ({"colour": 1}, "colour"),
+        ({"load": 0}, "load"),
+        ({"durations": "pareto"}, "shape"),
+        ({"job_cores": []}, "job_cores"),
+        ({"least_tasks": 3}, "most_tasks"),
+        ({"capacity": "tide"}, "capacity"),
+        ({"inputs": {"vms": Input(Path("/nowhere"))}}, "inputs"),
+        ({"machines": 0}, "machines"),
+        ({"checkpoint_every_s": -1}, "checkpoint_every_s"),
+    ],
+)
+def test_settings_that_cannot_be_name_their_field(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{problem}"):
+        MODEL.settings({**MADE, **given})

@@ -1,0 +1,145 @@
+"""The matcher and its rivals on a small pool: interpreted, with everything checked after every event."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulator.errors import InvalidParameter
+from simulator.generators.harvest import Packing
+from simulator.matching.calibrating import calibrate
+from simulator.matching.pools import Pool, PoolSettings, pool
+from simulator.matching.running import WARM_UP_S, run
+from simulator.matching.schemes import SCHEMES
+from simulator.matching.workload import Workload, jobs, runtimes
+from task_matcher.predictor import PredictorOptions
+
+DAY_S = 86_400.0
+SMALL = Workload(load=0.5, jobs=4, least_tasks=3, most_tasks=6, most_task_s=3600.0, cores=(1, 2))
+
+
+def made(machines: int = 5, seed: int = 1, days: float = 2.5) -> Pool:
+    """Machines of 2 to 10 cores that change every half hour on average, half of them seldom."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for machine in range(machines):
+        at_s, cores = 0.0, 8
+        mean_s = 600.0 if machine % 2 else 20_000.0
+        while at_s < days * DAY_S:
+            rows.append((at_s, machine, cores))
+            at_s += float(generator.exponential(mean_s))
+            cores = int(np.clip(cores + generator.choice([-3, -2, -1, 1, 2, 3]), 2, 10))
+    rows.sort()
+    kept: list[tuple[float, int, int]] = []
+    last: dict[int, int] = {}
+    for at_s, machine, cores in rows:
+        if last.get(machine) != cores:
+            kept.append((at_s, machine, cores))
+        last[machine] = cores
+    columns = list(zip(*kept, strict=True))
+    return Pool(np.array(columns[1]), np.array(columns[0]), np.array(columns[2]), machines, days * DAY_S, 0.0)
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if not SCHEMES[name].checkpoint_cost_s])
+def test_every_scheme_finishes_all_jobs_and_breaks_no_rule(scheme: str) -> None:
+    found = run(made(), SMALL, scheme, seed=2, validate=True, compile=False)
+    assert found.results.jobs_done == SMALL.jobs
+    assert (found.completion_s > 0).all()
+    assert found.metrics["jct_p90_s"] >= found.metrics["jct_mean_s"] * 0.5
+
+
+@pytest.mark.parametrize("scheme", ["oracle-no-shrink", "oracle-no-kill"])
+def test_an_oracle_has_no_task_killed(scheme: str) -> None:
+    for seed in range(3):
+        found = run(made(seed=seed), SMALL, scheme, seed, validate=True, compile=False)
+        assert (found.results.kills, found.results.waste) == (0, 0.0)
+
+
+def test_a_run_is_the_same_every_time() -> None:
+    one, other = (run(made(), SMALL, "landmark", 3, compile=False) for _ in range(2))
+    assert one.completion_s.tolist() == other.completion_s.tolist()
+    assert one.metrics == other.metrics
+
+
+def test_predictions_of_started_tasks_are_held_against_their_outcomes() -> None:
+    found = run(made(), SMALL, "promises", 2, compile=False)
+    assert found.calibration is not None
+    counts, predicted, observed = found.calibration
+    assert counts.sum() == found.results.tasks + found.results.kills
+    assert ((observed >= 0) & (observed <= 1) & (predicted >= 0) & (predicted <= 1)).all()
+    assert 0 <= found.brier <= 1
+
+
+def test_the_load_is_work_over_mean_cores_in_the_window_of_the_jobs() -> None:
+    given = made()
+    batch, until_s = jobs(SMALL, given, WARM_UP_S, 7)
+    work = sum(float(batch.task_runtime_s.row(n).sum() * batch.cpu_cores[n]) for n in range(SMALL.jobs))
+    capacity = given.mean_cores(WARM_UP_S, until_s) * (until_s - WARM_UP_S)
+    assert work / capacity == pytest.approx(SMALL.load, rel=1e-3)
+    assert ((batch.submit_s >= WARM_UP_S) & (batch.submit_s <= until_s)).all()
+
+
+def test_a_load_that_the_pool_is_too_short_for_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="load"):
+        jobs(Workload(load=0.001), made(), WARM_UP_S, 7)
+
+
+@pytest.mark.parametrize("shape", ["uniform", "gaussian", "pareto"])
+def test_runtimes_stay_between_a_minute_and_the_most(shape: str) -> None:
+    values = runtimes(Workload(shape=shape), 5000, np.random.default_rng(1))
+    assert values.min() >= 60.0
+    assert values.max() <= 3600.0
+    assert values.std() > 100.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("load", 0.0), ("shape", "flat"), ("jobs", 0), ("least_tasks", 200), ("cores", ())]
+)
+def test_a_bad_workload_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        Workload(**{field: value})  # type: ignore[arg-type]
+
+
+def vms(count: int = 6000, seed: int = 3) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    generator = np.random.default_rng(seed)
+    arrives_s = np.sort(generator.uniform(0.0, 3 * DAY_S, count))
+    return {
+        "arrives_s": arrives_s,
+        "departs_s": arrives_s + generator.exponential(7200.0, count),
+        "cpu_cores": generator.choice([1.0, 2.0, 4.0], count),
+        "memory_mib": np.full(count, 2048.0),
+        "group": np.full(count, -1),
+    }
+
+
+def test_a_pool_begins_after_the_warm_up_with_what_each_machine_has_then() -> None:
+    settings = PoolSettings(
+        Packing.RANDOM, 20, 1.0, cpu_cores=24.0, machines=8, from_s=DAY_S, until_s=2.5 * DAY_S, grid_s=0.0
+    )
+    found = pool(vms(), settings, 5)
+    assert sorted(found.machine[:8].tolist()) == list(range(8))
+    assert (found.at_s[:8] == DAY_S).all()
+    assert found.at_s.max() < 2.5 * DAY_S
+    assert (np.diff(found.at_s) >= 0).all()
+    for machine in range(8):
+        cores = found.cores[found.machine == machine]
+        assert (np.diff(cores) != 0).all()
+        assert ((cores >= 0) & (cores <= 24)).all()
+    statistics = found.statistics(DAY_S, 2.5 * DAY_S)
+    assert statistics["changes"] > 100
+    assert 0 < statistics["within_10_min"] <= statistics["within_1_h"] <= 1
+    again = pool(vms(), settings, 5)
+    assert found.cores.tolist() == again.cores.tolist()
+
+
+def test_predictions_on_a_stationary_pool_come_true() -> None:
+    given = made(machines=24, days=3.0)
+    found = calibrate(given, PredictorOptions(form="landmark", sized=True), (900.0, 3600.0), (0.0, 2.0))
+    worst = found.worst_error(200)
+    assert found.count > 5000
+    assert worst is not None
+    assert worst < 0.1
+    plain = calibrate(given, PredictorOptions(censored=False), (3600.0,))
+    assert found.brier is not None
+    assert plain.brier is not None
+    assert found.brier < plain.brier

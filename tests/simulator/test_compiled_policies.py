@@ -1,0 +1,172 @@
+"""The policies' own functions, compiled: the same numbers to the last bit as interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from simulator.compiling import compiled, plain, shared
+
+from deflation import admission, kernels, placement_kernels
+
+Numbers = NDArray[Any]
+
+for _kernel in (*kernels.KERNELS, *admission.KERNELS, *placement_kernels.KERNELS):
+    shared(_kernel)
+
+
+@compiled
+def at_a_host(
+    priority: Numbers,
+    upper: Numbers,
+    minimum: Numbers,
+    current: Numbers,
+    charge: Numbers,
+    amount: Numbers,
+    pressed: Numbers,
+    order: Numbers,
+    targets: Numbers,
+    shortfall: Numbers,
+    chosen: Numbers,
+) -> tuple[int, bool]:
+    """Everything that is decided at one host; the last axis of the targets' first is by policy."""
+    kernels.split(priority, upper, minimum, current, amount, order, targets[0], shortfall)
+    kernels.share(priority, upper, minimum, current, amount, pressed, order, targets[1])
+    in_the_way = admission.sizes_to_reach(priority, upper, minimum, current, amount, order, targets[2])
+    return kernels.victims(priority, upper, current, charge, amount, targets[2], order, chosen), in_the_way
+
+
+@compiled
+def at_a_start(
+    priority: Numbers,
+    upper: Numbers,
+    minimum: Numbers,
+    current: Numbers,
+    order: Numbers,
+    amount: Numbers,
+    targets: Numbers,
+    figures: Numbers,
+) -> bool:
+    """The last VM starts deflated; ``figures`` is filled: the shortfall, the need, what is free of its size."""
+    least = minimum[len(priority) - 1]
+    can = admission.join(
+        priority, upper, minimum, current, order, amount, least, 320.0, targets, figures[0], figures[1]
+    )
+    admission.room_to_start(amount, upper[0], upper[len(priority) - 1], 320.0, figures[2])
+    return can
+
+
+@compiled
+def among_hosts(demand: Numbers, availability: Numbers, capacity: Numbers, figures: Numbers) -> tuple[int, int, int]:
+    """Everything that is decided among hosts; ``figures`` is filled: factors, what is missing, the need."""
+    placement_kernels.scale_of(capacity, figures[0])
+    best = placement_kernels.best_host(demand, availability, capacity, figures[0])
+    first = placement_kernels.first_host(demand, availability, capacity)
+    fitter = placement_kernels.fitter_host(demand, availability, capacity, figures[0], 0, len(capacity) - 1)
+    admission.missing_of(demand, availability[0], capacity[0], figures[1])
+    admission.need_of(figures[1], availability[fitter], figures[2])
+    return best, first, fitter
+
+
+def sizes(generator: np.random.Generator, count: int) -> Numbers:
+    """Sizes of VMs: few values, so that ties are common, or any."""
+    if generator.random() < 0.5:
+        return generator.integers(1, 5, (count, 4)) * np.array([1.0, 1024.0, 100.0, 0.0])
+    return np.round(generator.random((count, 4)) * np.array([16.0, 32768.0, 500.0, 1000.0]), 2)
+
+
+def host(generator: np.random.Generator) -> tuple[Numbers, ...]:
+    """The tables of a host with VMs of all kinds, some below their minimums, and an amount to free or to share."""
+    count = int(generator.integers(0, 25))
+    priority = generator.choice([kernels.FIXED, kernels.DEFLATABLE, kernels.DEFLATABLE, kernels.HARVEST], count)
+    upper = sizes(generator, count)
+    minimum = upper * generator.choice([0.0, 0.1, 0.3, 1.0], (count, 1))
+    given = (
+        generator.choice([0.0, 0.0, 0.25, 0.5, 1.0], (count, 4))
+        if generator.random() < 0.7
+        else generator.random((count, 4))
+    )
+    current = np.where(priority[:, None] == kernels.FIXED, upper, upper - (upper - minimum * 0.9) * given)
+    charge = current + np.array([0.0, 320.0, 0.0, 0.0])
+    amount = current.sum(axis=0) * generator.choice([0.0, 0.01, 0.3, 0.8, 2.0], 4) + generator.choice([0.0, 0.01])
+    pressed = generator.random(count) < 0.2
+    return priority, upper, minimum, current, charge, amount, pressed, generator.permutation(count)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_decided_at_a_host_is_the_same_compiled_and_interpreted(seed: int) -> None:
+    generator, preempted, short = np.random.default_rng(seed), 0, 0
+    for _ in range(150):
+        tables = host(generator)
+        count = len(tables[0])
+        fast = np.zeros((3, count, 4)), np.zeros(4), np.zeros(count, np.int64)
+        slow: Any = [[[0.0] * 4 for _ in range(count)] for _ in range(3)], [0.0] * 4, [0] * count
+        answer = at_a_host(*tables, *fast)
+        # Interpreted over lists, as the live system calls them.
+        assert plain(at_a_host)(*(table.tolist() for table in tables), *slow) == answer
+        assert fast[0].tolist() == slow[0]
+        assert fast[1].tolist() == slow[1]
+        victims, _ = answer
+        assert fast[2].tolist()[: max(victims, 0)] == slow[2][: max(victims, 0)]
+        preempted, short = preempted + (victims > 0), short + bool(fast[1].any())
+    assert preempted > 20
+    assert short > 20
+
+
+def test_how_a_vm_starts_deflated_is_the_same_compiled_and_interpreted() -> None:
+    generator, started, refused = np.random.default_rng(9), 0, 0
+    for _ in range(200):
+        priority, upper, minimum, current, _, amount, _, order = host(generator)
+        count = len(priority)
+        if count == 0:
+            continue
+        priority[-1], current[-1] = kernels.DEFLATABLE, upper[-1]
+        tables = (priority, upper, minimum, current, order, amount * generator.choice([0.01, 0.1, 1.0]))
+        fast, slow = (np.zeros((count, 4)), np.zeros((3, 4))), ([[0.0] * 4] * 0, [[0.0] * 4 for _ in range(3)])
+        slow[0].extend([0.0] * 4 for _ in range(count))
+        can = at_a_start(*tables, *fast)
+        assert plain(at_a_start)(*(table.tolist() for table in tables), *slow) == can  # type: ignore[arg-type]
+        assert [part.tolist() for part in fast] == list(slow)
+        started, refused = started + can, refused + (not can)
+    assert started > 20
+    assert refused > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_decided_among_hosts_is_the_same_compiled_and_interpreted(seed: int) -> None:
+    generator, found = np.random.default_rng(seed), 0
+    for _ in range(100):
+        count = int(generator.integers(1, 60))
+        capacity = np.array([(48.0, 131072.0, 2000.0, 0.0), (64.0, 262144.0, 0.0, 3000.0)])[
+            generator.integers(0, 2, count)
+        ]
+        share = generator.random((count, 4)) if generator.random() < 0.5 else generator.integers(0, 3, (count, 4)) / 2
+        availability, demand = capacity * share, sizes(generator, 1)[0]
+        fast, slow = np.zeros((3, 4)), [[0.0] * 4 for _ in range(3)]
+        answer = among_hosts(demand, availability, capacity, fast)
+        assert plain(among_hosts)(demand.tolist(), availability.tolist(), capacity.tolist(), slow) == answer
+        assert fast.tolist() == slow
+        found += answer[0] >= 0
+    assert found > 30
+
+
+def test_what_is_to_be_done_is_the_same_compiled_and_interpreted() -> None:
+    loop: Any = compiled(_every_decision)
+    assert loop(np.eye(4)) == _every_decision(np.eye(4).tolist())
+
+
+def _every_decision(rows: Any) -> list[int]:
+    """Over what is missing and deflatable in each component alone, and every answer of the plan."""
+    said = [0]
+    for missing in rows:
+        for deflatable in rows:
+            for bits in range(8):
+                verdict = admission.decide(missing, deflatable, deflatable, bits & 1 > 0, bits & 2 > 0, bits & 4 > 0)
+                said.append(verdict)
+    for purpose in range(3):
+        for priority in range(3):
+            said.append(admission.next_purpose(purpose, priority, True))
+            said.append(admission.next_purpose(purpose, priority, False))
+    return said
