@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from deflation.allocations import Priority, deflatable_capacity, free_capacity
+from deflation.allocations import Priority, deflatable_capacity, free_capacity, undeclared
 from deflation.budget_messages import Budget, BudgetStatus
 from deflation.fencing import Fence
 from deflation.harvest import harvested, without_harvest
@@ -296,7 +296,7 @@ class FakeAgent(FakeLifecycle):
             self._resize(dict(split_need(rows, charge.less(self.free())).targets))
         if spec.name in self.vms:
             problem = Problem(error=f"there is a VM {spec.name} already", field="vm.name")
-        elif not charge.fits_in(self.free()):
+        elif not charge.fits_in(self.free().larger(undeclared(self.capacity, charge))):
             problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="vm.nominal")
         return await self._carry_out(command, "create", spec.name, work, problem)
 
