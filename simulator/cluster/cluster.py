@@ -134,7 +134,8 @@ class Cluster:
         victims = []
         for start in range(0, count, CHUNK):
             part = slice(start, min(start + CHUNK, count))
-            rows = Arrivals(*(np.ascontiguousarray(column[part]) for column in arrivals))
+            # Copies, in one form: what is compiled is compiled once.
+            rows = Arrivals(*(np.array(column[part], form.dtype) for column, form in zip(arrivals, _NONE, strict=True)))
             victims.append(self._advance(rows, -np.inf, outcomes[part]))
         return Decisions(outcomes, np.concatenate(victims) if victims else np.zeros((0, 3), np.int64))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from deflation.kernels import DEFLATABLE, FIXED, WIDTH
+from deflation.kernels import DEFLATABLE, FIXED, WIDTH, fits
 from simulator.cluster.ballooning import balloon, least_loaded
 from simulator.cluster.checks import check
 from simulator.cluster.members import count, move_clock, recount
@@ -13,6 +13,7 @@ from simulator.cluster.resizing import reinflate
 from simulator.cluster.slots import begin_stay, end_stay, give_slot, take_slot
 from simulator.cluster.state import (
     ADMITTED,
+    DEFLATED_AT_START,
     DEPARTED,
     EVENTS,
     LEAVING,
@@ -114,6 +115,8 @@ def arrive(
         give_slot(vms, tally, vm)
         return NOBODY
     count(tally, vms.sold_as[vm], ADMITTED)
+    if not fits(arrivals.upper[row], vms.current[vm]):
+        count(tally, vms.sold_as[vm], DEFLATED_AT_START)
     begin_stay(vms, nodes, tally, curves, vm, node)
     if rules.balloons:
         balloon(vms, nodes, tally, curves, rules, node)
@@ -126,9 +129,7 @@ def arrive(
 
 
 @compiled
-def depart(
-    vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, vm: int
-) -> None:
+def depart(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, vm: int) -> None:
     """A VM goes, and what it held goes back to the others."""
     node = end_stay(vms, nodes, tally, vm, DEPARTED, -1)
     recount(vms, nodes, rules, node)

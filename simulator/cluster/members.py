@@ -1,4 +1,4 @@
-"""Who is on which node, what a node has for others, and what the cluster hosts: kept as VMs come, go and change size."""
+"""Who is on which node, what a node has for others, what the cluster hosts: kept as VMs come, go and change size."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def share_left(vms: Vms, vm: int) -> float:
 
 @compiled
 def rate_of(vms: Vms, curves: Curves, vm: int, share: float) -> float:
-    """The throughput of a VM with a share of its nominal size, relative to nominal; high-priority VMs follow no curve."""
+    """The throughput of a VM with a share of its nominal size, relative to that; high-priority VMs have no curve."""
     if vms.sold_as[vm] != LOW:
         return share
     row = vms.curve[vm]

@@ -7,11 +7,12 @@ Source: seed 004 §5; docs/contracts.md, splitting a need.
 from __future__ import annotations
 
 from deflation import admission, kernels, placement_kernels
-from deflation.admission import LEAVE, MOST_HOSTS, MOST_RECLAIMS, PLACE, PREEMPTING, RECLAIM, REFUSE, START
+from deflation.admission import DEFLATED, LEAVE, MOST_HOSTS, MOST_RECLAIMS, PLACE, PREEMPTING, RECLAIM, REFUSE, START
 from deflation.kernels import WIDTH
 from simulator.cluster.members import CPU, MEMORY, recount
 from simulator.cluster.resizing import deflate, gather, reinflate
 from simulator.cluster.slots import end_stay
+from simulator.cluster.starting import start_deflated
 from simulator.cluster.state import (
     COHORT_PREEMPTED,
     MOST_NODES,
@@ -111,10 +112,13 @@ def place(
         work.demand[c] = vms.upper[vm, c] + (rules.overhead_mib if c == MEMORY else 0.0)
     purpose = PLACE
     while purpose != REFUSE:
-        found = look(vms, nodes, tally, curves, rules, work, purpose, draws, victims)
+        if purpose == DEFLATED:
+            for c in range(WIDTH):
+                work.size[c] = vms.minimum[vm, c]
+        found = look(vms, nodes, tally, curves, rules, work, vm, purpose, draws, victims)
         if found != NOBODY:
             return found
-        purpose = next_purpose(purpose, vms.priority[vm], False)
+        purpose = next_purpose(purpose, vms.priority[vm], rules.start_deflated != 0)
         if purpose == PREEMPTING and not rules.preempts:
             purpose = REFUSE
     return NOBODY
@@ -128,6 +132,7 @@ def look(
     curves: Curves,
     rules: Rules,
     work: Work,
+    vm: int,
     purpose: int,
     draws: Floats,
     victims: Indices,
@@ -139,13 +144,20 @@ def look(
         node = choose(nodes, rules, work.size, availability, draws)
         if node == NOBODY:
             break
-        verdict, reclaims = make_room(vms, nodes, tally, curves, rules, work, node, purpose == PREEMPTING, victims)
-        if verdict == START:
-            found = node
-            break
-        if reclaims:
-            reinflate(vms, nodes, tally, curves, rules, work, node)
-            acted += 1
+        if purpose == DEFLATED:
+            if start_deflated(vms, nodes, tally, curves, rules, work, node, vm):
+                found = node
+                break
+            for c in range(WIDTH):
+                work.size[c] = vms.minimum[vm, c]
+        else:
+            verdict, reclaims = make_room(vms, nodes, tally, curves, rules, work, node, purpose == PREEMPTING, victims)
+            if verdict == START:
+                found = node
+                break
+            if reclaims:
+                reinflate(vms, nodes, tally, curves, rules, work, node)
+                acted += 1
         # Out of the running, until it is recounted.
         availability[node, CPU] = -1.0
         work.left[left] = node

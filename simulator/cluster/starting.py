@@ -1,0 +1,72 @@
+"""A low-priority VM that starts with less than nominal, as one of a full node's VMs: the live kernels, step by step."""
+
+from __future__ import annotations
+
+from deflation import admission, kernels
+from deflation.kernels import DEFLATABLE, WIDTH
+from deflation.placement_kernels import MAY_LACK
+from simulator.cluster.members import MEMORY
+from simulator.cluster.resizing import deflate, gather, reinflate
+from simulator.cluster.state import Curves, Nodes, Rules, Tally, Vms, Work
+from simulator.compiling import compiled, shared
+
+for kernel in (*kernels.KERNELS, *admission.KERNELS):
+    shared(kernel)
+
+fits = kernels.fits
+is_nothing = kernels.is_nothing
+join_split = admission.join
+missing_of = admission.missing_of
+need_of = admission.need_of
+room_to_start = admission.room_to_start
+
+
+@compiled
+def start_deflated(
+    vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int, vm: int
+) -> bool:
+    """Make the room that a VM gets as one of a node's VMs, and set its size to what there is of that.
+
+    :returns: False if even its minimum does not fit; then all is as before.
+    """
+    rows = gather(vms, nodes, rules, work, node)
+    work.priority[rows] = DEFLATABLE
+    work.order[rows] = vms.number[vm]
+    for c in range(WIDTH):
+        work.upper[rows, c] = vms.upper[vm, c]
+        work.minimum[rows, c] = vms.minimum[vm, c]
+        work.current[rows, c] = vms.upper[vm, c]
+        undeclared = MAY_LACK[c] and nodes.capacity[node, c] <= 0.0
+        work.demand[c] = vms.upper[vm, c] if undeclared else nodes.free[node, c]
+    count = rows + 1
+    able = join_split(
+        work.priority[:count],
+        work.upper[:count],
+        work.minimum[:count],
+        work.current[:count],
+        work.order[:count],
+        work.demand,
+        vms.minimum[vm],
+        rules.overhead_mib,
+        work.targets[:count],
+        work.short,
+        work.need,
+    )
+    if not able:
+        return False
+    for c in range(WIDTH):
+        work.size[c] = work.targets[rows, c]
+        work.demand[c] = work.size[c] + (rules.overhead_mib if c == MEMORY else 0.0)
+    missing_of(work.demand, nodes.free[node], nodes.capacity[node], work.missing)
+    need_of(work.missing, nodes.deflatable[node], work.need)
+    reclaims = not is_nothing(work.need)
+    if reclaims:
+        deflate(vms, nodes, tally, curves, rules, work, node)
+    room_to_start(nodes.free[node], nodes.capacity[node], work.size, rules.overhead_mib, work.demand)
+    if not fits(vms.minimum[vm], work.demand):
+        if reclaims:
+            reinflate(vms, nodes, tally, curves, rules, work, node)
+        return False
+    for c in range(WIDTH):
+        vms.current[vm, c] = work.demand[c]
+    return True

@@ -1,0 +1,134 @@
+"""The model `deflation-cluster`: settings by name, runs that are the same again, the experiments of Fig. 8c and 8d."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.cluster.model import MODEL
+from simulator.errors import InvalidParameter
+from simulator.experiments.document import read
+from simulator.experiments.model import Input, Outcome, checked
+
+ROOT = Path(__file__).resolve().parents[3]
+HEADER = "arrival_s,batch,cores,mem_gb,dur_lo_s,dur_hi_s,censored,dur_s\n"
+
+
+def silent(_: float) -> None:
+    """Nobody looks at the progress."""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    """Two days of VMs in the derived form of Azure's trace, on its grid of 300 s."""
+    rng = np.random.default_rng(7)
+    lines = []
+    for place in range(576):
+        for number in range(int(rng.poisson(3))):
+            cores = int(rng.choice([1, 2, 4, 8]))
+            for _ in range(int(rng.integers(1, 4))):
+                stay_s = int(rng.choice([300, 3600, 20_000, 90_000]))
+                lines.append(f"{1_800_000 + place * 300},{number},{cores},{cores * 1.75},0,0,0,{stay_s}\n")
+    path = tmp_path_factory.mktemp("trace") / "vms.csv"
+    path.write_text(HEADER + "".join(lines), encoding="utf-8")
+    return Input(path, "azure-derived")
+
+
+def run(trace: Input, seed: int = 1, **given: Any) -> Outcome:
+    base = {"overcommitment": 1.6, "window_from_s": 86_400, "window_until_s": 172_800, "grid_s": 300, "validate": True}
+    settings = MODEL.settings({"inputs": {"vms": trace}} | base | given)
+    return checked(MODEL.run(settings, seed, MODEL.prepare([settings], silent), silent))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_deflation_preempts_less_than_preemption_only_and_hosts_more(trace: Input) -> None:
+    deflated, stopped = (
+        run(trace, policy=policy, low_share=0.6, minimum_share=0.3).metrics
+        for policy in ("deflation", "preemption_only")
+    )
+    assert deflated["low_preempted_share"] < stopped["low_preempted_share"] / 2
+    assert deflated["hosted_overcommitment"] > stopped["hosted_overcommitment"]
+    assert 0 < deflated["low_throughput"] < 1
+    assert stopped["low_throughput"] == pytest.approx(1)
+    assert deflated["offered_overcommitment"] == pytest.approx(1.6, rel=0.1)
+    assert deflated["offered_peak_cores"] == stopped["offered_peak_cores"]
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_one_others(trace: Input) -> None:
+    first, again, other = run(trace, 1), run(trace, 1), run(trace, 2)
+    assert first.metrics == again.metrics
+    assert all((first.tables["nodes"][name] == again.tables["nodes"][name]).all() for name in first.tables["nodes"])
+    assert first.metrics != other.metrics
+
+
+@pytest.mark.parametrize("policy", ["no_overcommit", "memory_ballooning"])
+def test_policies_that_never_preempt_have_no_victims(trace: Input, policy: str) -> None:
+    metrics = run(trace, policy=policy).metrics
+    assert metrics["low_preempted_share"] == 0
+    assert metrics["low_rejected_share"] > 0
+    if policy == "memory_ballooning":
+        # CPU that is sold more than once slows down high priority, too.
+        assert metrics["high_throughput"] < 1
+        assert metrics["hosted_overcommitment_peak"] > 1
+
+
+def test_tables_say_what_each_node_hosted_and_each_day_asked_for(trace: Input) -> None:
+    outcome = run(trace)
+    nodes = outcome.tables["nodes"]["overcommitment"]
+    assert len(nodes) == outcome.metrics["nodes"]
+    assert nodes.mean() == pytest.approx(outcome.metrics["hosted_overcommitment"])
+    assert outcome.tables["days"]["offered_overcommitment"].tolist() == pytest.approx(
+        [outcome.metrics["offered_overcommitment_mean"]]
+    )
+
+
+def test_low_priority_vms_may_start_deflated(trace: Input) -> None:
+    refused, started = (run(trace, start_deflated=flag, low_share=0.7).metrics for flag in (False, True))
+    assert refused["low_started_deflated"] == 0
+    assert started["low_started_deflated"] > 0
+    assert started["low_rejected_share"] < refused["low_rejected_share"]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "overcommitment"),
+        ({"overcommitment": 0}, "overcommitment"),
+        ({"overcommitment": 1.6, "low_share": 1.2}, "low_share"),
+        ({"overcommitment": 1.6, "minimum_share": -0.1}, "minimum_share"),
+        ({"overcommitment": 1.6, "policy": "kindness"}, "policy"),
+        ({"overcommitment": 1.6, "placement": "worst-fit"}, "placement"),
+        ({"overcommitment": 1.6, "sample_share": 0}, "sample_share"),
+        ({"overcommitment": 1.6, "window_from_s": 9e9}, "window_from_s"),
+        ({"overcommitment": 1.6, "applications": ["doom"]}, "applications"),
+        ({"overcommitment": 1.6, "overcommittment": 2}, "overcommittment"),
+    ],
+)
+def test_settings_that_cannot_be_name_their_field(trace: Input, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        MODEL.settings({"inputs": {"vms": trace}} | given)
+    assert caught.value.field == field
+
+
+def test_a_window_in_which_nobody_asks_for_anything_is_an_error(trace: Input) -> None:
+    with pytest.raises(InvalidParameter, match="window_from_s"):
+        run(trace, window_from_s=4e7, window_until_s=5e7)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("fig8c", 6 * 5 * 6 * 10 * 2), ("fig8d", 6 * 3 * 10)])
+def test_the_experiments_of_the_paper_are_read_with_all_their_cases(trace: Input, name: str, runs: int) -> None:
+    experiment = read(ROOT / "experiments" / f"{name}.toml", inputs={"vms": trace.path})
+    cases = experiment.cases()
+    assert len(cases) * len(experiment.seeds) == runs
+    for case in cases:
+        settings = MODEL.settings(case.given)
+        bound = MODEL.bounds(settings)["incompressible"]
+        assert math.isfinite(bound)
