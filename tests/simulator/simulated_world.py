@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+
+from deflation.placement_policies import PlacementPolicy
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.settings import ClusterPolicy, rules_of
 from simulator.cluster.state import HIGH, LOW, Arrivals, Curves
-
-from deflation.placement_policies import PlacementPolicy
 from tests.simulator.two_worlds import OVERHEAD_MIB, SHAPES, Arrival, Decided, Size
 
 #: Throughput in proportion to size: no decision depends on it.
