@@ -67,9 +67,6 @@ class Trouble:
 class FakeAgent(FakeLifecycle):
     """One host. ``start`` first, ``close`` last; ``die`` and ``revive`` in between keep the VMs and the port."""
 
-    #: Between two reports.
-    report_s = REPORT_S
-
     def __init__(self, host_id: str, overhead_mib: float = 100.0, **capacity: float) -> None:
         self.id = host_id
         self.capacity = ResourceVector(**capacity)
@@ -217,7 +214,7 @@ class FakeAgent(FakeLifecycle):
                     if self.manager is not None and not self.trouble.mute:
                         await self._send(session)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.report_s):
+                    async with asyncio.timeout(REPORT_S):
                         await self._ever.wait()
 
     async def _send(self, session: aiohttp.ClientSession) -> None:

@@ -111,8 +111,8 @@ def test_what_is_decided_at_a_host_is_the_same_compiled_and_interpreted(seed: in
         victims, _ = answer
         assert fast[2].tolist()[: max(victims, 0)] == slow[2][: max(victims, 0)]
         preempted, short = preempted + (victims > 0), short + bool(fast[1].any())
-    assert preempted > 20
-    assert short > 20
+    assert preempted > 10
+    assert short > 10
 
 
 def test_how_a_vm_starts_deflated_is_the_same_compiled_and_interpreted() -> None:

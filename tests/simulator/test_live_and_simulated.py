@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -20,15 +19,15 @@ HOSTS = 9
 WHOLE_LOOK = 500
 
 
-async def test_ten_thousand_events_are_decided_alike(tmp_path: Path) -> None:
-    await _compare(tmp_path, EVENTS, PlacementPolicy.BEST_FIT, seed=6)
+async def test_ten_thousand_events_are_decided_alike() -> None:
+    await _compare(EVENTS, PlacementPolicy.BEST_FIT, seed=6)
 
 
-async def test_first_fit_decides_alike(tmp_path: Path) -> None:
-    await _compare(tmp_path, 600, PlacementPolicy.FIRST_FIT, seed=7)
+async def test_first_fit_decides_alike() -> None:
+    await _compare(600, PlacementPolicy.FIRST_FIT, seed=7)
 
 
-async def _compare(path: Path, events: int, policy: PlacementPolicy, seed: int) -> None:
+async def _compare(events: int, policy: PlacementPolicy, seed: int) -> None:
     """Let both worlds go through so many events, and hold each decision of the one against the other's."""
     happened: Counter[str] = Counter()
     timeline = Timeline(arrivals_of(seed, HOSTS, overcommitment=1.7))
@@ -38,7 +37,7 @@ async def _compare(path: Path, events: int, policy: PlacementPolicy, seed: int) 
     simulated = SimulatedWorld(HOSTS, policy)
     # An answer must not wait for a compiler.
     simulated.warm_up()
-    async with live_world(path, HOSTS, policy) as live:
+    async with live_world(HOSTS, policy) as live:
         for number, event in enumerate(timeline):
             if number == events:
                 break
