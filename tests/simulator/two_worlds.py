@@ -18,6 +18,7 @@ import aiosqlite
 import numpy as np
 import pytest
 
+from cluster_manager.leadership import LeadershipTimes
 from deflation.allocations import Priority, deflatable_capacity, effective_minimum, free_capacity
 from deflation.messages import HostReport, OperationState, Vector, VMStatus
 from deflation.placement_policies import PlacementPolicy
@@ -32,6 +33,9 @@ SHAPES: Final = (
     ResourceVector(32, 196_608, 1500),
     ResourceVector(64, 131_072, 2500),
 )
+
+#: Nobody else wants to lead.
+LEADERSHIP: Final = LeadershipTimes(check_s=5.0, limit_s=600.0, release_s=900.0)
 
 Size = tuple[float, float, float, float]
 
@@ -185,7 +189,8 @@ async def live_world(hosts: int, policy: PlacementPolicy) -> AsyncIterator[LiveW
     quick = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="ebb-two-worlds-", dir=quick) as directory, _store_without_threads():
         path = Path(directory)
-        async with cluster_of(path, *agents, silent_after_s=86_400.0, agents=limits) as cluster:
+        patient: dict[str, Any] = {"silent_after_s": 86_400.0, "agents": limits, "leadership": LEADERSHIP}
+        async with cluster_of(path, *agents, **patient) as cluster:
             yield LiveWorld(cluster, agents, policy)
 
 
