@@ -11,7 +11,7 @@ from tests.simulator.simulated_world import SimulatedWorld
 from tests.simulator.two_worlds import Arrival, Size, Timeline, arrivals_of, live_world
 
 #: Only against a hang: the loops are compiled first, and 10,000 events are many for a machine that has other work.
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.service, pytest.mark.timeout(3600)]
 
 EVENTS = 10_000
 HOSTS = 9
@@ -27,14 +27,22 @@ async def test_first_fit_decides_alike() -> None:
     await _compare(600, PlacementPolicy.FIRST_FIT, seed=7)
 
 
-async def _compare(events: int, policy: PlacementPolicy, seed: int) -> None:
-    """Let both worlds go through so many events, and hold each decision of the one against the other's."""
+async def test_a_simulator_that_decides_otherwise_is_found_out() -> None:
+    with pytest.raises(AssertionError, match="event"):
+        await _compare(100, PlacementPolicy.BEST_FIT, seed=6, other=PlacementPolicy.FIRST_FIT)
+
+
+async def _compare(events: int, policy: PlacementPolicy, seed: int, other: PlacementPolicy | None = None) -> None:
+    """Let both worlds go through so many events, and hold each decision of the one against the other's.
+
+    :param other: the policy of the simulated world, where it is to have another one.
+    """
     happened: Counter[str] = Counter()
     timeline = Timeline(arrivals_of(seed, HOSTS, overcommitment=1.7))
     #: Where each VM is that runs.
     places: dict[str, str] = {}
     before: dict[str, dict[str, Size]] = {}
-    simulated = SimulatedWorld(HOSTS, policy)
+    simulated = SimulatedWorld(HOSTS, other or policy)
     # An answer must not wait for a compiler.
     simulated.warm_up()
     async with live_world(HOSTS, policy) as live:
