@@ -112,12 +112,12 @@ def check_node(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, node: int) ->
         vm = nodes.first[node]
         while vm != NOBODY:
             number, has = vms.number[vm], vms.current[vm, c]
+            if vms.priority[vm] == FIXED and has != vms.upper[vm, c]:
+                return fault(tally, FIXED_CHANGED, node, number, c)
             if has < vms.minimum[vm, c] - _NEAR:
                 return fault(tally, BELOW_MINIMUM, node, number, c)
             if has > vms.upper[vm, c] + _NEAR:
                 return fault(tally, ABOVE_NOMINAL, node, number, c)
-            if vms.priority[vm] == FIXED and has != vms.upper[vm, c]:
-                return fault(tally, FIXED_CHANGED, node, number, c)
             charged += charge_of(vms, rules, vm, c)
             lacking += vms.upper[vm, c] - has
             if vms.priority[vm] != FIXED:
