@@ -11,10 +11,11 @@ import pytest
 from cluster_manager.hosts import Hosts
 from cluster_manager.store import Store
 from deflation.messages import CreateCommand, OperationState, VMSpec
+from tests.manager import cluster as clusters
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 
 def pair() -> tuple[FakeAgent, FakeAgent]:
@@ -146,7 +147,7 @@ async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has
 
 async def test_a_report_that_a_later_one_has_overtaken_is_neither_believed_nor_a_sign_of_life(tmp_path: Path) -> None:
     now = 0.0
-    store = Store(tmp_path / "manager.sqlite", lambda: 0.0)
+    store = Store(clusters.database_in(tmp_path), lambda: 0.0)
     await store.open()
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     agent._port = 1

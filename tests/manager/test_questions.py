@@ -13,6 +13,8 @@ from deflation.messages import Operation
 from hostagent import guestlink, watch
 from tests.manager.with_agent import Lab, lab_of
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
