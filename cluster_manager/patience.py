@@ -46,9 +46,8 @@ def hand_over(state: PlanState, why: str) -> Step:
     """The end of an operation that has waited for too long, with a plan that does the rest when the host is back."""
     vm, life = vm_of(state), life_of(state)
     if life.stage == "clear":
-        sentence = (
-            f"moved {vm} from {life.home} to {state.host}; what is left of it there goes when {life.home} answers"
-        )
+        left = f"what is left on {life.home} goes when that answers"
+        sentence = f"moved {vm} from {life.home} to {state.host}; {left}"
         rest = _rest(state, life.home, "clear")
         return finish(state, OperationState.DONE, sentence).also(Handover(rest))
     again = f"is started again on {life.home}" if life.was_running else f"stays off on {life.home}"

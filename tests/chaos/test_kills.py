@@ -190,6 +190,7 @@ def _worked(cluster: Cluster) -> None:
     """The workload was one: everything that it is made of really happened."""
     ends = [(r.kind, r.end["state"]) for r in cluster.client.requests if r.end]
     print({key: ends.count(key) for key in sorted(set(ends))}, f"preempted {len(cluster.watch.preempted)}")
-    for what in (("create", "done"), ("create", "failed"), ("delete", "done"), ("target", "done")):
+    kinds = ("create", "delete", "target", "stop", "start", "resize", "migrate")
+    for what in (("create", "failed"), *((kind, "done") for kind in kinds)):
         assert KILLS < 30 or what in ends, what
     assert ends.count(("create", "done")) >= KILLS // 10

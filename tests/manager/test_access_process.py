@@ -72,12 +72,8 @@ async def manager(home: Path) -> AsyncIterator[Running]:
     database = clusters.database_in(home)
     argv = [program("ebb-manager"), "--listen", f"127.0.0.1:{port}", "--log-level", "debug"]
     argv += ["--token-file", str(home / "admin"), "--agent-token-file", str(home / "agents")]
-    argv += [
-        "--tokens-file",
-        str(home / "tokens.toml"),
-        "--database",
-        database.url if isinstance(database, PostgreSQL) else str(database),
-    ]
+    where = database.url if isinstance(database, PostgreSQL) else str(database)
+    argv += ["--tokens-file", str(home / "tokens.toml"), "--database", where]
     argv += ["--tls-certificate", str(own.certificate), "--tls-key", str(own.key), "--client-ca", str(pki.ca)]
     process = processes.start("manager", argv, home / "log")
     try:

@@ -272,6 +272,10 @@ async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster
     await cluster.delete("high-1")
     released = await ask(cluster, "old-web", "release")
     assert released.state is OperationState.DONE
+    await cluster.ready()
+    assert cluster.manager is not None
+    (newest, *_) = await cluster.manager.store.core_changes("old-web", 10)
+    assert (newest.change.cores_after, newest.by_owner) == (0.0, True), "nobody took its cores away"
     assert (await cluster.call("GET", "/v1/vms/old-web"))[0] == 404
     status, problem = await send(cluster, "low-1", "release")
     assert (status, "not adopted" in problem["error"]) == (409, True)

@@ -1,9 +1,11 @@
-"""Migrations through the manager's API: whatever fails, the VM runs in one place in the end, or the record says why not."""
+"""Migrations through the manager's API: whatever fails, the VM runs in one place in the end, or it says why not."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,3 +123,175 @@ async def test_a_migration_to_nowhere_is_refused(cluster: Cluster) -> None:
         answer = await send(cluster, "low-1", "migrate", host=host, lose_disk=True, request_id=f"to-{host}")
         assert (answer[0], answer[1]["field"]) == (status, "host")
     assert (await send(cluster, "nobody", "migrate", lose_disk=True))[0] == 404
+
+
+# --- when a host does not answer -------------------------------------------------------------------------------------
+
+
+async def moving(cluster: Cluster, **body: Any) -> None:
+    """Ask for low-1 to be moved to host-b, and go on at once."""
+    status, answer = await send(cluster, "low-1", "migrate", lose_disk=True, **body)
+    assert status == 202, answer
+
+
+async def told(cluster: Cluster, said: str) -> None:
+    """Until the migration says so."""
+
+    async def says() -> bool:
+        progress = (await cluster.get("/v1/operations/migrate-low-1"))["progress"]
+        return any(said in sentence for sentence in progress)
+
+    await cluster.until(says)
+
+
+async def runs_on(cluster: Cluster, host: str) -> None:
+    """Until low-1 runs there, by its host and by the manager, with every plan at its end."""
+    assert cluster.manager is not None
+    manager = cluster.manager
+
+    async def there() -> bool:
+        row = await seen(cluster, "low-1")
+        return (row["state"], row["host"]) == ("running", host) and not await manager.store.unfinished_plans()
+
+    await cluster.until(there)
+    await consistent(cluster)
+
+
+async def later(cluster: Cluster, seconds: float) -> None:
+    """Let time pass, as the test is about who has patience."""
+    until = asyncio.get_running_loop().time() + seconds
+
+    async def passed() -> bool:
+        return asyncio.get_running_loop().time() >= until
+
+    await cluster.until(passed)
+
+
+async def test_a_migration_that_fails_while_its_old_host_is_busy_waits_until_the_vm_can_run_there(
+    cluster: Cluster,
+) -> None:
+    first, second = cluster.agents
+    second.trouble.never_ends = True
+    await moving(cluster, deadline_s=0.5)
+    async with asyncio.timeout(10):
+        await second.polled.wait()
+    first.trouble.never_ends = True
+    assert (await send(cluster, "low-2", "stop"))[0] == 202
+    async with asyncio.timeout(10):
+        await first.polled.wait()
+    second.trouble.fails["create"] = "it does not boot"
+    second.end_pending()
+    # Longer than one that looks for a place waits for a busy host.
+    await later(cluster, 1.5)
+    assert (await cluster.get("/v1/operations/migrate-low-1"))["state"] == "running"
+    first.end_pending()
+    failed = await cluster.ended("migrate-low-1")
+    assert failed.sentence == "low-1 runs on host-a again: host-b: it does not boot"
+    await cluster.ended("stop-low-2")
+    await runs_on(cluster, "host-a")
+
+
+async def test_a_migration_that_fails_while_its_old_host_is_away_goes_on_when_it_is_back(cluster: Cluster) -> None:
+    first, second = cluster.agents
+    second.trouble.never_ends = True
+    await moving(cluster)
+    async with asyncio.timeout(10):
+        await second.polled.wait()
+    await first.die()
+    second.trouble.fails["create"] = "it does not boot"
+    second.end_pending()
+    await told(cluster, "waiting for host-a")
+    await first.revive()
+    failed = await cluster.ended("migrate-low-1")
+    assert (failed.state, failed.sentence) == (
+        OperationState.FAILED,
+        "low-1 runs on host-a again: host-b: it does not boot",
+    )
+    await runs_on(cluster, "host-a")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_migration_that_waits_too_long_ends_and_the_vm_runs_at_home_when_its_host_is_back(
+    cluster: Cluster, restart: bool
+) -> None:
+    first, second = cluster.agents
+    second.trouble.never_ends = True
+    await moving(cluster, deadline_s=1.0)
+    async with asyncio.timeout(10):
+        await second.polled.wait()
+    await first.die()
+    second.trouble.fails["create"] = "it does not boot"
+    second.end_pending()
+    failed = await cluster.ended("migrate-low-1")
+    assert failed.state is OperationState.FAILED
+    assert "it is started again on host-a when host-a answers" in failed.sentence
+    row = await cluster.get("/v1/vms/low-1")
+    assert (row["state"], row["sentence"]) == ("migrating", failed.sentence)
+    if restart:
+        await cluster.kill_manager()
+        await cluster.start_manager()
+    await first.revive()
+    first.manager = second.manager
+    await runs_on(cluster, "host-a")
+    assert (await cluster.ended("migrate-low-1")).sentence == failed.sentence
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["not-started-there", "started-there"])
+async def test_a_migration_to_a_host_that_goes_silent_ends_and_the_vm_goes_home_once_that_is_safe(
+    cluster: Cluster, carried_out: bool
+) -> None:
+    first, second = cluster.agents
+    both = watch_for_two(cluster.agents, "low-1")
+    second.trouble.hangs_at, second.trouble.carries_out = len(second.arrived) + 1, carried_out
+    await moving(cluster, deadline_s=1.0)
+    async with asyncio.timeout(10):
+        await second.hanging.wait()
+    await second.die()
+    failed = await cluster.ended("migrate-low-1")
+    assert failed.state is OperationState.FAILED
+    assert "may have been started on host-b, which does not say" in failed.sentence
+    assert not runs(first.vms["low-1"]), "as long as it may run elsewhere"
+    status, problem = await send(cluster, "low-1", "start")
+    assert (status, "low-1 is migrating" in problem["error"]) == (409, True)
+    await second.revive()
+    await runs_on(cluster, "host-a")
+    assert both == []
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["not-stopped", "stopped"])
+async def test_a_stop_whose_answer_is_lost_leaves_the_vm_running_at_home(cluster: Cluster, carried_out: bool) -> None:
+    first, _ = cluster.agents
+    first.trouble.hangs_at, first.trouble.carries_out = len(first.arrived) + 1, carried_out
+    await moving(cluster)
+    async with asyncio.timeout(10):
+        await first.hanging.wait()
+    await first.die(forget=not carried_out)
+    await told(cluster, "low-1 stays on host-a")
+    await first.revive()
+    failed = await cluster.ended("migrate-low-1")
+    assert (failed.state, failed.sentence.startswith("low-1 runs on host-a again: ")) == (OperationState.FAILED, True)
+    await runs_on(cluster, "host-a")
+    assert first.arrived[-1] == "start", "a stop that comes later is refused"
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["still-there", "gone"])
+async def test_what_is_left_at_home_goes_when_its_host_is_back_and_nobody_waits_for_it(
+    cluster: Cluster, left: bool
+) -> None:
+    first, second = cluster.agents
+    second.trouble.never_ends = True
+    await moving(cluster, deadline_s=1.0)
+    async with asyncio.timeout(10):
+        await second.polled.wait()
+    await first.die()
+    second.end_pending()
+    moved = await cluster.ended("migrate-low-1")
+    assert moved.state is OperationState.DONE
+    assert "what is left on host-a goes when that answers" in moved.sentence
+    row = await cluster.get("/v1/vms/low-1")
+    assert (row["state"], row["host"]) == ("running", "host-b")
+    if not left:
+        del first.vms["low-1"]
+    await first.revive()
+    await runs_on(cluster, "host-b")
+    assert first.done.count(("delete", "low-1")) == left

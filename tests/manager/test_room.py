@@ -16,7 +16,7 @@ from deflation.hysteresis import Pace
 from deflation.messages import OperationState, Vector, VMSpec
 from deflation.resources import ZERO, ResourceVector
 from tests.manager.cluster import Cluster, cluster_of, vm
-from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
 
 each_store = pytest.mark.usefixtures("each_store")
@@ -266,6 +266,7 @@ async def test_a_harvest_vm_gets_a_budget_and_others_take_it_back(tmp_path: Path
         await when(cluster, agent, "spare", cpu_cores=5.7)
         (budget,) = agent.budgets
         assert (budget.number, budget.epoch) == (1, 1)
+        assert budget.order == agent.fence.order, "counted with the commands"
         operation = await cluster.create(vm("high-1", "fixed", 4.0, 800.0))
         assert operation.state is OperationState.DONE, operation
         assert agent.cores("spare") == pytest.approx(2.0)
@@ -279,6 +280,20 @@ async def test_a_harvest_vm_gets_a_budget_and_others_take_it_back(tmp_path: Path
             return [row["cores_after"] for row in changes][:3] == [5.7, 2.0, 5.7]
 
         await cluster.until(learnt)
+
+
+@each_store
+async def test_a_budget_that_a_command_has_overtaken_is_refused(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, agent := host("host-a", 6.0, 2400.0)) as cluster:
+        await cluster.create(HARVEST)
+        await when(cluster, agent, "spare", cpu_cores=5.7)
+        assert (await cluster.create(vm("high-1", "fixed", 4.0, 800.0))).state is OperationState.DONE
+        late = agent.budgets[0].model_copy(update={"number": 1000})
+        headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+        url = f"{agent.report().url}/v1/budget"
+        async with cluster.session.put(url, json=late.model_dump(mode="json"), headers=headers) as response:
+            assert (response.status, (await response.json())["field"]) == (409, "order")
+        assert agent.cores("spare") <= 2.0
 
 
 @each_store
