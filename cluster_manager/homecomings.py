@@ -124,11 +124,12 @@ def advance_homecoming(state: PlanState, event: Event) -> Step:
             return instruct(state, ReadHost(host=home), operation.sentence, life=life)
         case Start(), OperationEnded(operation=operation):
             return _stranded(state, operation.sentence)
-        case Start(), HostFailed() if state.starts < MOST_STARTS:
-            return wait(state, event.sentence, "home", home, event.elapsed_s)
         case Start(), HostFailed(uncertain=uncertain):
-            said = f"{event.sentence} ({home}'s next report says)" if uncertain else event.sentence
-            return _stranded(state, said, share=not uncertain and state.reclaims > 0)
+            life = life_of(state)
+            # Also a refusal comes after whatever the host had taken on before.
+            life = life.model_copy(update={"off": life.off or not uncertain})
+            refused = state.model_copy(update={"life": life, "failures": (*state.failures, event.sentence)})
+            return wait(refused, event.sentence, "home", home, event.elapsed_s)
     raise unexpected(state, event)
 
 
@@ -137,14 +138,14 @@ def _on_reading(state: PlanState, event: HostRead) -> Step:
     present = status_in(report, vm)
     if present is None:
         return _gone(state)
-    if present.state is VMState.STOPPING:
-        return wait(state, f"{vm} is being stopped on {life.home}", "home", life.home, event.elapsed_s)
+    if present.state in (VMState.STOPPING, VMState.STARTING):
+        return wait(state, f"{vm} is {present.state} on {life.home}", "home", life.home, event.elapsed_s)
     # A stop whose answer was lost may still come: the start of a VM that runs changes nothing, and fences it.
     if present.state is not VMState.STOPPED and life.off:
         sentence = f"{vm} runs on {life.home} again: {'; '.join(dict.fromkeys(state.failures))}"
         return end(state, FAILED, sentence, SetVM(vm, VMPhase.RUNNING, life.home, sentence), share=False)
-    if state.starts >= MOST_STARTS:
-        return _stranded(state, f"{life.home} does not keep it running")
+    if state.starts >= MOST_STARTS and present.state is VMState.STOPPED:
+        return _stranded(state, f"{life.home} has not started it, and its next report says whether it does so late")
     # One that runs or powered off by itself is charged already.
     size = present.start_size.vector() if present.start_size is not None else ZERO
     demand = growth(size, ZERO, report.vm_overhead_mib) if present.start_size is not None else ZERO

@@ -243,7 +243,7 @@ class ChaosAgent(FakeAgent):
             self._look(kind, command.request_id)
         if kind == "start":
             self._begin_start(name, command.request_id)
-        if kind == "stop" and runs(self.vms[name]):
+        if kind == "stop" and name in self.vms and runs(self.vms[name]):
             self.vms[name] = self.vms[name].model_copy(update={"state": VMState.STOPPING})
 
         def begun() -> dict[str, Any]:
