@@ -5,7 +5,7 @@ It is started at home only after the other host has said that it is not there. W
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from cluster_manager.arrivals import UP, arrived
 from cluster_manager.making_room import at, end, growth, life_of, make_room, share_room, status_in, vm_of
@@ -118,12 +118,12 @@ def advance_homecoming(state: PlanState, event: Event) -> Step:
             if uncertain:
                 return wait(state, event.sentence, "home", home, event.elapsed_s)
             return _stranded(state, event.sentence)
-        case Start(), OperationEnded(operation=operation) if operation.state is DONE:
-            # Whatever stop was still to come is fenced by now: what the host says next counts.
-            life = life_of(state).model_copy(update={"off": True})
-            return instruct(state, ReadHost(host=home), operation.sentence, life=life)
         case Start(), OperationEnded(operation=operation):
-            return _stranded(state, operation.sentence)
+            # Whatever stop was still to come is fenced by now: what the host says next counts.
+            changes: dict[str, Any] = {"life": life_of(state).model_copy(update={"off": True})}
+            if operation.state is not DONE:
+                changes |= {"starts": MOST_STARTS, "failures": (*state.failures, operation.sentence)}
+            return instruct(state, ReadHost(host=home), operation.sentence, **changes)
         case Start(), HostFailed(uncertain=uncertain):
             life = life_of(state)
             # Also a refusal comes after whatever the host had taken on before.

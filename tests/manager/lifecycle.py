@@ -67,7 +67,7 @@ def watch_for_two(agents: Iterable[FakeAgent], name: str) -> list[str]:
                 found.append(f"{name} runs on {running}")
             change(machine, before, after, **more)
 
-        agent.add_change = add  # type: ignore[method-assign]
+        agent.add_change = add  # type: ignore[method-assign, assignment]
     return found
 
 

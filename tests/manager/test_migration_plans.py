@@ -9,6 +9,7 @@ import pytest
 from cluster_manager.migrations import start_migration
 from cluster_manager.plans import (
     AwaitHost,
+    Event,
     Finish,
     Handover,
     HostBack,
@@ -158,7 +159,7 @@ def test_a_refused_start_at_home_is_tried_a_few_times_and_then_the_record_says_w
     state = advance(creating(), ended("create", OperationState.FAILED)).state
     state = advance(state, ended("delete")).state
     for _ in range(20):
-        event = read("home", OFF) if isinstance(state.instruction, ReadHost) else HostBack(1.0)
+        event: Event = read("home", OFF) if isinstance(state.instruction, ReadHost) else HostBack(1.0)
         if isinstance(state.instruction, Start):
             event = HostFailed(1.0, "home refused", uncertain=False)
         step = advance(state, event)

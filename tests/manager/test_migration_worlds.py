@@ -89,10 +89,10 @@ class World:
         if end == "refused":
             return HostFailed(self.now, f"{command.host} refused", uncertain=False)
         if end == "failed":
-            return ended(command.do, OperationState.FAILED, self.now)
+            return ended(_kind(command), OperationState.FAILED, self.now)
         if not self._carry_out(command):
-            return ended(command.do, OperationState.FAILED, self.now)
-        return lost if end == "unanswered" else ended(command.do, at=self.now)
+            return ended(_kind(command), OperationState.FAILED, self.now)
+        return lost if end == "unanswered" else ended(_kind(command), at=self.now)
 
     def _carry_out(self, command: Commanding) -> bool:
         host, was = command.host, self.states[command.host]
@@ -174,3 +174,8 @@ def test_whatever_is_lost_or_late_it_is_in_one_place_in_the_end_and_never_runs_t
 
 def _last(effects: tuple[Effect, ...], row: SetVM) -> SetVM:
     return next((effect for effect in reversed(effects) if isinstance(effect, SetVM)), row)
+
+
+def _kind(command: Commanding) -> str:
+    """What an agent calls it."""
+    return "delete" if isinstance(command, Remove) else command.do  # type: ignore[attr-defined]
