@@ -74,7 +74,7 @@ class Cluster:
 
     async def ask(self) -> None:
         """A few requests at once."""
-        requests = [self.client.think_of() for _ in range(self.chance.randint(1, 4))]
+        requests = [self.client.think_of() for _ in range(self.chance.randint(2, 6))]
         await asyncio.gather(*(self.client.send(request) for request in requests))
 
     async def kill_manager(self) -> str:
@@ -189,7 +189,9 @@ async def test_nothing_is_lost_or_doubled_when_managers_agents_and_the_network_f
 def _worked(cluster: Cluster) -> None:
     """The workload was one: everything that it is made of really happened."""
     ends = [(r.kind, r.end["state"]) for r in cluster.client.requests if r.end]
+    refused = [request.kind for request in cluster.client.requests if request.accepted is False]
     print({key: ends.count(key) for key in sorted(set(ends))}, f"preempted {len(cluster.watch.preempted)}")
+    print("refused", {kind: refused.count(kind) for kind in sorted(set(refused))})
     kinds = ("create", "delete", "target", "stop", "start", "resize", "migrate")
     for what in (("create", "failed"), *((kind, "done") for kind in kinds)):
         assert KILLS < 30 or what in ends, what
