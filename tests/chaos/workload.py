@@ -59,6 +59,15 @@ class Client:
                 names.pop(request.vm, None)
         return list(names)
 
+    @property
+    def stopped(self) -> list[str]:
+        """Of the VMs that may be there those that were told to stop, and not to start or to move since."""
+        told: dict[str, bool] = {}
+        for request in self.requests:
+            if request.accepted and request.kind in ("create", "stop", "start", "migrate"):
+                told[request.vm] = request.kind == "stop"
+        return [name for name in self.names if told.get(name)]
+
     def think_of(self) -> Request:
         """The next request."""
         weights = [weight for weight, _ in KINDS]
@@ -172,8 +181,10 @@ def stop(client: Client, request_id: str) -> Request | None:
 
 
 def start(client: Client, request_id: str) -> Request | None:
-    # Most VMs run: one that was stopped is more likely to be meant.
-    stopped = [r.vm for r in client.requests if r.kind == "stop" and r.accepted and r.vm in client.names]
+    # Most VMs run: one that may have been stopped is meant.
+    stopped = client.stopped
+    if not stopped and client.chance.random() < 0.9:
+        return None
     elsewhere = {"anywhere": True, "lose_disk": True} if client.chance.random() < 0.5 else {}
     request = _about(client, request_id, "start", deadline_s=2.0, **elsewhere)
     if request is not None and stopped:
@@ -210,8 +221,8 @@ KINDS: Sequence[tuple[float, Build]] = (
     (5.0, create),
     (2.5, delete),
     (2.0, target),
-    (1.5, stop),
-    (1.5, start),
+    (2.0, stop),
+    (3.0, start),
     (2.0, resize),
     (2.0, migrate),
 )
