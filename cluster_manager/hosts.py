@@ -14,6 +14,7 @@ from itertools import count
 from typing import Final
 
 from cluster_manager.availability import Availability
+from cluster_manager.slim_reports import slim
 from cluster_manager.store import Store
 from cluster_manager.versions import host_version
 from deflation.messages import HostReport, HostStatus, VMStatus
@@ -62,7 +63,7 @@ class Host:
     @property
     def report(self) -> HostReport:
         if isinstance(self._report, str):
-            self._report = HostReport.model_validate_json(self._report)
+            self._report = slim(HostReport.model_validate_json(self._report))
         return self._report
 
 
@@ -140,7 +141,7 @@ class Hosts:
                 await self._save(host.report)
             return
         owes = host.owes_reinflation if host is not None else False
-        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
+        self._hosts[report.id] = Host(slim(report), self._clock(), None, owes, arrival, asking)
         self._see(report.id)
 
     def remember(self, report: HostReport, raw: bytes) -> None:

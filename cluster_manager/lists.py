@@ -50,9 +50,8 @@ class Lists:
         phases = None if state is None else _SHOWN_OF.get(state, [state])
 
         async def read(number: int, last: Any) -> Shown[ManagedVM]:
-            query = queries.vms(number, last, host=host, phases=phases, prefix=prefix)
-            if priority is not None:
-                query = queries.with_priority(query, priority.value)
+            wanted = priority.value if priority is not None else None
+            query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix)
             return [(self._show_vm(_stored_vm(row)), row.name) for row in await self._store.rows(query)]
 
         def fits(vm: ManagedVM) -> bool:
@@ -74,18 +73,11 @@ class Lists:
     ) -> OperationPage:
         """What clients asked for, newest first."""
         key = key_of("operations", after, (int,))
-
-        async def read(number: int, last: Any) -> Shown[Operation]:
-            query = queries.plans(number, last, kind=kind, state=state, vm=vm, host=host, since=since)
-            found = await self._store.rows(query)
-            return [(self._show_plan(_stored_plan(row)), row.number) for row in found]
-
-        def fits(operation: Operation) -> bool:
-            wanted = ((kind, operation.kind), (state, operation.state), (vm, operation.vm), (host, operation.host))
-            return all(value is None or value == found for value, found in wanted)
-
-        rows, last = await _page(read, fits, limit, key[0] if key else None)
-        return OperationPage(operations=tuple(rows), next=None if last is None else cursor_of("operations", (last,)))
+        wanted: Any = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
+        found = await self._store.rows(queries.plans(limit + 1, key[0] if key else None, **wanted))
+        rows = tuple(self._show_plan(_stored_plan(row)) for row in found[:limit])
+        last = found[limit - 1].number if len(found) > limit else None
+        return OperationPage(operations=rows, next=None if last is None else cursor_of("operations", (last,)))
 
     async def events(self, limit: int, after: str | None, **wanted: Any) -> EventPage:
         """The event log, newest first. ``wanted``: the filters of :func:`cluster_manager.queries.events`."""

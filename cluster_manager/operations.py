@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -23,7 +24,9 @@ from cluster_manager.plans import (
     Effect,
     Event,
     Finish,
+    Handover,
     HostFailed,
+    HostRead,
     Note,
     OweReinflation,
     PlanKind,
@@ -38,7 +41,7 @@ from cluster_manager.plans import (
 from cluster_manager.readings import asked_of_hosts
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.rows import StoredPlan, StoredVM
-from cluster_manager.running_plans import Prepared, RunningPlan, defect
+from cluster_manager.running_plans import Prepared, RunningPlan, defect, operation_of
 from cluster_manager.steps import Step
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
@@ -319,7 +322,11 @@ class Operations:
             self._release(running)
         elif not await self._hold(running, host):
             return HostFailed(self._clock() - started_at, f"{host} is busy with another plan", uncertain=False)
-        return await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+        event = await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+        if isinstance(event, HostRead) and state.life is not None and state.life.stage == "clear":
+            rows = await self._store.vms(state.vm)
+            event = replace(event, kept=any(row.host == host for row in rows))
+        return event
 
     async def _save(self, running: RunningPlan, step: Step) -> None:
         """Store the next state with its effects; only then does the plan go on."""
@@ -327,7 +334,7 @@ class Operations:
         plan = running.plan
         running.plan = StoredPlan(step.state, plan.fingerprint, plan.started_at, at)
         self._reserve(step.state)
-        self._remember(step.effects)
+        await self._remember(step.effects)
         for sentence in step.state.progress[len(plan.state.progress) :]:
             log.info("plan", plan=step.state.id, kind=step.state.kind, vm=step.state.vm, why=sentence)
         news, running.news = running.news, asyncio.Event()
@@ -339,28 +346,35 @@ class Operations:
         wanted = asked_of_hosts(state.spec, state.purpose) if state.spec is not None else ZERO
         self._hosts.availability.reserve(state.id, host, wanted)
 
-    def _remember(self, effects: Iterable[Effect]) -> None:
+    async def _remember(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case OweReinflation(host, owed):
                     if (known := self._hosts.get(host)) is not None:
                         known.owes_reinflation = owed
-                case SetVM(name=name, host=str(host), owed=True):
-                    self._owed[name] = host
-                case SetVM(name=name):
-                    self._owed.pop(name, None)
-                case Note() | SetSpec():
+                case SetVM(name=name, owed=owed) if owed or name in self._owed:
+                    # The row may be another VM's by now, which this plan has not changed: the store says what is owed.
+                    async with self._admission:
+                        where = (await self._store.owed_removals()).get(name)
+                        self._owed.pop(name, None)
+                        if where is not None:
+                            self._owed[name] = where
+                case Handover(state=rest):
+                    self._launch(StoredPlan(rest, rest.id, now := self._clock(), now))
+                case Note() | SetSpec() | SetVM():
                     pass
 
     # --- one plan a host ---------------------------------------------------------------------------------------------
 
     async def _hold(self, running: RunningPlan, host: str) -> bool:
-        """Take the host for this plan; a placement looks elsewhere when its time is up."""
+        """Take the host for this plan; one that finds a place looks elsewhere when its time is up."""
         if running.holds == host:
             return True
         self._release(running)
-        lock = self._locks.setdefault(host, asyncio.Lock())
-        limit_s = max(running.state.deadline_s, 1.0) if isinstance(running.state.instruction, ReadHost) else None
+        lock, state = self._locks.setdefault(host, asyncio.Lock()), running.state
+        # There is nothing else to look for where a VM has arrived, or is to run at home again.
+        looks = isinstance(state.instruction, ReadHost) and (state.life is None or state.life.stage == "room")
+        limit_s = max(state.deadline_s, 1.0) if looks else None
         try:
             async with asyncio.timeout(limit_s):
                 await lock.acquire()
@@ -403,22 +417,7 @@ class Operations:
         return self._view(plan)
 
     def _view(self, plan: StoredPlan) -> Operation:
-        state = plan.state
-        end = state.instruction if isinstance(state.instruction, Finish) else None
-        last = state.progress[-1] if state.progress else "not begun yet"
-        return Operation(
-            request_id=state.request_id,
-            kind=state.kind,
-            state=end.state if end is not None else OperationState.RUNNING,
-            sentence=end.sentence if end is not None else last,
-            vm=state.vm,
-            host=state.host,
-            vms=state.outcomes,
-            shortfall=state.shortfall,
-            started_at=plan.started_at,
-            seconds=round((plan.updated_at if end is not None else self._clock()) - plan.started_at, 3),
-            progress=state.progress,
-        )
+        return operation_of(plan, self._clock())
 
 
 def plan_id(kind: PlanKind, subject: str) -> str:

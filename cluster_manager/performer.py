@@ -100,11 +100,13 @@ class Performer:
                     return HostFailed(elapsed_s(), str(error), isinstance(error, AgentUnreachable))
                 await self._hosts.take(report)
                 return HostRead(elapsed_s(), report)
-            case AwaitHost(host=host):
+            case AwaitHost(host=host, until_s=until_s):
                 while True:
                     await asyncio.sleep(self._limits.retry_s)
                     if self._hosts.is_ready(host):
                         return HostBack(elapsed_s())
+                    if until_s is not None and elapsed_s() >= until_s:
+                        return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
             case Finish():
                 raise ValueError("a plan that has ended has nothing to carry out")
             case _:
@@ -118,6 +120,8 @@ class Performer:
         budget = budget_of(self._epoch)
         if budget is None:
             return
+        # Counted with the commands: one that comes late, after the reclaim that revoked it, grants nothing.
+        budget = budget.model_copy(update={"order": next(self._orders)})
         try:
             await self._agents.grant(host, budget)
             await self._refresh(host)

@@ -149,10 +149,12 @@ class Release(Commanding):
 
 
 class AwaitHost(Record):
-    """Wait, for as long as it takes and without holding any host, until a host reports. Answer: :class:`HostBack`."""
+    """Wait, without holding any host, until a host reports. Answer: :class:`HostBack`, or :class:`HostFailed` when the
+    plan has been running for ``until_s``; None: for as long as it takes."""
 
     do: Literal["await-host"] = "await-host"
     host: str
+    until_s: float | None = None
 
 
 class Finish(Record):
@@ -207,9 +209,10 @@ class HostsChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostRead(Event):
-    """What the agent itself says at this moment."""
+    """What the agent itself says at this moment. ``kept``: the store has the plan's VM on this host."""
 
     report: HostReport
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +303,14 @@ class OweReinflation:
     owed: bool
 
 
-Effect = Note | SetVM | SetSpec | OweReinflation
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What is left to do becomes a plan of the manager's own, so that nobody waits for its operation any longer."""
+
+    state: PlanState
+
+
+Effect = Note | SetVM | SetSpec | OweReinflation | Handover
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -333,6 +343,10 @@ class Life(Record):
     #: Migrations: whether the VM is off, and whether it is to run again at home if nothing else comes of it.
     off: bool = False
     was_running: bool = True
+    #: Until when hosts that do not answer are waited for, as ``elapsed_s``; None: nobody was waited for yet.
+    waits_until_s: float | None = None
+    #: Whether this is what an operation left that has ended: it waits for as long as it takes.
+    rest: bool = False
     #: Adoptions.
     domain: str = ""
     priority: Priority = Priority.DEFLATABLE

@@ -1,8 +1,4 @@
-"""Selects of the lists: filters and keyset pages, portable to any database that SQLAlchemy speaks to.
-
-What stands inside a JSON column (a plan's kind, a VM's priority) is looked for in its text. That may find a row too
-many and never one too few; :mod:`cluster_manager.lists` looks again at the values.
-"""
+"""Selects of the lists: filters by columns with indexes, and keyset pages, portable to any database of SQLAlchemy's."""
 
 from __future__ import annotations
 
@@ -11,30 +7,32 @@ from typing import Any
 from sqlalchemy import Select, select, tuple_
 
 from cluster_manager import schema
-from cluster_manager.plans import VMPhase
 from deflation.messages import OperationState
 
 
 def vms(
-    limit: int, after: str | None, *, host: str | None, phases: list[str] | None, prefix: str | None
+    limit: int,
+    after: str | None,
+    *,
+    host: str | None,
+    phases: list[str] | None,
+    priority: str | None,
+    prefix: str | None,
 ) -> Select[Any]:
     """VMs whose names are taken, by name."""
     table = schema.vms
-    query = select(table).where(table.c.phase != VMPhase.ENDED.value).order_by(table.c.name).limit(limit)
+    query = select(table).where(schema.LIVING).order_by(table.c.name).limit(limit)
     if after is not None:
         query = query.where(table.c.name > after)
     if host is not None:
         query = query.where(table.c.host == host)
     if phases is not None:
         query = query.where(table.c.phase.in_(phases))
+    if priority is not None:
+        query = query.where(table.c.priority == priority)
     if prefix:
         query = query.where(table.c.name.startswith(prefix, autoescape=True))
     return query
-
-
-def with_priority(query: Select[Any], priority: str) -> Select[Any]:
-    """Only VMs whose spec may have this priority."""
-    return query.where(schema.vms.c.spec.contains(f'"priority":"{priority}"', autoescape=True))
 
 
 def plans(
@@ -54,11 +52,13 @@ def plans(
         query = query.where(table.c.number < after)
     if since is not None:
         query = query.where(table.c.started_at >= since)
-    if state is not None:
-        query = query.where(table.c.finished == int(state is not OperationState.RUNNING))
-    for name, value in (("kind", kind), ("vm", vm), ("host", host)):
+    if state is OperationState.RUNNING:
+        query = query.where(table.c.finished == schema.constant(0))
+    elif state is not None:
+        query = query.where(table.c.outcome == state.value)
+    for column, value in ((table.c.kind, kind), (table.c.vm, vm), (table.c.host, host)):
         if value is not None:
-            query = query.where(table.c.state.contains(f'"{name}":"{value}"', autoescape=True))
+            query = query.where(column == value)
     return query
 
 

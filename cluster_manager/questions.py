@@ -62,7 +62,9 @@ class Questions:
         """
         if vm.host is None:
             raise RequestError(409, f"{vm.name} is {vm.state}, not running", "name")
-        return await _passed_on(self._agents.forecast(vm.host, vm.name, command))
+        # A question fences nobody, and is no client's command.
+        ours = command.model_copy(update={"epoch": self._epoch, "order": 0})
+        return await _passed_on(self._agents.forecast(vm.host, vm.name, ours))
 
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode.

@@ -1,14 +1,14 @@
-"""A plan under way, and how one ends that met a defect."""
+"""A plan under way, what clients see of it, and how one ends that met a defect."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
 
-from cluster_manager.plans import ChooseHosts, Note, OweReinflation, PlanState, SetVM, VMPhase
+from cluster_manager.plans import ChooseHosts, Finish, Note, OweReinflation, PlanState, SetVM, VMPhase
 from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
-from deflation.messages import OperationState
+from deflation.messages import Operation, OperationState
 
 
 @dataclass(slots=True)
@@ -42,9 +42,33 @@ def defect(state: PlanState, error: Exception) -> Step:
     step = finish(state, OperationState.FAILED, sentence)
     if state.life is not None:
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
-        step = step.also(SetVM(state.vm or "", VMPhase.RUNNING, state.life.home, sentence))
+        where = state.host if state.life.stage == "clear" else state.life.home
+        step = step.also(SetVM(state.vm or "", VMPhase.RUNNING, where, sentence))
     elif state.vm is not None and state.kind != "target":
         step = step.also(SetVM(state.vm, VMPhase.FAILED, state.host, sentence, owed=state.host is not None))
     if state.host is not None and not isinstance(state.instruction, ChooseHosts):
         step = step.also(OweReinflation(state.host, True))
     return step.also(Note("failed", state.vm, state.host, sentence))
+
+
+def operation_of(plan: StoredPlan, now: float) -> Operation:
+    """A plan as clients see it.
+
+    :param now: seconds since the epoch.
+    """
+    state = plan.state
+    end = state.instruction if isinstance(state.instruction, Finish) else None
+    last = state.progress[-1] if state.progress else "not begun yet"
+    return Operation(
+        request_id=state.request_id,
+        kind=state.kind,
+        state=end.state if end is not None else OperationState.RUNNING,
+        sentence=end.sentence if end is not None else last,
+        vm=state.vm,
+        host=state.host,
+        vms=state.outcomes,
+        shortfall=state.shortfall,
+        started_at=plan.started_at,
+        seconds=round((plan.updated_at if end is not None else now) - plan.started_at, 3),
+        progress=state.progress,
+    )

@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Delete, bindparam, func, insert, select, update
+from sqlalchemy import Delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import schema
 from cluster_manager.engines import upsert
-from cluster_manager.plans import Effect, Finish, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
+from cluster_manager.plans import Effect, Finish, Handover, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
 from cluster_manager.rows import StoredChange, StoredEvent, StoredHost, StoredPlan, StoredVM
 from cluster_manager.transactions import Transactions
 from deflation.messages import CoreChange, HostReport, VMSpec
 
 #: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
 _BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STOPPED, VMPhase.MIGRATING))
-
-
-def _constant(value: str | int) -> Any:
-    """Written into the statement, so that an index over a part of a table fits it."""
-    return bindparam(None, value, literal_execute=True)
-
-
-#: The rows that hold their VMs' names.
-LIVING: Final[ColumnElement[bool]] = schema.vms.c.phase != _constant(VMPhase.ENDED.value)
+#: A VM that a migration, or a start elsewhere, has to itself.
+_UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 
 
 class Store(Transactions):
@@ -54,20 +47,7 @@ class Store(Transactions):
         now = self._clock()
 
         async def work(connection: AsyncConnection) -> None:
-            number = select(func.coalesce(func.max(schema.plans.c.number), 0) + 1).scalar_subquery()
-            await connection.execute(
-                insert(schema.plans).values(
-                    id=state.id,
-                    request_id=state.request_id,
-                    fingerprint=fingerprint,
-                    state=state.model_dump_json(),
-                    finished=int(state.finished),
-                    internal=int(internal),
-                    number=number,
-                    started_at=now,
-                    updated_at=now,
-                )
-            )
+            await connection.execute(_new_plan(state, fingerprint, internal, now))
             if vm is not None:
                 await connection.execute(_living(vm.name).values(**_phase(VMPhase.ENDED, now)))
                 await connection.execute(
@@ -75,7 +55,7 @@ class Store(Transactions):
                         name=vm.name,
                         host=vm.host,
                         phase=vm.phase.value,
-                        spec=vm.spec.model_dump_json(),
+                        **_sold(vm.spec),
                         sentence=vm.sentence,
                         owes_removal=0,
                         request_id=vm.request_id,
@@ -105,11 +85,7 @@ class Store(Transactions):
 
         async def work(connection: AsyncConnection) -> None:
             table = schema.plans
-            await connection.execute(
-                update(table)
-                .where(table.c.id == state.id)
-                .values(state=state.model_dump_json(), finished=int(state.finished), updated_at=now)
-            )
+            await connection.execute(update(table).where(table.c.id == state.id).values(**_moving(state, now)))
             for effect in effects:
                 await self._apply(connection, state, effect, now)
 
@@ -134,15 +110,20 @@ class Store(Transactions):
                 )
             case SetSpec(name, spec):
                 row = _living(name).where(schema.vms.c.request_id == state.request_id)
-                await connection.execute(row.values(spec=spec.model_dump_json()))
+                await connection.execute(row.values(**_sold(spec)))
             case OweReinflation(host, owed):
                 table = schema.hosts
                 await connection.execute(update(table).where(table.c.id == host).values(owes_reinflation=int(owed)))
+            case Handover(rest):
+                await connection.execute(_new_plan(rest, rest.id, True, now))
+                # Where the plan still has the VM to itself, the other one has it from now on.
+                mine = (schema.vms.c.request_id == state.request_id) & schema.vms.c.phase.in_(_UNDER_WAY)
+                await connection.execute(_living(state.vm or "").where(mine).values(request_id=rest.request_id))
 
     async def unfinished_plans(self) -> list[StoredPlan]:
         """In the order in which they were made."""
         table = schema.plans
-        return await self._values(select(table).where(table.c.finished == _constant(0)), table.c.number, _plan)
+        return await self._values(select(table).where(table.c.finished == schema.constant(0)), table.c.number, _plan)
 
     async def plan(self, request_id: str) -> StoredPlan | None:
         """The plan of a client's request."""
@@ -158,7 +139,7 @@ class Store(Transactions):
     async def vms(self, name: str | None = None) -> list[StoredVM]:
         """Those whose names are taken, or the one that has this name; by name."""
         table = schema.vms
-        query = select(table).where(LIVING)
+        query = select(table).where(schema.LIVING)
         return await self._values(
             query if name is None else query.where(table.c.name == name),
             table.c.name,
@@ -177,7 +158,7 @@ class Store(Transactions):
     async def owed_removals(self) -> dict[str, str]:
         """VMs that may still be on a host and are to be removed there: host by name."""
         table = schema.vms
-        query = select(table.c.name, table.c.host).where(table.c.owes_removal == _constant(1), LIVING)
+        query = select(table.c.name, table.c.host).where(table.c.owes_removal == schema.constant(1), schema.LIVING)
         return {row.name: row.host for row in await self._read(query) if row.host}
 
     async def hosts(self) -> list[StoredHost]:
@@ -246,8 +227,14 @@ class Store(Transactions):
                 named = select(func.max(vms.c.id)).where(vms.c.name.in_({change.machine for change in changes}))
                 query = select(vms).where(vms.c.id.in_(named.group_by(vms.c.name)))
                 newest = {row.name: row for row in (await connection.execute(query)).all()}
+                plans = {_plan_of(change) for change in changes if change.cores_after == 0}
+                released = select(schema.plans.c.id).where(
+                    schema.plans.c.id.in_(plans), schema.plans.c.kind == "release"
+                )
+                given_back = set((await connection.execute(released)).scalars())
                 statement = upsert(self._engine, table).on_conflict_do_nothing()
-                await connection.execute(statement, [_change_row(host, c, newest.get(c.machine)) for c in changes])
+                rows = [_change_row(host, c, newest.get(c.machine), _plan_of(c) in given_back) for c in changes]
+                await connection.execute(statement, rows)
             highest = select(func.coalesce(func.max(table.c.sequence), 0)).where(table.c.host == host)
             return int((await connection.execute(highest)).scalar_one())
 
@@ -291,7 +278,7 @@ class Store(Transactions):
 def _living(name: str) -> Any:
     """An update of the row that holds a name."""
     table = schema.vms
-    return update(table).where(table.c.name == name, LIVING)
+    return update(table).where(table.c.name == name, schema.LIVING)
 
 
 def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
@@ -304,10 +291,51 @@ def _after_deletion(state: PlanState) -> VMPhase:
     return VMPhase.ENDED if isinstance(state.instruction, Finish) else VMPhase.DELETING
 
 
-def _change_row(host: str, change: CoreChange, vm: Any) -> dict[str, Any]:
-    """The row of a core change, with what the newest row of its VM says of it."""
+def _new_plan(state: PlanState, fingerprint: str, internal: bool, now: float) -> Any:
+    """The insert of a plan's row, behind all others."""
+    number = select(func.coalesce(func.max(schema.plans.c.number), 0) + 1).scalar_subquery()
+    return insert(schema.plans).values(
+        id=state.id,
+        request_id=state.request_id,
+        fingerprint=fingerprint,
+        internal=int(internal),
+        number=number,
+        started_at=now,
+        kind=state.kind,
+        vm=state.vm,
+        **_moving(state, now),
+    )
+
+
+def _moving(state: PlanState, now: float) -> dict[str, Any]:
+    """The columns of a plan that may change with each of its steps."""
+    end = state.instruction
+    return {
+        "state": state.model_dump_json(),
+        "finished": int(state.finished),
+        "host": state.host,
+        "outcome": end.state.value if isinstance(end, Finish) else None,
+        "updated_at": now,
+    }
+
+
+def _sold(spec: VMSpec) -> dict[str, Any]:
+    """The columns of what a VM is sold as."""
+    return {"spec": spec.model_dump_json(), "priority": spec.priority.value}
+
+
+def _plan_of(change: CoreChange) -> str:
+    """The id of the plan whose command a core change came of, if one did."""
+    return change.cause.rpartition(".")[0]
+
+
+def _change_row(host: str, change: CoreChange, vm: Any, released: bool) -> dict[str, Any]:
+    """The row of a core change, with what the newest row of its VM says of it.
+
+    :param released: whether its owner had the VM given back.
+    """
     spec = VMSpec.model_validate_json(vm.spec) if vm is not None else None
-    owners = vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER)
+    owners = released or (vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER))
     return {
         **change.model_dump(),
         "host": host,

@@ -25,7 +25,7 @@ routes = web.RouteTableDef()
 async def _grant(request: web.Request) -> web.Response:
     check_parameters(request)
     commands, budget = request.app[AGENT].commands, await body_of(request, Budget)
-    await commands.follow(Command(request_id="budget", epoch=budget.epoch))
+    await commands.follow(Command(request_id="budget", epoch=budget.epoch, order=budget.order))
     return answer(await commands.harvest.grant(budget))
 
 

@@ -13,6 +13,7 @@ from deflation.allocations import Priority
 from deflation.proportional import share_room
 from deflation.undo import SMALLEST_GROWTH
 from tests.chaos.agent import ChaosAgent, Watch
+from tests.chaos.histories import disagreements
 from tests.chaos.workload import Client
 
 
@@ -55,12 +56,12 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
     stored = await asyncio.to_thread(
         rows, database, "SELECT name, host, phase, sentence FROM vms WHERE phase <> 'ended' ORDER BY name"
     )
-    managed = {(name, host) for name, host, phase, _ in stored if phase == "running"}
+    managed = {(name, host) for name, host, phase, _ in stored if phase in ("running", "stopped")}
     present = {(name, agent.id) for agent in agents for name in agent.vms}
     if managed != present:
         found.append(f"only in the store: {managed - present}; only on hosts: {present - managed}")
     for name, host, phase, why in stored:
-        if phase != "running" and (phase != "failed" or host):
+        if phase not in ("running", "stopped") and (phase != "failed" or host):
             found.append(f"{name} is {phase} on {host}: {why}")
     for agent in agents:
         if names := deflated_beside_room(agent):
@@ -72,6 +73,7 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
         if not any(vm == name and f"reason {reason}" in sentence for vm, sentence in events):
             found.append(f"{name} was preempted (reason {reason}) without a record")
     found += _lost(client, {name for name, _ in present}, {vm for vm, _ in events})
+    found += disagreements(client, await client.vms(), agents)
     doubled = await asyncio.to_thread(
         rows, database, "SELECT request_id, count(*) FROM plans GROUP BY request_id HAVING count(*) > 1"
     )
@@ -82,7 +84,8 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
 def deflated_beside_room(agent: ChaosAgent) -> list[str]:
     """Deflatable VMs that what their host has free would make larger, by what is worth a resize."""
     # One that an operator brought to its size is held there.
-    free_to_grow = [vm for vm in agent.vms.values() if vm.priority is Priority.DEFLATABLE and not vm.held]
+    deflatable = [vm for vm in agent.vms.values() if vm.priority is Priority.DEFLATABLE]
+    free_to_grow = [vm for vm in deflatable if not vm.held and vm.start_size is None]
     lacking = [row for row in (vm.allocation() for vm in free_to_grow) if not row.nominal.fits_in(row.current)]
     targets = share_room(lacking, agent.free())
     return [

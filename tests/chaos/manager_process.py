@@ -36,7 +36,7 @@ from tests.manager.fake_agent import AGENT_TOKEN
 RECORD = "EBB_CHAOS_RECORD"
 PATIENCE = "EBB_CHAOS_PATIENCE_S"
 #: Answers come late here, and agents come back.
-LIMITS = AgentLimits(answer_s=0.8, absence_s=1.2, poll_s=0.3, pause_s=0.02, grace_s=1.0, start_stop_s=2.0)
+LIMITS = AgentLimits(answer_s=0.8, absence_s=1.2, poll_s=0.3, pause_s=0.02, grace_s=1.0, start_stop_s=2.0, retry_s=0.3)
 SILENT_AFTER_S = 1.5
 RETRY_S = 0.3
 PACE = Pace(hold_s=0.6, rest_s=0.6)

@@ -35,7 +35,7 @@ KILLS_IN_BAD_WEATHER = KILLS * 2 // 3
 #: Everything comes to rest, and is looked at, after so many kills.
 QUIET_EVERY = 10
 #: How long a moment that was aimed at is waited for.
-AIM_S = 0.6
+AIM_S = 1.0
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Cluster:
 
     async def ask(self) -> None:
         """A few requests at once."""
-        requests = [self.client.think_of() for _ in range(self.chance.randint(1, 4))]
+        requests = [self.client.think_of() for _ in range(self.chance.randint(2, 6))]
         await asyncio.gather(*(self.client.send(request) for request in requests))
 
     async def kill_manager(self) -> str:
@@ -168,7 +168,7 @@ async def test_a_manager_killed_at_any_point_of_a_random_workload_loses_and_doub
     await cluster.rest("in the end")
     print(f"{KILLS} kills in {time.monotonic() - began:.0f} s, {reached} where they were aimed at")
     _worked(cluster)
-    assert reached >= KILLS // 5
+    assert reached >= KILLS // 10
     assert await cluster.process.end(signal.SIGTERM) == 0
 
 
@@ -189,7 +189,10 @@ async def test_nothing_is_lost_or_doubled_when_managers_agents_and_the_network_f
 def _worked(cluster: Cluster) -> None:
     """The workload was one: everything that it is made of really happened."""
     ends = [(r.kind, r.end["state"]) for r in cluster.client.requests if r.end]
+    refused = [request.kind for request in cluster.client.requests if request.accepted is False]
     print({key: ends.count(key) for key in sorted(set(ends))}, f"preempted {len(cluster.watch.preempted)}")
-    for what in (("create", "done"), ("create", "failed"), ("delete", "done"), ("target", "done")):
+    print("refused", {kind: refused.count(kind) for kind in sorted(set(refused))})
+    kinds = ("create", "delete", "target", "stop", "start", "resize", "migrate")
+    for what in (("create", "failed"), *((kind, "done") for kind in kinds)):
         assert KILLS < 30 or what in ends, what
     assert ends.count(("create", "done")) >= KILLS // 10

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+HOSTS = ("host-a", "host-b", "host-c")
 #: A manager that is down or starts again; a client asks again with the same request id.
 _AGAIN = (502, 503, 504)
 
@@ -57,6 +58,15 @@ class Client:
             elif request.kind == "delete":
                 names.pop(request.vm, None)
         return list(names)
+
+    @property
+    def stopped(self) -> list[str]:
+        """Of the VMs that may be there those that were told to stop, and not to start or to move since."""
+        told: dict[str, bool] = {}
+        for request in self.requests:
+            if request.accepted and request.kind in ("create", "stop", "start", "migrate"):
+                told[request.vm] = request.kind == "stop"
+        return [name for name in self.names if told.get(name)]
 
     def think_of(self) -> Request:
         """The next request."""
@@ -115,6 +125,12 @@ class Client:
                     if not await self.look(request, 2.0):
                         await asyncio.sleep(0.05)
 
+    async def vms(self) -> list[dict[str, Any]]:
+        """The VMs as the manager shows them."""
+        async with self.session.get(f"{self.url}/v1/vms?limit=1000") as response:
+            found: list[dict[str, Any]] = (await response.json())["vms"]
+            return found
+
 
 Build = Callable[[Client, str], Request | None]
 
@@ -152,5 +168,61 @@ def target(client: Client, request_id: str) -> Request | None:
     return Request(request_id, "target", name, "PUT", f"/v1/vms/{name}/target", body)
 
 
+def _about(client: Client, request_id: str, kind: str, **body: Any) -> Request | None:
+    """A request about a VM that may be there."""
+    if not client.names:
+        return None
+    name = client.chance.choice(client.names)
+    return Request(request_id, kind, name, "POST", f"/v1/vms/{name}/{kind}", {"request_id": request_id, **body})
+
+
+def stop(client: Client, request_id: str) -> Request | None:
+    return _about(client, request_id, "stop", limit_s=0.2)
+
+
+def start(client: Client, request_id: str) -> Request | None:
+    # Most VMs run: one that may have been stopped is meant.
+    stopped = client.stopped
+    if not stopped and client.chance.random() < 0.9:
+        return None
+    elsewhere = {"anywhere": True, "lose_disk": True} if client.chance.random() < 0.5 else {}
+    request = _about(client, request_id, "start", deadline_s=2.0, **elsewhere)
+    if request is not None and stopped:
+        request.vm = client.chance.choice(stopped)
+        request.path = f"/v1/vms/{request.vm}/start"
+    return request
+
+
+def migrate(client: Client, request_id: str) -> Request | None:
+    where = client.chance.choice(({}, {}, *({"host": host} for host in HOSTS)))
+    return _about(client, request_id, "migrate", lose_disk=True, deadline_s=2.0, limit_s=0.2, **where)
+
+
+def resize(client: Client, request_id: str) -> Request | None:
+    """Nominal size, minimum or priority."""
+    if not client.names:
+        return None
+    chance, name = client.chance, client.chance.choice(client.names)
+    cores, mib = chance.choice((1.0, 1.5, 2.0, 3.0)), chance.choice((400.0, 600.0, 1000.0))
+    changes: Sequence[dict[str, Any]] = (
+        {"nominal": {"cpu_cores": cores}},
+        {"nominal": {"cpu_cores": cores, "memory_mib": mib}},
+        {"minimum": {"cpu_cores": chance.choice((0.5, 0.8)), "memory_mib": 300.0}},
+        {"priority": chance.choice(("fixed", "deflatable", "harvest"))},
+    )
+    change = chance.choice(changes)
+    client.priority[name] = change.get("priority", client.priority[name])
+    body = {"request_id": request_id, "deadline_s": 2.0, **change}
+    return Request(request_id, "resize", name, "PATCH", f"/v1/vms/{name}", body)
+
+
 #: How often each kind is thought of, and how it is made; None where it makes no sense now.
-KINDS: Sequence[tuple[float, Build]] = ((5.0, create), (2.5, delete), (2.0, target))
+KINDS: Sequence[tuple[float, Build]] = (
+    (5.0, create),
+    (2.5, delete),
+    (2.0, target),
+    (2.0, stop),
+    (3.0, start),
+    (2.0, resize),
+    (2.0, migrate),
+)

@@ -117,6 +117,19 @@ async def test_an_old_or_malformed_budget_changes_nothing(
     assert (await grant(client, 3, epoch=2))["number"] == 3
 
 
+async def test_a_budget_that_comes_after_a_later_command_is_refused_by_its_order(
+    client: Client, command: Command, spare: Domain, host: Host
+) -> None:
+    await grant(client, 1, epoch=2)
+    assert (await command("POST", "/v1/reclaims", {"request_id": "r", "epoch": 2, "order": 9, "need": {}})).state
+    body = {"number": 2, "epoch": 2, "order": 8, "room": {"cpu_cores": 3.5}}
+    response = await client.put("/v1/budget", json=body)
+    assert (response.status, (await response.json())["field"]) == (409, "order")
+    assert (host.journal.budget.number, host.journal.budget.room) == (1, ZERO)
+    response = await client.put("/v1/budget", json={**body, "order": 10})
+    assert response.status == 200
+
+
 async def test_a_reclaim_revokes_the_budget_and_takes_from_harvest_vms_first(
     client: Client, command: Command, spare: Domain, host: Host
 ) -> None:

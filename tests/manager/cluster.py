@@ -28,7 +28,7 @@ LEADERSHIP = LeadershipTimes(check_s=0.1, limit_s=20.0, release_s=30.0, pause_s=
 
 
 def database_in(directory: Path) -> Database:
-    """The store of a cluster; the fixture ``each_store`` has others."""
+    """The store of a cluster; the fixture ``each_store`` makes those of the manager's own tests."""
     return directory / "manager.sqlite"
 
 

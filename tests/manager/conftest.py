@@ -1,15 +1,19 @@
-"""Both kinds of stores for the manager's tests."""
+"""Both kinds of stores for the manager's tests: whatever opens one runs once on each."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from cluster_manager.database import Database
 from tests.manager import cluster
-from tests.manager.databases import Server
+from tests.manager.databases import Server, Stores
+
+KINDS: Final = ("sqlite", pytest.param("postgresql", marks=pytest.mark.service))
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +24,35 @@ def postgresql() -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.service)])
+@contextlib.contextmanager
+def stores_of(request: Any) -> Iterator[Stores]:
+    """Stores of the kind that a fixture's parameter names."""
+    stores = Stores(request.getfixturevalue("postgresql") if request.param == "postgresql" else None)
+    yield stores
+    stores.drop()
+
+
+@pytest.fixture(autouse=True)
+def no_store_by_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a store in a directory says that the test is for each kind of them."""
+
+    def refuse(directory: Path) -> Database:
+        raise AssertionError(f"no kind of store for {directory}: the test lacks the fixture each_store")
+
+    monkeypatch.setattr(cluster, "database_in", refuse)
+
+
+@pytest.fixture(params=KINDS)
+def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test runs once on each kind of store: ``database_in`` makes them."""
+    with stores_of(request) as stores:
+        monkeypatch.setattr(cluster, "database_in", stores)
+        yield
+
+
+@pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """An empty database; the test runs once on each kind of store."""
+    """An empty database, without any table; the test runs once on each kind of store."""
     if request.param == "sqlite":
         yield tmp_path / "manager.sqlite"
         return
@@ -30,9 +60,3 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     made = server.new()
     yield made
     server.drop(made)
-
-
-@pytest.fixture
-def each_store(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clusters of this test have their store there."""
-    monkeypatch.setattr(cluster, "database_in", lambda path: database)

@@ -183,7 +183,9 @@ class FakeAgent(FakeLifecycle):
     def memory(self, name: str) -> float:
         return self.vms[name].current.memory_mib
 
-    def add_change(self, machine: str, before: float, after: float, at: float | None = None) -> None:
+    def add_change(
+        self, machine: str, before: float, after: float, at: float | None = None, cause: str = "test"
+    ) -> None:
         self._sequence += 1
         moment = time.time() if at is None else at
         self.changes.append(
@@ -194,7 +196,7 @@ class FakeAgent(FakeLifecycle):
                 at=moment,
                 cores_before=before,
                 cores_after=after,
-                cause="test",
+                cause=cause,
             )
         )
 
@@ -348,8 +350,12 @@ class FakeAgent(FakeLifecycle):
 
     async def _budget(self, request: web.Request) -> web.Response:
         budget = Budget.model_validate_json(await request.read())
-        if budget.epoch < self.epoch or (self.budgets and budget.number <= self.budgets[-1].number):
-            return json_answer(Problem(error="an old epoch or number", field="number"), 409)
+        why, field = self.fence.refusal(budget.epoch, budget.order)
+        if why:
+            return json_answer(Problem(error=why, field=field), 409)
+        self.fence = self.fence.after(budget.epoch, budget.order)
+        if self.budgets and budget.number <= self.budgets[-1].number:
+            return json_answer(Problem(error="an old number", field="number"), 409)
         self.budgets.append(budget)
         self.budget = budget.room.vector()
         rows = [vm.allocation() for vm in self.vms.values() if runs(vm)]

@@ -137,7 +137,8 @@ class FakeLifecycle:
         command = ReleaseCommand.model_validate_json(await request.read())
 
         def work() -> dict[str, Any]:
-            del self.vms[name]
+            gone = self.vms.pop(name)
+            self.add_change(name, gone.nominal.cpu_cores, 0.0, cause=command.request_id)
             return {"sentence": f"{name} is given back"}
 
         return await self._carried(command, "release", name, work)

@@ -61,13 +61,13 @@ def watch_for_two(agents: Iterable[FakeAgent], name: str) -> list[str]:
     for agent in agents:
         change = agent.add_change
 
-        def add(machine: str, before: float, after: float, at: float | None = None, change: Any = change) -> None:
+        def add(machine: str, before: float, after: float, change: Any = change, **more: Any) -> None:
             running = [a.id for a in agents if machine in a.vms and runs(a.vms[machine])]
             if machine == name and len(running) > 1:
                 found.append(f"{name} runs on {running}")
-            change(machine, before, after, at)
+            change(machine, before, after, **more)
 
-        agent.add_change = add  # type: ignore[method-assign]
+        agent.add_change = add  # type: ignore[method-assign, assignment]
     return found
 
 

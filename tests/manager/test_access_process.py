@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from cluster_manager.database import PostgreSQL
 from ebb.lab import processes
 from ebb.lab.cluster import free_ports, program
 from ebb.lab.state import Process
 from rest.tokens import digest_of
+from tests.manager import cluster as clusters
 from tests.rest.pki import Pki
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 ADMIN, AGENTS = "secret-of-the-admin", "secret-of-agents"
 
@@ -64,9 +69,11 @@ async def manager(home: Path) -> AsyncIterator[Running]:
     pki = Pki(home / "pki")
     own = pki.pair("ebb-manager")
     (port,) = free_ports(1)
+    database = clusters.database_in(home)
     argv = [program("ebb-manager"), "--listen", f"127.0.0.1:{port}", "--log-level", "debug"]
     argv += ["--token-file", str(home / "admin"), "--agent-token-file", str(home / "agents")]
-    argv += ["--tokens-file", str(home / "tokens.toml"), "--database", str(home / "db")]
+    where = database.url if isinstance(database, PostgreSQL) else str(database)
+    argv += ["--tokens-file", str(home / "tokens.toml"), "--database", where]
     argv += ["--tls-certificate", str(own.certificate), "--tls-key", str(own.key), "--client-ca", str(pki.ca)]
     process = processes.start("manager", argv, home / "log")
     try:

@@ -15,7 +15,7 @@ from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
 #: Once on each kind of store.
-each_store = pytest.mark.usefixtures("each_store")
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 @pytest.fixture
@@ -189,7 +189,6 @@ async def test_a_deletion_needs_a_good_request_id(cluster: Cluster, query: str) 
     assert "low-1" in cluster.agents[0].vms
 
 
-@each_store
 async def test_a_name_that_is_taken_is_409_and_the_first_stays(cluster: Cluster) -> None:
     await cluster.create(vm("low-1"))
     status, problem = await cluster.call("POST", "/v1/vms", json=request(request_id="other"))
@@ -197,7 +196,6 @@ async def test_a_name_that_is_taken_is_409_and_the_first_stays(cluster: Cluster)
     assert cluster.agents[0].done == [("create", "low-1")]
 
 
-@each_store
 async def test_two_requests_for_one_name_at_once_start_one_vm(cluster: Cluster) -> None:
     answers = await asyncio.gather(
         *(cluster.call("POST", "/v1/vms", json=request(request_id=f"r-{n}")) for n in range(5))
@@ -205,7 +203,6 @@ async def test_two_requests_for_one_name_at_once_start_one_vm(cluster: Cluster) 
     assert sorted(status for status, _ in answers) == [202, 409, 409, 409, 409]
 
 
-@each_store
 async def test_the_same_request_again_is_the_same_operation(cluster: Cluster) -> None:
     answers = await asyncio.gather(*(cluster.call("POST", "/v1/vms", json=request()) for _ in range(5)))
     assert [status for status, _ in answers] == [202] * 5
@@ -215,7 +212,6 @@ async def test_the_same_request_again_is_the_same_operation(cluster: Cluster) ->
     assert cluster.agents[0].arrived == ["create"]
 
 
-@each_store
 async def test_the_same_request_id_for_something_else_is_409(cluster: Cluster) -> None:
     await cluster.create(vm("low-1"), "r")
     for method, path, body in (
@@ -227,7 +223,6 @@ async def test_the_same_request_id_for_something_else_is_409(cluster: Cluster) -
     assert set(cluster.agents[0].vms) == {"low-1"}
 
 
-@each_store
 async def test_a_deletion_repeated_is_the_same_operation(cluster: Cluster) -> None:
     await cluster.create(vm("low-1"))
     first = await cluster.delete("low-1", "d")
@@ -235,7 +230,6 @@ async def test_a_deletion_repeated_is_the_same_operation(cluster: Cluster) -> No
     assert (await cluster.call("DELETE", "/v1/vms/low-1?request_id=e"))[0] == 404
 
 
-@each_store
 async def test_a_vm_that_is_being_placed_cannot_be_deleted_yet(cluster: Cluster) -> None:
     cluster.agents[0].trouble.hangs_at = 1
     await cluster.call("POST", "/v1/vms", json=request())
@@ -246,7 +240,6 @@ async def test_a_vm_that_is_being_placed_cannot_be_deleted_yet(cluster: Cluster)
     assert (await cluster.get("/v1/vms/low-1"))["state"] == "placing"
 
 
-@each_store
 async def test_a_vm_that_was_refused_can_be_deleted(cluster: Cluster) -> None:
     await cluster.create(vm("big", cpu_cores=60.0))
     assert (await cluster.get("/v1/vms/big"))["state"] == "failed"
@@ -301,7 +294,6 @@ async def test_a_bad_report_is_refused(cluster: Cluster, changes: Any, field: st
     assert [row["id"] for row in (await cluster.get("/v1/hosts"))["hosts"]] == ["host-a"]
 
 
-@each_store
 async def test_operations_and_events_come_newest_first_and_as_many_as_asked(cluster: Cluster) -> None:
     for number in range(3):
         await cluster.create(vm(f"vm-{number}", cpu_cores=1.0, memory_mib=400.0))
@@ -310,7 +302,6 @@ async def test_operations_and_events_come_newest_first_and_as_many_as_asked(clus
     assert [row["vm"] for row in (await cluster.get("/v1/events?limit=1"))["events"]] == ["vm-2"]
 
 
-@each_store
 async def test_a_long_poll_returns_when_the_operation_ends(cluster: Cluster) -> None:
     await cluster.call("POST", "/v1/vms", json=request())
     async with asyncio.timeout(5):

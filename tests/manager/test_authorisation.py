@@ -23,9 +23,12 @@ from rest.access import Access, Rates, require
 from rest.listener import ConnectionLimits, Listener, serving
 from rest.problems import problem_middleware
 from rest.tokens import Principal, principal
+from tests.manager import cluster
 from tests.manager.cluster import QUICK, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.rest.matrix import TOKENS, roles, routes_of, walk, walk_as_stranger
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 #: The least role for every route of the manager. A new route must be entered here.
 ROUTES = {
@@ -86,7 +89,7 @@ def principals() -> list[Principal]:
 
 @contextlib.asynccontextmanager
 async def manager_with(path: Path, access: Access) -> AsyncIterator[Served]:
-    manager = Manager(Settings(path / "manager.sqlite", "", "agents", agents=QUICK))
+    manager = Manager(Settings(cluster.database_in(path), "", "agents", agents=QUICK))
     app = make_app(manager, access)
     async with serving(app, "127.0.0.1", 0, None, LIMITS, 0.0) as listener, aiohttp.ClientSession() as session:
         yield Served(manager, app, listener, session)

@@ -15,6 +15,8 @@ from tests.manager.cluster import TOKEN, cluster_of
 from tests.manager.fake_agent import AGENT_TOKEN
 from tests.manager.with_agent import lab_of
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 #: Streams do not end by themselves (tests/manager/test_event_stream.py); reports carry the agents' token.
 ROOT = Path(__file__).resolve().parents[2]
 STREAM, REPORT = "/v1/events/stream", "/v1/hosts/{id}/report"

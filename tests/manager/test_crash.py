@@ -14,18 +14,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from cluster_manager.database import PostgreSQL
 from cluster_manager.plans import Effect, PlanState
 from deflation.fencing import Fence
 from deflation.messages import Operation, OperationState
 from deflation.proportional import share_room
 from deflation.resources import ZERO
+from tests.manager import cluster as clusters
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.databases import rows_of
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
-pytestmark = pytest.mark.service
-#: Once on each kind of store.
-each_store = pytest.mark.usefixtures("each_store")
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -119,7 +119,6 @@ async def test_a_manager_killed_while_a_command_is_under_way_finishes_the_plan(
         await ended_well(scenario, cluster)
 
 
-@each_store
 async def test_a_reclaim_that_is_under_way_at_a_restart_is_waited_for_and_not_repeated(tmp_path: Path) -> None:
     async with prepared(tmp_path, "place") as (scenario, cluster):
         agent = scenario.first
@@ -138,7 +137,6 @@ async def test_a_reclaim_that_is_under_way_at_a_restart_is_waited_for_and_not_re
         assert [row.name for row in operation.vms] == ["low-1", "low-2"]
 
 
-@each_store
 @pytest.mark.parametrize("name", ["place", "delete"])
 async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp_path: Path, name: str) -> None:
     async with prepared(tmp_path, name) as (scenario, cluster):
@@ -151,13 +149,8 @@ async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp
         await ended_well(scenario, cluster)
 
 
-@each_store
-@pytest.mark.parametrize(
-    ("database", "name", "stored"),
-    [("sqlite", name, stored) for name in ("place", "undo", "preempt", "delete") for stored in (False, True)]
-    + [("postgresql", "place", False), ("postgresql", "preempt", True), ("postgresql", "delete", True)],
-    indirect=["database"],
-)
+@pytest.mark.parametrize("stored", [False, True], ids=["before-the-record", "after-the-record"])
+@pytest.mark.parametrize("name", ["place", "undo", "preempt", "delete"])
 async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path, name: str, stored: bool) -> None:
     """The manager is killed at its first record, the next one at its second, and so on to the end."""
     async with prepared(tmp_path, name) as (scenario, cluster):
@@ -223,7 +216,6 @@ async def _one_record(cluster: Cluster) -> None:
         await passed.wait()
 
 
-@each_store
 async def test_the_epoch_rises_with_every_start_and_is_in_every_command(tmp_path: Path) -> None:
     async with prepared(tmp_path, "place") as (scenario, cluster):
         assert scenario.first.epoch == 1
@@ -267,7 +259,8 @@ class ManagerProcess:
             "--agent-token-file",
             str(self.directory / "agent-token"),
         ]
-        argv += ["--database", str(self.directory / "manager.sqlite")]
+        database = clusters.database_in(self.directory)
+        argv += ["--database", database.url if isinstance(database, PostgreSQL) else str(database)]
         self._process = await asyncio.create_subprocess_exec(*argv, cwd=REPO, stderr=asyncio.subprocess.PIPE)
         assert self._process.stderr is not None
         async with asyncio.timeout(30):
@@ -366,7 +359,6 @@ async def test_sigterm_and_sigint_end_the_manager_cleanly(tmp_path: Path) -> Non
     assert await asyncio.to_thread(lambda: [path.name for path in tmp_path.glob("*-wal")]) == []
 
 
-@each_store
 @pytest.mark.parametrize("restart", [False, True])
 async def test_two_plans_on_one_host_run_one_after_the_other(tmp_path: Path, restart: bool) -> None:
     """Also after a restart: the plan that was at work goes on first, even where the one that waited is older."""

@@ -15,6 +15,8 @@ from ebb.client import ManagerClient
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:

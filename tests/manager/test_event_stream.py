@@ -23,6 +23,8 @@ from rest.access import Access
 from rest.tokens import Principals, principal
 from tests.manager.cluster import TOKEN, Cluster, cluster_of
 
+each_store = pytest.mark.usefixtures("each_store")
+
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
@@ -93,6 +95,7 @@ async def listening(cluster: Cluster, number: int) -> None:
     await cluster.until(there)
 
 
+@each_store
 async def test_a_stream_tells_what_happens_from_now_on(cluster: Cluster) -> None:
     await happen(cluster, "before")
     async with stream_of(cluster) as stream:
@@ -102,6 +105,7 @@ async def test_a_stream_tells_what_happens_from_now_on(cluster: Cluster) -> None
     await listening(cluster, 0)
 
 
+@each_store
 async def test_a_stream_goes_on_behind_the_last_event_that_was_seen(cluster: Cluster) -> None:
     await happen(cluster, *(f"event {number}" for number in range(1, 8)))
     async with stream_of(cluster, last=3) as stream:
@@ -114,6 +118,7 @@ async def test_a_stream_goes_on_behind_the_last_event_that_was_seen(cluster: Clu
         assert [event.id for event in await stream.events(2)] == [7, 8]
 
 
+@each_store
 async def test_a_restart_of_the_manager_loses_no_event(cluster: Cluster) -> None:
     async with stream_of(cluster, "?since_id=0") as stream:
         await happen(cluster, "one")
@@ -126,6 +131,7 @@ async def test_a_restart_of_the_manager_loses_no_event(cluster: Cluster) -> None
         assert told(await stream.events(1)) == ["two"]
 
 
+@each_store
 async def test_events_are_filtered(cluster: Cluster) -> None:
     async with stream_of(cluster, "?since_id=0&kind=preempted&vm=db") as stream:
         await listening(cluster, 1)
@@ -137,6 +143,7 @@ async def test_events_are_filtered(cluster: Cluster) -> None:
         assert told(await stream.events(2)) == ["no", "this"]
 
 
+@each_store
 async def test_every_reader_gets_everything_once_and_in_order_whenever_it_comes(cluster: Cluster) -> None:
     number = 300
     assert cluster.manager is not None
@@ -160,6 +167,7 @@ async def newest_above(cluster: Cluster, event_id: int) -> bool:
     return await cluster.manager.feed.newest() >= event_id
 
 
+@each_store
 async def test_a_silent_stream_shows_that_it_lives(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_events, "HEARTBEAT_S", 0.05)
     async with stream_of(cluster) as stream:
@@ -168,6 +176,7 @@ async def test_a_silent_stream_shows_that_it_lives(cluster: Cluster, monkeypatch
             await stream.line()
 
 
+@each_store
 async def test_one_that_does_not_read_is_dropped_and_nobody_waits_for_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +199,7 @@ async def test_one_that_does_not_read_is_dropped_and_nobody_waits_for_it(
     del reader
 
 
+@each_store
 async def test_a_shutdown_ends_streams_at_once(cluster: Cluster) -> None:
     async with stream_of(cluster) as stream:
         await listening(cluster, 1)
@@ -198,6 +208,7 @@ async def test_a_shutdown_ends_streams_at_once(cluster: Cluster) -> None:
             assert "ended" in await stream.rest()
 
 
+@each_store
 @pytest.mark.parametrize(
     ("query", "last", "field"),
     [("?kind=A", None, "kind"), ("?limit=1", None, "limit"), ("", "many", "Last-Event-ID"), ("?vm=Web", None, "vm")],
@@ -210,10 +221,12 @@ async def test_a_stream_that_cannot_be_is_refused_before_it_begins(
     assert (status, problem["field"]) == (400, field)
 
 
+@each_store
 async def test_without_a_token_there_is_no_stream(cluster: Cluster) -> None:
     assert (await cluster.call("GET", "/v1/events/stream", token="wrong"))[0] == 401
 
 
+@each_store
 @pytest.mark.parametrize("silent", [True, False])
 async def test_a_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
     monkeypatch.setattr(event_feed, "LOOK_S", 0.02)
@@ -237,6 +250,7 @@ async def test_a_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.
     assert [entry["who"] for entry in logs if "a stream of events ends" in entry["event"]] == ["leaving"]
 
 
+@each_store
 async def test_the_client_follows_over_a_restart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ebb.client.STREAM_PAUSE_S", 0.05)
     assert cluster.server is not None

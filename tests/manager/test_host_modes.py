@@ -12,6 +12,8 @@ from deflation.modes import HostMode
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:

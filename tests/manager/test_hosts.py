@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cluster_manager.availability import Availability
+from cluster_manager.database import Database
 from cluster_manager.hosts import Hosts
 from cluster_manager.plans import Purpose
 from cluster_manager.store import Store
@@ -17,8 +18,11 @@ from deflation.messages import CoreChange, HostReport, Vector, VMState, VMStatus
 from deflation.modes import HostMode
 from deflation.placement_policies import PlacementPolicy
 from deflation.resources import ResourceVector
+from tests.manager import cluster as clusters
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
+
+each_store = pytest.mark.usefixtures("each_store")
 
 CORES = 8.0
 OVERHEAD_MIB = 100.0
@@ -72,8 +76,8 @@ class Clock:
 class Writes(Store):
     """A store that says what was written to its hosts, and can be held up or fail."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, lambda: 1.0)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database, lambda: 1.0)
         self.batches: list[list[str]] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -90,7 +94,7 @@ class Writes(Store):
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Writes]:
-    store = Writes(tmp_path / "manager.sqlite")
+    store = Writes(clusters.database_in(tmp_path))
     await store.open()
     yield store
     await store.close()
@@ -108,6 +112,7 @@ def ranked(availability: Availability, cores: float, purpose: Purpose = "place",
 # --- who is open -----------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_a_silent_host_is_closed_and_open_again_with_its_next_report_even_the_same(store: Writes) -> None:
     clock = Clock()
     hosts = hosts_of(store, clock)
@@ -127,6 +132,7 @@ async def test_a_silent_host_is_closed_and_open_again_with_its_next_report_even_
     assert ranked(hosts.availability, 4) == ["host-a"], "the repeated report counts for its age"
 
 
+@each_store
 async def test_a_host_whose_mode_takes_no_vms_is_not_open(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     for mode, expected in (("active", ["host-a"]), ("draining", []), ("paused", []), ("active", ["host-a"])):
@@ -134,6 +140,7 @@ async def test_a_host_whose_mode_takes_no_vms_is_not_open(store: Writes) -> None
         assert ranked(hosts.availability, 4) == expected
 
 
+@each_store
 async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(store: Writes) -> None:
     clock = Clock()
     await hosts_of(store, clock).take(report())
@@ -185,6 +192,7 @@ def test_preemption_counts_what_low_priority_vms_are_charged() -> None:
     assert ranked(availability, 1.1) == []
 
 
+@each_store
 async def test_a_placement_under_way_keeps_its_room_from_others(tmp_path: Path) -> None:
     """Both fit the host alone, and not together; the second must not be sent there to find out."""
     host = FakeAgent("host-a", cpu_cores=4.0, memory_mib=8000.0)
@@ -203,6 +211,7 @@ async def test_a_placement_under_way_keeps_its_room_from_others(tmp_path: Path) 
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_the_same_body_again_is_answered_without_being_read_and_any_other_is_read(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, silent_after_s=60.0) as cluster:
         assert cluster.manager is not None
@@ -232,6 +241,7 @@ async def test_the_same_body_again_is_answered_without_being_read_and_any_other_
         assert taken == [CORES, 2.0, CORES]
 
 
+@each_store
 async def test_what_is_read_in_between_makes_the_last_body_news_again(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     body = report()
@@ -243,6 +253,7 @@ async def test_what_is_read_in_between_makes_the_last_body_news_again(store: Wri
     assert not hosts.repeat("host-a", b"body"), "it is no longer the host's report"
 
 
+@each_store
 async def test_a_body_as_an_earlier_run_has_stored_it_is_no_news_and_opens_its_host(store: Writes) -> None:
     body = report("host-a", 4.0, status("low-1"))
     await hosts_of(store, Clock()).take(body)
@@ -257,6 +268,7 @@ async def test_a_body_as_an_earlier_run_has_stored_it_is_no_news_and_opens_its_h
     assert len(store.batches) == 1
 
 
+@each_store
 async def test_only_what_is_worth_it_is_written(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     low = status("low-1")
@@ -272,6 +284,7 @@ async def test_only_what_is_worth_it_is_written(store: Writes) -> None:
     assert HostReport.model_validate_json(stored.report_json) == report("host-a", 3.0)
 
 
+@each_store
 async def test_reports_that_come_together_are_stored_together(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     names = [f"host-{number}" for number in range(20)]
@@ -287,6 +300,7 @@ async def test_reports_that_come_together_are_stored_together(store: Writes) -> 
     assert [stored.id for stored in await store.hosts()] == sorted(names)
 
 
+@each_store
 async def test_a_write_that_fails_fails_its_own_report_and_the_others_are_stored_after_all(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     store.gate.clear()
@@ -303,6 +317,7 @@ async def test_a_write_that_fails_fails_its_own_report_and_the_others_are_stored
     assert set(names[2:]) <= {stored.id for stored in await store.hosts()}
 
 
+@each_store
 async def test_a_report_that_is_overtaken_by_a_later_one_does_not_stand(store: Writes) -> None:
     hosts = hosts_of(store, Clock())
     await hosts.take(report("host-a", 4.0, status("low-1")))
@@ -322,6 +337,7 @@ async def test_a_report_that_is_overtaken_by_a_later_one_does_not_stand(store: W
     assert HostReport.model_validate_json(stored.report_json) == late
 
 
+@each_store
 async def test_a_restarted_manager_acknowledges_what_is_stored_at_once(store: Writes) -> None:
     changes = [
         CoreChange(sequence=n, machine="vm-1", host="host-a", at=n, cores_before=0.0, cores_after=1.0, cause="test")

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from cluster_manager.hosts import Hosts
+from cluster_manager.lifecycle import start_stop
+from cluster_manager.plans import SetVM, VMPhase
+from cluster_manager.rows import StoredPlan
+from cluster_manager.running_plans import RunningPlan
+from cluster_manager.steps import finish
 from cluster_manager.store import Store
 from deflation.messages import CreateCommand, OperationState, VMSpec
+from tests.manager import cluster as clusters
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 
 def pair() -> tuple[FakeAgent, FakeAgent]:
@@ -146,7 +152,7 @@ async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has
 
 async def test_a_report_that_a_later_one_has_overtaken_is_neither_believed_nor_a_sign_of_life(tmp_path: Path) -> None:
     now = 0.0
-    store = Store(tmp_path / "manager.sqlite", lambda: 0.0)
+    store = Store(clusters.database_in(tmp_path), lambda: 0.0)
     await store.open()
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     agent._port = 1
@@ -164,3 +170,33 @@ async def test_a_report_that_a_later_one_has_overtaken_is_neither_believed_nor_a
     await hosts.take(agent.report())
     assert hosts.is_ready("host-a")
     await store.close()
+
+
+@pytest.mark.parametrize("owed", [False, True])
+async def test_what_a_plan_says_of_a_vm_that_is_another_ones_by_now_changes_no_debt(tmp_path: Path, owed: bool) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        operations, store = cluster.manager.operations, cluster.manager.store
+        await cluster.create(vm("low-1"))
+        stale = StoredPlan(start_stop("stale", "stale", "low-1", "host-a", 1.0), "", 0.0, 0.0)
+        await store.add_plan(stale.state, "")
+        step = finish(stale.state, OperationState.FAILED, "too late")
+        step = step.also(SetVM("low-1", VMPhase.FAILED, "host-a", "too late", owed=owed))
+        if not owed:
+            await agent.die()
+            assert (await cluster.delete("low-1")).state is OperationState.FAILED
+        await operations._save(RunningPlan(stale), step)
+        if owed:
+            await cluster.ready()
+            assert operations._owed == await store.owed_removals() == {}
+            assert "low-1" in agent.vms
+            return
+        assert operations._owed == await store.owed_removals() == {"low-1": "host-a"}
+        await agent.revive()
+        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+        assert agent.vms == {}
+
+
+async def _is_gone(cluster: Cluster, name: str) -> bool:
+    return (await cluster.call("GET", f"/v1/vms/{name}"))[0] == 404

@@ -18,7 +18,9 @@ from rest.tokens import principal
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
-from tests.manager.lifecycle import ask, consistent, seen, send, watch_for_two
+from tests.manager.lifecycle import ask, consistent, seen, send
+
+each_store = pytest.mark.usefixtures("each_store")
 
 pytestmark = pytest.mark.service
 
@@ -42,6 +44,7 @@ def agents(cluster: Cluster) -> tuple[FakeAgent, FakeAgent]:
 # --- stop and start --------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_a_stopped_vm_keeps_its_name_and_host_and_its_room_is_shared(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     await cluster.create(vm("high-1", "fixed", 3.0, 800.0), policy="first-fit")
@@ -56,6 +59,7 @@ async def test_a_stopped_vm_keeps_its_name_and_host_and_its_room_is_shared(clust
     await consistent(cluster)
 
 
+@each_store
 async def test_a_start_deflates_others_and_comes_up_at_its_committed_size(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     await ask(cluster, "low-2", "stop")
@@ -70,6 +74,7 @@ async def test_a_start_deflates_others_and_comes_up_at_its_committed_size(cluste
     await consistent(cluster)
 
 
+@each_store
 async def test_a_start_without_room_is_refused_and_what_was_taken_is_given_back(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     await ask(cluster, "low-2", "stop")
@@ -87,6 +92,7 @@ async def test_a_start_without_room_is_refused_and_what_was_taken_is_given_back(
     await consistent(cluster)
 
 
+@each_store
 async def test_a_start_may_go_elsewhere_only_where_it_may_lose_its_disk(cluster: Cluster) -> None:
     first, second = agents(cluster)
     await ask(cluster, "low-2", "stop")
@@ -102,6 +108,7 @@ async def test_a_start_may_go_elsewhere_only_where_it_may_lose_its_disk(cluster:
     await consistent(cluster)
 
 
+@each_store
 async def test_what_the_host_says_counts_where_an_answer_was_lost(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     first.trouble.hangs_at = len(first.arrived) + 1
@@ -122,6 +129,7 @@ async def test_what_the_host_says_counts_where_an_answer_was_lost(cluster: Clust
     await consistent(cluster)
 
 
+@each_store
 async def test_a_stop_by_its_owner_is_no_shrink_of_the_machine(cluster: Cluster) -> None:
     await ask(cluster, "low-2", "stop")
     await cluster.ready()
@@ -133,6 +141,7 @@ async def test_a_stop_by_its_owner_is_no_shrink_of_the_machine(cluster: Cluster)
 # --- resize ----------------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_growing_asks_for_room_first_and_the_vm_itself_gives_nothing(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     grown = await ask(cluster, "low-1", "resize", nominal={"cpu_cores": 4.0})
@@ -145,6 +154,7 @@ async def test_growing_asks_for_room_first_and_the_vm_itself_gives_nothing(clust
     await consistent(cluster)
 
 
+@each_store
 async def test_shrinking_is_done_first_and_the_others_are_told_afterwards(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     await ask(cluster, "low-1", "resize", nominal={"cpu_cores": 4.0})
@@ -154,6 +164,7 @@ async def test_shrinking_is_done_first_and_the_others_are_told_afterwards(cluste
     await consistent(cluster)
 
 
+@each_store
 async def test_a_resize_without_room_changes_nothing(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     before = {name: status.current for name, status in first.vms.items()}
@@ -174,6 +185,7 @@ async def _same(agent: FakeAgent, before: dict[str, Any]) -> bool:
     return {name: status.current for name, status in agent.vms.items()} == before
 
 
+@each_store
 async def test_minimum_and_priority_have_their_consequences(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     await cluster.create(vm("high-1", "fixed", 3.0, 800.0), policy="first-fit")
@@ -201,6 +213,7 @@ async def test_minimum_and_priority_have_their_consequences(cluster: Cluster) ->
     await consistent(cluster)
 
 
+@each_store
 async def test_what_the_running_domain_cannot_take_waits_for_its_next_start(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     first.most = ResourceVector(cpu_cores=3.0, memory_mib=1000.0)
@@ -212,6 +225,7 @@ async def test_what_the_running_domain_cannot_take_waits_for_its_next_start(clus
     assert (first.cores("low-1"), first.cores("low-2")) == (3.0, 3.0), "what was taken for it is given back"
 
 
+@each_store
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -233,108 +247,10 @@ async def test_a_resize_that_makes_no_sense_is_refused_by_its_field(
     assert first.arrived == arrived
 
 
-# --- migrate ---------------------------------------------------------------------------------------------------------
-
-
-async def fill(cluster: Cluster, agent: FakeAgent) -> None:
-    """A VM on the agent's host, so that there is no room without a deflation."""
-    for other in cluster.agents:
-        names = ("lab", "here") if other is agent else ("lab",)
-        other.templates = tuple(HostTemplate(name=name) for name in names)
-    await cluster.ready()
-    made = await cluster.create(vm("low-3", cpu_cores=3.0, memory_mib=900.0, template="here"))
-    assert made.host == agent.id
-
-
-async def test_a_migration_finds_room_first_and_never_runs_two(cluster: Cluster) -> None:
-    first, second = agents(cluster)
-    await fill(cluster, second)
-    status, problem = await send(cluster, "low-1", "migrate", host="host-b", request_id="r1")
-    assert (status, problem["field"]) == (409, "lose_disk")
-    both = watch_for_two(cluster.agents, "low-1")
-    moved = await ask(cluster, "low-1", "migrate", host="host-b", lose_disk=True)
-    assert moved.state is OperationState.DONE, moved.sentence
-    assert moved.sentence == "moved low-1 from host-a to host-b"
-    assert both == []
-    assert [kind for kind, _ in second.done][-2:] == ["reclaim", "create"]
-    assert [kind for kind, name in first.done if name == "low-1"] == ["create", "stop", "delete"]
-    await consistent(cluster)
-    row = await seen(cluster, "low-1")
-    assert (row["state"], row["host"]) == ("running", "host-b")
-
-
-async def test_a_shared_disk_needs_no_leave_to_be_lost(cluster: Cluster) -> None:
-    first, second = agents(cluster)
-    first.templates = second.templates = (HostTemplate(name="lab", shared_disk=True),)
-    await cluster.ready()
-    moved = await ask(cluster, "low-1", "migrate")
-    assert (moved.state, moved.host) == (OperationState.DONE, "host-b")
-
-
-@pytest.mark.parametrize(
-    ("kind", "sentence"), [("create", "it does not boot"), ("stop", "the guest is stuck")], ids=["start", "stop"]
-)
-async def test_a_vm_that_cannot_move_runs_where_it_was(cluster: Cluster, kind: str, sentence: str) -> None:
-    first, second = agents(cluster)
-    (second if kind == "create" else first).trouble.fails[kind] = sentence
-    failed = await ask(cluster, "low-1", "migrate", lose_disk=True)
-    assert failed.state is OperationState.FAILED
-    assert sentence in failed.sentence
-    assert runs(first.vms["low-1"])
-    assert "low-1" not in second.vms
-    await consistent(cluster)
-
-
-async def test_a_migration_without_a_place_stops_nothing(cluster: Cluster) -> None:
-    first, second = agents(cluster)
-    await cluster.create(vm("high-1", "fixed", 3.5, 1300.0), policy="best-fit")
-    assert "high-1" in second.vms
-    failed = await ask(cluster, "low-1", "migrate", lose_disk=True)
-    assert failed.state is OperationState.FAILED
-    assert "stop" not in first.arrived
-    assert (await seen(cluster, "low-1"))["state"] == "running"
-
-
-async def test_a_start_whose_answer_is_lost_is_waited_for_and_not_tried_twice(cluster: Cluster) -> None:
-    _, second = agents(cluster)
-    both = watch_for_two(cluster.agents, "low-1")
-    second.trouble.hangs_at = len(second.arrived) + 1
-    assert (await send(cluster, "low-1", "migrate", lose_disk=True))[0] == 202
-    await second.hanging.wait()
-    second.trouble.mute = True
-
-    async def waiting() -> bool:
-        progress = (await cluster.get("/v1/operations/migrate-low-1"))["progress"]
-        return any("waiting for host-b" in sentence for sentence in progress)
-
-    await cluster.until(waiting)
-    assert (await cluster.get("/v1/vms/low-1"))["state"] == "migrating"
-    second.trouble.mute, second.trouble.hangs_at = False, None
-    moved = await cluster.ended("migrate-low-1")
-    assert moved.state is OperationState.DONE, moved.sentence
-    assert both == []
-    await consistent(cluster)
-
-
-async def test_a_vm_that_is_off_moves_and_starts_there(cluster: Cluster) -> None:
-    _, second = agents(cluster)
-    await ask(cluster, "low-1", "stop")
-    moved = await ask(cluster, "low-1", "migrate", lose_disk=True)
-    assert moved.state is OperationState.DONE
-    assert runs(second.vms["low-1"])
-    await consistent(cluster)
-
-
-async def test_a_migration_to_nowhere_is_refused(cluster: Cluster) -> None:
-    for host, status in (("host-a", 409), ("host-z", 404)):
-        answer = await send(cluster, "low-1", "migrate", host=host, lose_disk=True, request_id=f"to-{host}")
-        assert (answer[0], answer[1]["field"]) == (status, "host")
-    assert (await send(cluster, "nobody", "migrate", lose_disk=True))[0] == 404
-
-
 # --- adopt, release, templates, roles --------------------------------------------------------------------------------
 
 
+@each_store
 async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster: Cluster) -> None:
     _, second = agents(cluster)
     second.domains["Old_Web"] = ResourceVector(cpu_cores=3.0, memory_mib=900.0)
@@ -356,12 +272,17 @@ async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster
     await cluster.delete("high-1")
     released = await ask(cluster, "old-web", "release")
     assert released.state is OperationState.DONE
+    await cluster.ready()
+    assert cluster.manager is not None
+    (newest, *_) = await cluster.manager.store.core_changes("old-web", 10)
+    assert (newest.change.cores_after, newest.by_owner) == (0.0, True), "nobody took its cores away"
     assert (await cluster.call("GET", "/v1/vms/old-web"))[0] == 404
     status, problem = await send(cluster, "low-1", "release")
     assert (status, "not adopted" in problem["error"]) == (409, True)
     await consistent(cluster)
 
 
+@each_store
 async def test_a_domain_that_cannot_be_adopted_leaves_its_name_free(cluster: Cluster) -> None:
     body = {"request_id": "a1", "host": "host-b", "domain": "web"}
     assert (await cluster.call("POST", "/v1/adoptions", json=body))[0] == 202
@@ -369,6 +290,7 @@ async def test_a_domain_that_cannot_be_adopted_leaves_its_name_free(cluster: Clu
     assert (await cluster.call("GET", "/v1/vms/web"))[0] == 404
 
 
+@each_store
 async def test_a_vm_is_placed_only_where_its_template_is(cluster: Cluster) -> None:
     first, second = agents(cluster)
     first.templates = (HostTemplate(name="lab"),)
@@ -397,6 +319,7 @@ def test_xml_in_a_request_is_for_admins_only() -> None:
     check_admin(sent, xml)
 
 
+@each_store
 async def test_nothing_begins_beside_a_plan_that_is_at_work_on_the_vm(cluster: Cluster) -> None:
     first, _ = agents(cluster)
     first.trouble.never_ends = True
@@ -413,6 +336,7 @@ async def test_nothing_begins_beside_a_plan_that_is_at_work_on_the_vm(cluster: C
     assert (await cluster.ended("stop-low-1")).state is OperationState.DONE
 
 
+@each_store
 @pytest.mark.parametrize("verb", ["resize", "release"])
 async def test_nothing_begins_beside_a_resize_or_a_release(cluster: Cluster, verb: str) -> None:
     first, second = agents(cluster)

@@ -16,7 +16,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, kill_at_next_record, one_record, send, watch_for_two
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 #: What is asked for, and how many commands it takes on the first and on the second host.
 BODIES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ import pytest_asyncio
 
 from ebb import client as client_module
 from ebb.client import ManagerClient
+from tests.manager import cluster as clusters
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.conftest import KINDS, stores_of
 from tests.manager.fake_agent import FakeAgent
 
 SMALL: dict[str, Any] = {"cpu_cores": 1.0, "memory_mib": 400.0}
@@ -21,8 +23,16 @@ NAMES = ["db-1", "db-2", "high-1", "low-1", "low-2"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def module_stores(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As ``each_store``, for all tests of this module together."""
+    with stores_of(request) as stores, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "database_in", stores)
+        yield
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+async def cluster(module_stores: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """Two hosts; five VMs that run, one that was refused, one that was deleted."""
     tmp_path = tmp_path_factory.mktemp("lists")
     agents = [FakeAgent(f"host-{letter}", cpu_cores=6.0, memory_mib=2600.0) for letter in "ab"]

@@ -39,9 +39,12 @@ from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.manager import cluster
 from tests.manager.cluster import QUICK, TOKEN, vm
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 from tests.rest.pki import Pki
+
+each_store = pytest.mark.usefixtures("each_store")
 
 #: Different libraries and moments tell a broken handshake differently.
 BROKEN = (aiohttp.ClientError, OSError)
@@ -95,7 +98,7 @@ async def pair_of(path: Path) -> AsyncIterator[Pair]:
     tokens = [principal("people", Role.ADMIN, TOKEN), principal("agents", Role.AGENT, AGENT_TOKEN)]
     own = AccessSettings(own=pki.pair("ebb-manager"), client_ca=pki.ca)
     gate = Gate(own, tokens, Certificates(of_host=True), required=False)
-    manager = Manager(Settings(path / "db", TOKEN, AGENT_TOKEN, agents=QUICK, agent_tls=gate.calls))
+    manager = Manager(Settings(cluster.database_in(path), TOKEN, AGENT_TOKEN, agents=QUICK, agent_tls=gate.calls))
     async with gate.serve(manager_app(manager, gate.access), "127.0.0.1", 0, 0.0) as listener:
         url = f"https://127.0.0.1:{listener.port}"
         async with agent_of(path, pki, url) as agent:
@@ -133,6 +136,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@each_store
 async def test_a_vm_is_placed_over_mutual_tls(pair: Pair) -> None:
     await until(lambda: pair.manager.hosts.get("host-a") is not None)
     async with ManagerClient(pair.manager_url, TOKEN, tls=pair.pki.client()) as client:
@@ -148,6 +152,7 @@ async def test_a_vm_is_placed_over_mutual_tls(pair: Pair) -> None:
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_a_report_needs_the_certificate_of_its_host(pair: Pair) -> None:
     assert (await pair.report(pair.pki.pair("host-b"), "host-b"))[0] == 200
     assert (await pair.report(pair.pki.pair("someone", ("host-c", "127.0.0.1")), "host-c"))[0] == 200
@@ -157,12 +162,14 @@ async def test_a_report_needs_the_certificate_of_its_host(pair: Pair) -> None:
     assert pair.manager.hosts.get("host-d") is None
 
 
+@each_store
 async def test_people_need_no_certificate(pair: Pair) -> None:
     assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client(), TOKEN))[0] == 200
     assert (await pair.call("GET", f"{pair.manager_url}/v1/vms", pair.pki.client()))[0] == 401
     assert (await pair.call("GET", f"{pair.manager_url}/healthz", pair.pki.client()))[0] == 200
 
 
+@each_store
 async def test_expired_and_foreign_certificates_get_no_connection_with_the_manager(pair: Pair, tmp_path: Path) -> None:
     foreign = Pki(tmp_path / "foreign")
     for own in (pair.pki.pair("host-b", days=0), foreign.pair("host-b")):
@@ -171,6 +178,7 @@ async def test_expired_and_foreign_certificates_get_no_connection_with_the_manag
     assert pair.manager.hosts.get("host-b") is None
 
 
+@each_store
 async def test_an_agent_that_cannot_be_reached_by_tls_is_not_registered(pair: Pair) -> None:
     body = FakeAgent("host-b", cpu_cores=4.0, memory_mib=1000.0).report().model_dump(mode="json")
     url, tls = f"{pair.manager_url}/v1/hosts/host-b/report", pair.pki.client(pair.pki.pair("host-b"))
@@ -182,6 +190,7 @@ async def test_an_agent_that_cannot_be_reached_by_tls_is_not_registered(pair: Pa
 # --- calls of an agent -----------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_an_agent_serves_its_manager_only(pair: Pair) -> None:
     assert (await pair.ask_agent(pair.pki.pair("ebb-manager")))[0] == 200
     for name in ("host-a", "host-b", "EBB-MANAGER"):
@@ -191,6 +200,7 @@ async def test_an_agent_serves_its_manager_only(pair: Pair) -> None:
     assert (await pair.ask_agent(pair.pki.pair("host-b", ("ebb-manager", "127.0.0.1"))))[0] == 403
 
 
+@each_store
 async def test_without_a_good_certificate_there_is_no_connection_with_an_agent(pair: Pair, tmp_path: Path) -> None:
     foreign = Pki(tmp_path / "foreign")
     for own in (None, pair.pki.pair("ebb-manager", days=0), foreign.pair("ebb-manager")):
@@ -199,12 +209,14 @@ async def test_without_a_good_certificate_there_is_no_connection_with_an_agent(p
                 await pair.ask_agent(own, path)
 
 
+@each_store
 async def test_plain_http_gets_no_answer(pair: Pair) -> None:
     for url in (pair.manager_url, pair.agent_url):
         with pytest.raises(BROKEN):
             await pair.call("GET", f"http{url.removeprefix('https')}/healthz", pair.pki.client())
 
 
+@each_store
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 async def test_tls_below_1_2_is_refused(pair: Pair) -> None:
     old = pair.pki.client()
@@ -218,6 +230,7 @@ async def test_tls_below_1_2_is_refused(pair: Pair) -> None:
 # --- what clients make of a server -----------------------------------------------------------------------------------
 
 
+@each_store
 @pytest.mark.parametrize("trouble", ["expired", "foreign", "wrong-name"])
 async def test_a_manager_gives_its_token_to_no_false_agent(pair: Pair, trouble: str, tmp_path: Path) -> None:
     """The agent's server shows a bad certificate; the manager's call fails, and the false one hears nothing."""
@@ -251,6 +264,7 @@ async def test_a_manager_gives_its_token_to_no_false_agent(pair: Pair, trouble: 
         await server.close()
 
 
+@each_store
 async def test_the_client_says_in_one_sentence_what_is_wrong_with_the_connection(pair: Pair, tmp_path: Path) -> None:
     foreign = client_context(Pki(tmp_path / "foreign").ca)
     good = pair.pki.client()
@@ -272,6 +286,7 @@ async def test_the_client_says_in_one_sentence_what_is_wrong_with_the_connection
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_new_certificates_and_tokens_come_into_force_without_a_restart(pair: Pair, tmp_path: Path) -> None:
     async def serial() -> str:
         _, writer = await asyncio.open_connection(

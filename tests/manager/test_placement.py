@@ -11,6 +11,8 @@ from deflation.messages import OperationState
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 
 def host(name: str, cpu_cores: float = 6.0, memory_mib: float = 2400.0) -> FakeAgent:
     return FakeAgent(name, cpu_cores=cpu_cores, memory_mib=memory_mib)

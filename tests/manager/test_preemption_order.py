@@ -13,7 +13,7 @@ from deflation.messages import HostReport, OperationState, Vector
 from tests.manager.cluster import QUICK, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 
 async def test_nobody_is_preempted_for_a_minimum_while_minimums_allow_elsewhere(tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from deflation.messages import OperationState, Vector
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 async def test_what_a_vm_asks_for_beyond_its_host_is_an_event_each_time_it_begins(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.questions import Questions
 from deflation.explanations import Forecast, VMExplanation
-from deflation.messages import Operation
+from deflation.messages import ManagedVM, Operation, TargetCommand
 from hostagent import guestlink, watch
 from tests.manager.with_agent import Lab, lab_of
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 @pytest.fixture(autouse=True)
@@ -135,3 +138,20 @@ async def test_a_clients_order_does_not_fence_the_manager(lab: Lab) -> None:
     assert (await lab.cluster.call("PUT", "/v1/hosts/host-a/mode", json=body))[0] == 202
     await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
     assert (await lab.cluster.ended("t")).state == "done"
+
+
+async def test_a_dry_target_goes_to_the_host_under_the_managers_epoch_and_without_an_order(lab: Lab) -> None:
+    sent: list[TargetCommand] = []
+
+    class Asked:
+        async def forecast(self, host: str, vm: str, command: TargetCommand) -> Forecast:
+            sent.append(command)
+            return Forecast(request_id="r", kind="target", host="host-a", vms=(), sentence="")
+
+    await lab.create("low-1")
+    assert lab.cluster.manager is not None
+    manager = lab.cluster.manager
+    questions = Questions(Asked(), manager.hosts, manager.store, 7)  # type: ignore[arg-type]
+    command = TargetCommand.model_validate({"request_id": "r", "epoch": 99, "order": 10**6, "dry_run": True, **TARGET})
+    await questions.forecast(ManagedVM.model_validate(await lab.cluster.get("/v1/vms/low-1")), command)
+    assert [(one.epoch, one.order, one.request_id) for one in sent] == [(7, 0, "r")]

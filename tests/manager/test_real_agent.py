@@ -21,7 +21,7 @@ from tests.hostagent.world import World, random_delays
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 REPO = Path(__file__).resolve().parents[2]
 #: An agent that is started again needs its time; loaded machines are slow.

@@ -118,6 +118,7 @@ async def test_of_more_events_than_wanted_the_oldest_go(database: Database) -> N
     await store.close()
 
 
+@pytest.mark.usefixtures("each_store")
 async def test_a_leader_prunes_by_itself_while_it_works(tmp_path: Path) -> None:
     keep = Retention(most_events=3, every_s=0.05, pause_s=0.0)
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)

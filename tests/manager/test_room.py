@@ -16,8 +16,10 @@ from deflation.hysteresis import Pace
 from deflation.messages import OperationState, Vector, VMSpec
 from deflation.resources import ZERO, ResourceVector
 from tests.manager.cluster import Cluster, cluster_of, vm
-from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
 from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
+
+each_store = pytest.mark.usefixtures("each_store")
 
 
 def host(name: str = "host-a", cpu_cores: float = 6.0, memory_mib: float = 2400.0) -> FakeAgent:
@@ -52,6 +54,7 @@ async def when(cluster: Cluster, agent: FakeAgent, name: str, **sizes: float) ->
 # --- starting deflated -----------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_a_vm_may_start_deflated_and_takes_part_in_the_split(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host("host-a", 3.5, 4000.0)) as cluster:
         await cluster.create(vm("low-1"))
@@ -68,6 +71,7 @@ async def test_a_vm_may_start_deflated_and_takes_part_in_the_split(tmp_path: Pat
         assert agent.cores("low-2") == 3.2
 
 
+@each_store
 async def test_it_starts_at_nominal_where_a_host_can_hold_that_by_deflating_others(tmp_path: Path) -> None:
     first, second = host("host-a", 3.0, 4000.0), host("host-b", 3.5, 4000.0)
     async with cluster_of(tmp_path, first, second) as cluster:
@@ -77,6 +81,7 @@ async def test_it_starts_at_nominal_where_a_host_can_hold_that_by_deflating_othe
         assert second.cores("low-3") == 3.0
 
 
+@each_store
 async def test_where_not_even_its_minimum_fits_it_is_refused_with_the_reason(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host()) as cluster:
         await cluster.create(vm("high-1", "fixed", 5.8, 800.0))
@@ -86,6 +91,7 @@ async def test_where_not_even_its_minimum_fits_it_is_refused_with_the_reason(tmp
         assert agent.done == [("create", "high-1")]
 
 
+@each_store
 async def test_without_the_wish_it_is_refused_as_ever(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host()) as cluster:
         await cluster.create(vm("high-1", "fixed", 4.0, 800.0))
@@ -94,6 +100,7 @@ async def test_without_the_wish_it_is_refused_as_ever(tmp_path: Path) -> None:
         assert agent.cores("low-1") == 2.0
 
 
+@each_store
 async def test_a_fixed_vm_that_is_to_start_deflated_is_a_bad_request(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, host()) as cluster:
         body = {"request_id": "r", "vm": vm("high-1", "fixed", **LATER)}
@@ -101,6 +108,7 @@ async def test_a_fixed_vm_that_is_to_start_deflated_is_a_bad_request(tmp_path: P
         assert (status, problem["field"]) == (400, "vm.start")
 
 
+@each_store
 async def test_a_share_as_minimum_is_shown_as_the_size_that_it_is(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, host()) as cluster:
         body = {"name": "low-1", "nominal": {"cpu_cores": 3.0, "memory_mib": 1000.0}, "minimum_share": 0.3}
@@ -172,6 +180,7 @@ async def squeezed(cluster: Cluster) -> None:
     assert (await cluster.create(vm("high-1", "fixed", 3.0, 800.0))).state is OperationState.DONE
 
 
+@each_store
 async def test_vms_grow_when_a_report_shows_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "Growth", lambda: Growth(Pace(hold_s=0.5, rest_s=0.5)))
     async with cluster_of(tmp_path, agent := host()) as cluster:
@@ -189,6 +198,7 @@ async def test_vms_grow_when_a_report_shows_more_room(tmp_path: Path, monkeypatc
         await cluster.until(told)
 
 
+@each_store
 async def test_vms_of_a_host_that_was_away_grow_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +211,7 @@ async def test_vms_of_a_host_that_was_away_grow_when_it_is_back(
         await when(cluster, agent, "low-1", cpu_cores=3.0, memory_mib=1000.0)
 
 
+@each_store
 async def test_a_size_that_an_operator_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "Growth", lambda: Growth(Pace(hold_s=0.2, rest_s=0.2)))
     async with cluster_of(tmp_path, agent := host()) as cluster:
@@ -247,6 +258,7 @@ def test_room_that_a_plan_has_chosen_is_not_shared() -> None:
 # --- harvest VMs -----------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_a_harvest_vm_gets_a_budget_and_others_take_it_back(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host("host-a", 6.0, 2400.0)) as cluster:
         await cluster.create(HARVEST)
@@ -254,6 +266,7 @@ async def test_a_harvest_vm_gets_a_budget_and_others_take_it_back(tmp_path: Path
         await when(cluster, agent, "spare", cpu_cores=5.7)
         (budget,) = agent.budgets
         assert (budget.number, budget.epoch) == (1, 1)
+        assert budget.order == agent.fence.order, "counted with the commands"
         operation = await cluster.create(vm("high-1", "fixed", 4.0, 800.0))
         assert operation.state is OperationState.DONE, operation
         assert agent.cores("spare") == pytest.approx(2.0)
@@ -269,6 +282,21 @@ async def test_a_harvest_vm_gets_a_budget_and_others_take_it_back(tmp_path: Path
         await cluster.until(learnt)
 
 
+@each_store
+async def test_a_budget_that_a_command_has_overtaken_is_refused(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, agent := host("host-a", 6.0, 2400.0)) as cluster:
+        await cluster.create(HARVEST)
+        await when(cluster, agent, "spare", cpu_cores=5.7)
+        assert (await cluster.create(vm("high-1", "fixed", 4.0, 800.0))).state is OperationState.DONE
+        late = agent.budgets[0].model_copy(update={"number": 1000})
+        headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+        url = f"{agent.report().url}/v1/budget"
+        async with cluster.session.put(url, json=late.model_dump(mode="json"), headers=headers) as response:
+            assert (response.status, (await response.json())["field"]) == (409, "order")
+        assert agent.cores("spare") <= 2.0
+
+
+@each_store
 async def test_deflated_vms_grow_before_harvest_vms_get_anything(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host("host-a", 6.0, 4000.0)) as cluster:
         await cluster.create(vm("low-1"))
@@ -281,6 +309,7 @@ async def test_deflated_vms_grow_before_harvest_vms_get_anything(tmp_path: Path)
         await when(cluster, agent, "spare", cpu_cores=2.7)
 
 
+@each_store
 async def test_a_manager_that_starts_again_goes_on_with_the_numbers(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host()) as cluster:
         await cluster.create(HARVEST)
@@ -292,6 +321,7 @@ async def test_a_manager_that_starts_again_goes_on_with_the_numbers(tmp_path: Pa
         assert [(budget.number, budget.epoch) for budget in agent.budgets] == [(1, 1), (2, 2)]
 
 
+@each_store
 async def test_no_budget_is_granted_while_a_plan_holds_the_host(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host()) as cluster:
         await cluster.create(vm("low-1"))
@@ -315,6 +345,7 @@ async def test_no_budget_is_granted_while_a_plan_holds_the_host(tmp_path: Path) 
         await cluster.until(more)
 
 
+@each_store
 async def test_a_harvest_vm_is_preempted_only_below_its_minimum(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host("host-a", 6.0, 2400.0)) as cluster:
         await cluster.create(HARVEST)

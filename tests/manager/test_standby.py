@@ -115,6 +115,8 @@ async def test_a_client_of_several_managers_finds_the_one_that_leads_and_one_of_
     postgresql.drop(database)
 
 
+@pytest.mark.usefixtures("each_store")
+@pytest.mark.parametrize("each_store", ["sqlite"], indirect=True)
 async def test_a_second_manager_on_a_file_is_refused(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as cluster:
         second = Manager(cluster.settings)

@@ -12,18 +12,21 @@ import pytest
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from cluster_manager import schema
+from cluster_manager import queries, schema
 from cluster_manager.database import Database, PostgreSQL
 from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.lifecycle import start_stop
 from cluster_manager.plans import Finish, PlanState, SetSpec, SetVM, VMPhase
 from cluster_manager.rows import StoredVM
+from cluster_manager.steps import finish
 from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.messages import CoreChange, OperationState, Vector, VMSpec
 from tests.manager.databases import rows_of
 
 SIZE = Vector(cpu_cores=1.0, memory_mib=800.0)
+ANY_PLAN: dict[str, Any] = dict.fromkeys(("kind", "state", "vm", "host", "since"))
+ANY_VM: dict[str, Any] = dict.fromkeys(("host", "phases", "priority", "prefix"))
 
 
 def _columns(connection: Connection, table: str) -> list[Any]:
@@ -153,6 +156,59 @@ async def test_a_store_of_version_1_is_migrated_with_what_is_in_it(tmp_path: Pat
     (ended_at,), (living,) = rows_of(path, "SELECT ended_at FROM vms ORDER BY name")
     assert abs(ended_at - time.time()) < 60
     assert living is None
+
+
+async def test_what_lists_are_filtered_by_is_read_out_of_an_older_store(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+    old = Store(database, time.time)
+    await old.open()
+    await old.close()
+    monkeypatch.undo()
+    stop = start_stop("stop-web", "s1", "web", "host-a", 1.0)
+    ended = finish(stop, OperationState.FAILED, "it said no").state
+    spec = VMSpec(name="web", nominal=SIZE, priority=Priority.FIXED)
+    for number, state in enumerate((stop, ended.model_copy(update={"id": "stop-2", "request_id": "s2", "vm": None}))):
+        body = state.model_dump_json().replace("'", "''")
+        rows_of(
+            database,
+            "INSERT INTO plans (id, request_id, fingerprint, state, finished, internal, number, started_at, updated_at)"
+            f" VALUES ('{state.id}', '{state.request_id}', '', '{body}', {number}, 0, {number}, 1, 1)",
+        )
+    rows_of(
+        database,
+        "INSERT INTO vms (name, host, phase, spec, sentence, owes_removal, request_id, generation, deleted_by_owner)"
+        f" VALUES ('web', 'host-a', 'running', '{spec.model_dump_json()}', '', 0, 'c1', 0, 0)",
+    )
+    store = Store(database, time.time)
+    await store.open()
+    await store.close()
+    rows = rows_of(database, "SELECT kind, vm, host, outcome FROM plans ORDER BY number")
+    assert rows == [("stop", "web", "host-a", None), ("stop", None, "host-a", "failed")]
+    assert rows_of(database, "SELECT priority FROM vms") == [("fixed",)]
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        (queries.plans(9, None, **{**ANY_PLAN, "vm": "web"}), "plans_vm"),
+        (queries.plans(9, 7, **{**ANY_PLAN, "host": "host-a"}), "plans_host"),
+        (queries.plans(9, None, **{**ANY_PLAN, "kind": "stop"}), "plans_kind"),
+        (queries.plans(9, None, **{**ANY_PLAN, "state": OperationState.FAILED}), "plans_outcome"),
+        (queries.plans(9, None, **{**ANY_PLAN, "state": OperationState.RUNNING}), "plans_unfinished"),
+        (queries.vms(9, None, **{**ANY_VM, "host": "host-a"}), "vms_host"),
+        (queries.vms(9, "a", **{**ANY_VM, "priority": "fixed"}), "vms_priority"),
+        (queries.vms(9, None, **ANY_VM), "vms_living"),
+    ],
+)
+async def test_lists_are_found_by_an_index(tmp_path: Path, query: Any, index: str) -> None:
+    store = Store(tmp_path / "db", time.time)
+    await store.open()
+    compiled = query.compile(store._engine.sync_engine, compile_kwargs={"literal_binds": True})
+    await store.close()
+    told = " ".join(row[3] for row in rows_of(tmp_path / "db", f"EXPLAIN QUERY PLAN {compiled}"))
+    assert f"USING INDEX {index}" in told, told
 
 
 async def test_a_migration_that_fails_half_way_leaves_the_step_before(

@@ -14,6 +14,8 @@ from ebb.errors import ManagerRefused
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 SIZE = {"cpu_cores": 2.0, "memory_mib": 500.0}
 
 

@@ -1,0 +1,181 @@
+"""Migrations where any command may be lost, refused, forgotten, or come late: one VM, in one place, in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_manager.migrations import start_migration
+from cluster_manager.plans import (
+    AwaitHost,
+    ChooseHosts,
+    Commanding,
+    Create,
+    Effect,
+    Event,
+    Forgotten,
+    Handover,
+    HostBack,
+    HostFailed,
+    HostsChosen,
+    PlanState,
+    ReadHost,
+    Remove,
+    SetVM,
+    Start,
+    Stop,
+    VMPhase,
+)
+from cluster_manager.transitions import advance
+from deflation.fencing import Fence
+from deflation.messages import OperationState, Vector, VMState, VMStatus
+from deflation.placement_policies import PlacementPolicy
+from tests.manager.plan_events import ended, read, spec_of, status_of
+
+SPEC = spec_of("low", "deflatable")
+#: What may become of a command; ``unanswered``: it is carried out; ``late``: it may be, at any time.
+ENDS = ("done", "failed", "refused", "lost", "unanswered", "late", "forgotten")
+MOST_STEPS = 300
+
+
+@dataclass
+class World:
+    """Two hosts, and what is on its way to them."""
+
+    data: Any
+    #: How many more things may go wrong.
+    trouble: int
+    states: dict[str, str]
+    fences: dict[str, Fence] = field(default_factory=lambda: {"home": Fence(), "away": Fence()})
+    late: list[tuple[int, Commanding]] = field(default_factory=list)
+    order: int = 0
+    now: float = 0.0
+
+    def perform(self, state: PlanState) -> Event:
+        """Carry out one instruction, in whatever way."""
+        self.now += 1.0
+        self._let_some_come_late()
+        match state.instruction:
+            case ChooseHosts():
+                return HostsChosen(self.now, ("home", "away"))
+            case ReadHost(host=host):
+                if self._wrong():
+                    return HostFailed(self.now, f"{host} is silent", uncertain=True)
+                return read(host, *self._vms(host), at=self.now)
+            case AwaitHost(host=host, until_s=until_s):
+                if until_s is not None and self._wrong():
+                    self.now = max(self.now, until_s)
+                    return HostFailed(self.now, f"{host} does not report", uncertain=True)
+                return HostBack(self.now)
+            case Commanding() as command:
+                return self._command(command)
+        raise AssertionError(f"{state.instruction} in this world")
+
+    def _command(self, command: Commanding) -> Event:
+        self.order += 1
+        end = self.data.draw(st.sampled_from(ENDS)) if self._wrong() else "done"
+        lost = HostFailed(self.now, f"{command.host} is silent", uncertain=True)
+        if end == "lost":
+            return lost
+        if end in ("late", "forgotten"):
+            self.late.append((self.order, command))
+            forgotten = end == "forgotten" and isinstance(command, Create)
+            return Forgotten(self.now, lapse=True) if forgotten else lost
+        self.fences[command.host] = self.fences[command.host].after(1, self.order)
+        if end == "refused":
+            return HostFailed(self.now, f"{command.host} refused", uncertain=False)
+        if end == "failed":
+            return ended(_kind(command), OperationState.FAILED, self.now)
+        if not self._carry_out(command):
+            return ended(_kind(command), OperationState.FAILED, self.now)
+        return lost if end == "unanswered" else ended(_kind(command), at=self.now)
+
+    def _carry_out(self, command: Commanding) -> bool:
+        host, was = command.host, self.states[command.host]
+        match command:
+            case Stop():
+                self.states[host] = "stopped" if was == "running" else was
+            case Start():
+                self.states[host] = "running" if was == "stopped" else was
+            case Create():
+                self.states[host] = "running" if was == "absent" else was
+            case Remove():
+                self.states[host] = "absent"
+        running = [host for host, state in self.states.items() if state == "running"]
+        assert len(running) < 2, "it runs twice"
+        return self.states[host] != "absent" or isinstance(command, Remove)
+
+    def _let_some_come_late(self) -> None:
+        for order, command in list(self.late):
+            if self.data.draw(st.booleans()):
+                self.late.remove((order, command))
+                if not self.fences[command.host].refusal(1, order)[0]:
+                    self.fences[command.host] = self.fences[command.host].after(1, order)
+                    self._carry_out(command)
+
+    def _vms(self, host: str) -> list[VMStatus]:
+        if self.states[host] == "absent":
+            return []
+        status = status_of(SPEC, host)
+        off = {"state": VMState.STOPPED, "start_size": SPEC.nominal, "current": Vector()}
+        return [status.model_copy(update=off) if self.states[host] == "stopped" else status]
+
+    def _wrong(self) -> bool:
+        if self.trouble <= 0 or not self.data.draw(st.booleans()):
+            return False
+        self.trouble -= 1
+        return True
+
+
+@pytest.mark.parametrize("running", [True, False])
+@given(data=st.data(), trouble=st.integers(0, 12), deadline_s=st.sampled_from((3.0, 60.0)))
+def test_whatever_is_lost_or_late_it_is_in_one_place_in_the_end_and_never_runs_twice(
+    running: bool, data: Any, trouble: int, deadline_s: float
+) -> None:
+    world = World(data, trouble, {"home": "running" if running else "stopped", "away": "absent"})
+    state = start_migration(
+        "plan",
+        "request",
+        SPEC,
+        "home",
+        host=None,
+        running=running,
+        limit_s=1.0,
+        deadline_s=deadline_s,
+        policy=PlacementPolicy.FIRST_FIT,
+    )
+    row = SetVM("low", VMPhase.MIGRATING, "home", "")
+    for _ in range(MOST_STEPS):
+        step = advance(state, world.perform(state))
+        state = step.state
+        row = _last(step.effects, row)
+        for effect in step.effects:
+            if isinstance(effect, Handover):
+                assert state.finished
+                state = effect.state
+        if state.finished:
+            break
+    else:
+        raise AssertionError(f"it does not end: {state.progress}")
+    world._let_some_come_late()
+    others = {host for host, is_there in world.states.items() if is_there != "absent"} - {row.host}
+    assert not others, "it is somewhere else too"
+    expected = {VMPhase.RUNNING: "running", VMPhase.STOPPED: "stopped"}[row.phase]
+    assert row.host is not None
+    if "next report says" not in row.sentence:
+        assert world.states[row.host] == expected
+    if running and row.phase is VMPhase.STOPPED:
+        assert "could be started neither elsewhere nor there" in row.sentence
+
+
+def _last(effects: tuple[Effect, ...], row: SetVM) -> SetVM:
+    return next((effect for effect in reversed(effects) if isinstance(effect, SetVM)), row)
+
+
+def _kind(command: Commanding) -> str:
+    """What an agent calls it."""
+    return "delete" if isinstance(command, Remove) else command.do  # type: ignore[attr-defined]
