@@ -1,0 +1,255 @@
+"""Kill -9 of the manager, of slurmctld, of a slurmd and of a whole node, with tasks on a real Slurm: none is lost, and
+none is begun twice that may not be. Each task writes a line when it begins and one when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ebb.benchmarks.slurm_cluster import USER, SlurmCluster, free_ports
+from tests.engines.beds import counting, until
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(280)]
+
+REPO = Path(__file__).resolve().parents[2]
+FINAL = {"done", "failed", "cancelled"}
+
+
+class Service:
+    """A real ``ebb-manager`` process with Slurm as its engine, which can be killed."""
+
+    def __init__(self, directory: Path, cluster: SlurmCluster, session: aiohttp.ClientSession, label: str) -> None:
+        self.directory = directory
+        self.cluster = cluster
+        self._session = session
+        self._process: asyncio.subprocess.Process | None = None
+        self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
+        (directory / "token").write_text("clients")
+        (directory / "agent-token").write_text("agents")
+        lines = [
+            'engine = "slurm"', f'directory = "{cluster.tasks}"', f'slurm_conf = "{cluster.conf}"', f'user = "{USER}"',
+            "period_s = 0.2", f'label = "{label}"',
+        ]  # fmt: skip
+        (directory / "engine.toml").write_text("\n".join(lines))
+
+    async def start(self) -> None:
+        options = {
+            "--listen": self.url.removeprefix("http://"),
+            "--token-file": str(self.directory / "token"),
+            "--agent-token-file": str(self.directory / "agent-token"),
+            "--database": str(self.directory / "manager.sqlite"),
+            "--engine-file": str(self.directory / "engine.toml"),
+        }
+        argv = [sys.executable, "-m", "cluster_manager.main", *(word for pair in options.items() for word in pair)]
+        with (self.directory / "manager.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(*argv, cwd=REPO, stdout=log, stderr=log)
+
+        async def answers() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with self._session.get(f"{self.url}/readyz") as response:
+                    return response.status == 200
+            assert self._process is not None
+            assert self._process.returncode is None, (self.directory / "manager.log").read_text()
+            return False
+
+        await until(answers)
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        await self._process.wait()
+
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        headers = {"Authorization": "Bearer clients"}
+        async with self._session.request(method, self.url + path, headers=headers, **options) as response:
+            assert response.status < 300, await response.text()
+            return await response.json()
+
+    def runs(self, name: str) -> Path:
+        return self.cluster.tasks / f"{self.url.rpartition(':')[2]}-{name}.runs"
+
+    async def submit(self, name: str, seconds: float, **fields: Any) -> None:
+        command = list(counting(self.runs(name), seconds))
+        task = {"name": name, "command": command, "cores": 2, "duration_s": seconds, **fields}
+        await self.call("POST", "/v1/tasks", json={"request_id": f"submit-{name}", "task": task})
+
+    async def tasks(self) -> dict[str, Any]:
+        return {row["name"]: row for row in (await self.call("GET", "/v1/tasks?limit=1000"))["tasks"]}
+
+    async def until(self, condition: Callable[[dict[str, Any]], bool], limit_s: float = 120.0) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        async def is_so() -> bool:
+            found.clear()
+            with contextlib.suppress(aiohttp.ClientError):
+                found.update(await self.tasks())
+            return bool(found) and condition(found)
+
+        try:
+            await until(is_so, limit_s)
+        except TimeoutError:
+            raise AssertionError(f"{found}\n{(self.directory / 'manager.log').read_text()[-5000:]}") from None
+        return found
+
+    async def all_ended(self) -> dict[str, Any]:
+        return await self.until(lambda tasks: all(row["state"] in FINAL for row in tasks.values()))
+
+    def lines(self, name: str) -> Counter[str]:
+        path = self.runs(name)
+        return Counter(path.read_text().split() if path.exists() else [])
+
+    async def has_begun(self, *names: str) -> None:
+        async def begun() -> bool:
+            return all(self.lines(name)["begun"] for name in names)
+
+        await until(begun)
+
+
+@pytest.fixture
+async def service(slurm: SlurmCluster, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    """With n1 to n4 free and whole."""
+    label = f"crash-{abs(hash(request.node.name)) % 10**6}"
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        made = Service(tmp_path, slurm, session, label)
+        for name in slurm.names:
+            slurm.command("scontrol", "update", f"NodeName={name}", "Gres=vcore:4")
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.kill()
+            jobs = slurm.command("squeue", "--noheader", "--format=%A %j").splitlines()
+            mine = [line.split()[0] for line in jobs if line.split()[1].startswith(f"{label}.")]
+            if mine:
+                slurm.command("scancel", *mine)
+
+
+def check(service: Service, tasks: dict[str, Any], twice: frozenset[str] = frozenset()) -> None:
+    """All done, each run from its beginning to its end, none twice but those that may have been."""
+    for name, row in tasks.items():
+        lines = service.lines(name)
+        assert row["state"] == "done", row
+        assert lines["ended"] == 1, (row, lines)
+        assert lines["begun"] == row["attempts"], (row, lines)
+        assert lines["begun"] == 1 or (name in twice and row["restartable"]), (row, lines)
+
+
+async def test_a_manager_that_is_killed_again_and_again(service: Service) -> None:
+    for turn in range(4):
+        for number in range(3):
+            await service.submit(f"t-{turn}-{number}", 0.5, restartable=number == 0)
+        # Moments between the first submission to Slurm and the last release.
+        await _pause(0.15 + 0.2 * turn)
+        await service.kill()
+        await service.start()
+    tasks = await service.all_ended()
+    assert len(tasks) == 12
+    check(service, tasks)
+
+
+async def test_a_slurmctld_that_is_killed_in_the_middle(service: Service, slurm: SlurmCluster) -> None:
+    for number in range(4):
+        await service.submit(f"before-{number}", 8.0, restartable=False)
+    await service.has_begun(*(f"before-{number}" for number in range(4)))
+    # Slurm writes its state down a few seconds later: what it does not know by then it would begin again.
+    await _pause(6.0)
+    slurm.kill("slurmctld")
+    for number in range(4):
+        await service.submit(f"after-{number}", 0.3)
+    await service.until(lambda tasks: "cannot be used" in tasks["after-0"]["sentence"])
+    slurm.start_daemon("slurmctld")
+    check(service, await service.all_ended())
+
+
+async def test_a_slurmctld_that_is_killed_before_it_has_written_anything_down(
+    service: Service, slurm: SlurmCluster
+) -> None:
+    for number in range(4):
+        await service.submit(f"safe-{number}", 3.0, restartable=True)
+        await service.submit(f"once-{number}", 3.0)
+    await service.has_begun("safe-0")
+    slurm.kill("slurmctld")
+    slurm.start_daemon("slurmctld")
+    tasks = await service.all_ended()
+    for name, row in tasks.items():
+        lines = service.lines(name)
+        assert lines["begun"] >= 1 or row["state"] == "failed", row
+        if name.startswith("safe"):
+            assert row["state"] == "done", row
+        else:
+            # Whatever Slurm has forgotten: begun once, or known to be lost.
+            assert lines["begun"] == 1, (row, lines)
+            assert row["state"] == ("done" if lines["ended"] else "failed"), (row, lines)
+
+
+async def test_a_slurmd_that_is_killed_leaves_its_tasks_running(service: Service, slurm: SlurmCluster) -> None:
+    await service.submit("once", 4.0)
+    await service.has_begun("once")
+    machine = (await service.tasks())["once"]["machine"]
+    slurm.kill(machine)
+    slurm.start_daemon(machine)
+    check(service, await service.all_ended())
+
+
+async def test_a_node_that_dies_takes_its_tasks_along(service: Service, slurm: SlurmCluster) -> None:
+    for name, restartable in (("safe-0", True), ("once-0", False), ("safe-1", True), ("once-1", False)):
+        await service.submit(name, 6.0, restartable=restartable, cores=2)
+    await service.has_begun("safe-0", "safe-1", "once-0", "once-1")
+    tasks = await service.tasks()
+    machine = tasks["safe-0"]["machine"]
+    slurm.kill_node(machine)
+    try:
+        tasks = await service.all_ended()
+    finally:
+        slurm.start_daemon(machine)
+    hit = {name for name, row in tasks.items() if service.lines(name) != Counter(begun=1, ended=1)}
+    assert "safe-0" in hit
+    for name, row in tasks.items():
+        lines = service.lines(name)
+        if name.startswith("once") and name in hit:
+            assert (row["state"], lines) == ("failed", Counter(begun=1)), row
+            assert "not restartable" in row["sentence"]
+        else:
+            assert (row["state"], lines["ended"], lines["begun"]) == ("done", 1, row["attempts"]), (row, lines)
+
+    async def back() -> bool:
+        return machine in await asyncio.to_thread(slurm.idle)
+
+    await until(back)
+
+
+async def test_everything_dies_at_once(service: Service, slurm: SlurmCluster) -> None:
+    for number in range(6):
+        await service.submit(f"safe-{number}", 3.0, restartable=True)
+    await service.has_begun("safe-0")
+    machine = (await service.tasks())["safe-0"]["machine"] or "n1"
+    await service.kill()
+    slurm.kill("slurmctld")
+    slurm.kill_node(machine)
+    slurm.start_daemon("slurmctld")
+    slurm.start_daemon(machine)
+    await service.start()
+    tasks = await service.all_ended()
+    assert len(tasks) == 6
+    for name, row in tasks.items():
+        assert row["state"] == "done", row
+        assert service.lines(name)["ended"] >= 1
+
+
+async def _pause(seconds: float) -> None:
+    """Let the others work so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
