@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from cluster_manager.errors import RequestError, StoreError
-from cluster_manager.task_machines import TaskMachines
 from cluster_manager.task_store import StoredTask, TaskNote, TaskRows
 from deflation.task_messages import TaskRequest, TaskSpec
 from task_matcher.attempts import AttemptState, EngineMachine, Look, task_of
@@ -23,6 +22,7 @@ from task_matcher.choice import Choice
 from task_matcher.engines.interface import Engine
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.errors import EngineError, EngineRefused
+from task_matcher.expectation import Predictor
 from task_matcher.tasks import (
     Cancel,
     Drain,
@@ -45,6 +45,16 @@ log = structlog.get_logger()
 MOST_TASKS: Final = 100_000
 
 
+class Machines(Protocol):
+    """What is known of the engine's machines; see :class:`cluster_manager.task_machines.TaskMachines`."""
+
+    def changed(self) -> None: ...
+
+    async def cores(self, names: Collection[str]) -> dict[str, int]: ...
+
+    async def predictor(self) -> Predictor: ...
+
+
 class TaskService:
     """Runs from :meth:`start` to :meth:`stop`, for one term.
 
@@ -56,7 +66,7 @@ class TaskService:
     def __init__(
         self,
         store: TaskRows,
-        machines: TaskMachines,
+        machines: Machines,
         engine: Engine | None,
         settings: EngineSettings,
         check: Callable[[], None],

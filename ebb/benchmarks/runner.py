@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebb.benchmarks import cascade, cpu, idle, jvm, latency, memcached, placement, policies, spark, throughput
+from ebb.benchmarks import cascade, cpu, idle, jvm, latency, memcached, placement, policies, spark, tasks, throughput
 from ebb.benchmarks.bed import terminable
 from ebb.benchmarks.figures import Figures, document
 from ebb.benchmarks.passes import Pass
@@ -26,6 +26,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "memcached": memcached.run,
     "jvm": jvm.run,
     "spark": spark.run,
+    "tasks": tasks.run,
 }
 
 #: Benchmarks that are read more easily as a table: what NAME.csv holds.
