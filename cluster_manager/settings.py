@@ -64,5 +64,5 @@ class Settings:
     #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.
     url: str | None = None
     #: What runs tasks, and what makes it.
-    engine: EngineSettings = EngineSettings()
+    engine: EngineSettings = field(default_factory=EngineSettings)
     make_engine: Callable[[EngineSettings], Engine | None] = engine_of

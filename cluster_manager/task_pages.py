@@ -43,9 +43,7 @@ class TaskPages:
         query = tasks_query(limit + 1, key[0] if key else None, state=phase, machine=machine, prefix=prefix)
         rows = [stored_task(row) for row in await self._store.rows(query)]
         shown = tuple(self.shown(row.task) for row in rows[:limit])
-        return TaskPage(
-            tasks=shown, next=cursor_of("tasks", (rows[limit - 1].number,)) if len(rows) > limit else None
-        )
+        return TaskPage(tasks=shown, next=cursor_of("tasks", (rows[limit - 1].number,)) if len(rows) > limit else None)
 
     def shown(self, task: Task) -> ManagedTask:
         """One task."""

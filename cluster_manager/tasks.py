@@ -1,7 +1,7 @@
 """The tasks' service: looks at the engine again and again, stores what follows, and has the engine do it.
 
-The decisions are :mod:`task_matcher.turns`'; here they are stored before they are carried out, so that a manager that is
-killed anywhere goes on from its store and from what the engine shows.
+The decisions are :mod:`task_matcher.turns`'; here they are stored before they are carried out, so that a manager that
+is killed anywhere goes on from its store and from what the engine shows.
 """
 
 from __future__ import annotations
@@ -267,6 +267,7 @@ class TaskService:
     async def _about_strays(self, strays: Iterable[str], look: Look) -> list[Instruction]:
         """Attempts that no unfinished task has: of tasks that have ended, and of earlier attempts."""
         instructions: list[Instruction] = []
+        self._forgotten &= set(look.attempts)
         for attempt in strays:
             found = task_of(attempt, self._settings.label)
             if attempt in self._forgotten or found is None:

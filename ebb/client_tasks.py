@@ -64,5 +64,3 @@ class TaskCalls:
         self, path: str, key: str, model: type[Model], query: Mapping[str, object], limit: int | None = None
     ) -> list[Model]:
         raise NotImplementedError
-
-

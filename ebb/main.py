@@ -37,9 +37,7 @@ app = typer.Typer(
 lab_app = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
 image_app = typer.Typer(help="The disk image of the lab's guests.", no_args_is_help=True, rich_markup_mode=None)
 token_app = typer.Typer(help="Tokens with roles.", no_args_is_help=True, rich_markup_mode=None)
-tasks_app = typer.Typer(
-    help="Long work, run where the cores will stay.", no_args_is_help=True, rich_markup_mode=None
-)
+tasks_app = typer.Typer(help="Long work, run where the cores will stay.", no_args_is_help=True, rich_markup_mode=None)
 app.callback()(access.connection)
 app.add_typer(lab_app, name="lab")
 app.add_typer(token_app, name="token")

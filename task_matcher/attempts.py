@@ -1,8 +1,8 @@
 """What an engine and an attempt's own record say of it: the observations that the tasks' state machine reads.
 
 A task is run by attempts. Each has a name that nobody else has, and a record that it writes itself where it runs: its
-claim before the command begins, its end afterwards. A claim is made once, by the attempt or by whoever makes sure that it
-will never begin (it is sealed then), so that no attempt runs twice, whatever its engine forgets or repeats.
+claim before the command begins, its end afterwards. A claim is made once, by the attempt or by whoever makes sure that
+it will never begin (it is sealed then), so that no attempt runs twice, whatever its engine forgets or repeats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which waiting task goes to which machine now, and which waits for which machine (seed 000 §3.1.2, Algorithm 1). Pure."""
+"""Which waiting task goes to which machine now, and which waits for which (seed 000 §3.1.2, Algorithm 1). Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from task_matcher.expectation import Expectation, Predictor
 UNKNOWN_DURATION_S: Final = 600.0
 #: A task that runs longer than expected is taken to run on for this part of what it has run already.
 OVERRUN: Final = 0.1
+#: Cores that somebody still holds are not free, however soon they will be.
+LEAST_WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def available_in_s(room: Room, cores: int) -> float:
     for busy in sorted(room.busy, key=lambda busy: busy.remaining_s):
         free += busy.cores
         if free >= cores:
-            return busy.remaining_s
+            return max(busy.remaining_s, LEAST_WAIT_S)
     return math.inf
 
 

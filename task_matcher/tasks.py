@@ -243,7 +243,9 @@ def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple
         said = f"it was ended {MOST_LAUNCHES} times before it began: {why}"
         return _finished(task, TaskPhase.FAILED, said, seen, now), forget
     sentence = f"it was ended before it began ({why}): it is matched anew"
-    return replace(task, stop="again", launches=task.launches + 1, sentence=sentence), (Cancel(attempt, begun_too=False),)
+    return replace(task, stop="again", launches=task.launches + 1, sentence=sentence), (
+        Cancel(attempt, begun_too=False),
+    )
 
 
 def _after_run(task: Task, seen: Seen, now: float) -> Task:
@@ -258,8 +260,10 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     if seen.exit_code is not None and not task.stop:
         said = f"its command ended with {seen.exit_code} on {task.machine}"
         return _finished(task, TaskPhase.FAILED, said, seen, now)
-    why = task.sentence if task.stop else f"{task.machine} was lost under it" + (
-        f" ({seen.reason})" if seen.reason else ""
+    why = (
+        task.sentence
+        if task.stop
+        else f"{task.machine} was lost under it" + (f" ({seen.reason})" if seen.reason else "")
     )
     task = replace(task, preemptions=task.preemptions + 1)
     if not task.order.restartable:
@@ -309,7 +313,9 @@ def preempted(tasks: Iterable[Task], machines: Mapping[str, EngineMachine]) -> l
         over = sum(task.order.cores for task in here) - machine.usable_cores
         going = sum(task.order.cores for task in here if task.stop)
         victims = [task for task in here if not task.stop and task.order.restartable]
-        for task in sorted(victims, key=lambda task: (task.began_at or task.released_at or 0.0, task.name), reverse=True):
+        for task in sorted(
+            victims, key=lambda task: (task.began_at or task.released_at or 0.0, task.name), reverse=True
+        ):
             if over - going <= 0:
                 break
             going += task.order.cores

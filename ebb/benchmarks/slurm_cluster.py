@@ -32,7 +32,7 @@ ClusterName=ebbtide
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge/socket
+AuthInfo=socket={directory}/munge/socket,cred_expire=2
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={directory}/state
@@ -92,7 +92,9 @@ class SlurmCluster:
     def __enter__(self) -> Self:
         missing = [name for name in PROGRAMS if shutil.which(name) is None]
         if missing:
-            raise SlurmError(f"there is no {', '.join(missing)} on this machine: scripts/install-deps.sh installs Slurm")
+            raise SlurmError(
+                f"there is no {', '.join(missing)} on this machine: scripts/install-deps.sh installs Slurm"
+            )
         self.directory = Path(tempfile.mkdtemp(prefix="ebb-slurm-"))
         try:
             self._prepare()
@@ -222,14 +224,14 @@ class SlurmCluster:
         spool = f"{self.directory}/spool/"
         for pid, _parent in table.items():
             environment = _environment(pid)
-            if environment.get("SLURM_CONF") == str(self.conf) or any(spool in value for value in environment.values()):
-                if node is None or environment.get("SLURMD_NODENAME") == node:
-                    roots.add(pid)
-        ours = {process.pid for process in self._processes.values()} | {os.getpid()}
+            ours = environment.get("SLURM_CONF") == str(self.conf) or any(spool in v for v in environment.values())
+            if ours and node in (None, environment.get("SLURMD_NODENAME")):
+                roots.add(pid)
+        spared = {process.pid for process in self._processes.values()} | {os.getpid()}
         found = set(roots)
         while more := {pid for pid, parent in table.items() if parent in found} - found:
             found |= more
-        return found - ours
+        return found - spared
 
 
 def _processes() -> dict[int, int]:

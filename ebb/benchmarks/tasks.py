@@ -1,7 +1,7 @@
 """`tasks`: the same tasks and core changes on a real Slurm of four nodes, matched by us and as Slurm itself chooses.
 
-On both sides tasks are sleeps that may be begun again, and who must make room when cores go is found by the same rule. The
-core changes are a replay (one calm machine, one restless one, two in between), not deflations of guests.
+On both sides tasks are sleeps that may be begun again, and who must make room when cores go is found by the same rule.
+The core changes are a replay (one calm machine, one restless one, two in between), not deflations of guests.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str)
                 )
                 await service.submit(TaskRequest(request_id=arrival.name, task=spec))
             async with asyncio.timeout(LIMIT_S):
-                while service.unfinished:
+                while service.unfinished:  # noqa: ASYNC110 - what ends are processes of Slurm
                     await asyncio.sleep(PERIOD_S)
             tasks = [await service.task(arrival.name) for arrival in plan.arrivals]
         finally:
@@ -170,8 +170,9 @@ class _OwnChoice:
     async def submit(self, name: str, cores: int, duration_s: float) -> None:
         self._submitted[name] = time.time()
         await self._run(
-            "sbatch", "--requeue", f"--job-name={self._label}.{name}", f"--cpus-per-task={cores}", f"--gres=vcore:{cores}",
-            f"--uid={USER}", "--output=/dev/null", f"--chdir={self._cluster.tasks}", f"--wrap=sleep {duration_s:g}",
+            "sbatch", "--requeue", f"--job-name={self._label}.{name}", f"--uid={USER}", "--output=/dev/null",
+            f"--cpus-per-task={cores}", f"--gres=vcore:{cores}", f"--chdir={self._cluster.tasks}",
+            f"--wrap=sleep {duration_s:g}",
         )  # fmt: skip
 
     async def follow(self, cores: dict[str, int]) -> None:
@@ -206,5 +207,3 @@ class _OwnChoice:
 
 async def _sleep_until(at: float) -> None:
     await asyncio.sleep(max(at - asyncio.get_running_loop().time(), 0.0))
-
-

@@ -1,4 +1,4 @@
-"""What both sides of the benchmark `tasks` get: the same tasks at the same moments, and the same core changes. Seeded."""
+"""What both sides of the benchmark `tasks` get: the same tasks at the same moments, the same core changes. Seeded."""
 
 from __future__ import annotations
 

@@ -227,6 +227,3 @@ def _machine(worker: Mapping[str, Any]) -> EngineMachine:
         drained=worker["drained"],
         foreign_cores=int(worker["others"]),
     )
-
-
-

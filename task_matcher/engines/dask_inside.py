@@ -8,7 +8,7 @@ from typing import Any
 def survey(prefix: str, dask_scheduler: Any = None) -> dict[str, Any]:
     """At the scheduler: its workers, and the tasks whose keys begin so.
 
-    :returns: ``workers``: name, address, cores, reason to take nothing, cores of others; ``tasks``: state, worker, words.
+    :returns: ``workers``: name, address, cores, why it takes nothing, cores of others; ``tasks``: state, worker, words.
     """
     tasks = {}
     others: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Records that attempts write themselves: a claim when one begins, its end, and what its command printed.
 
-They lie in a directory that every machine sees under the same path. A claim is made by a hard link, which exactly one of
-many can make, on NFS too; so an attempt runs once at the most, whatever its engine forgets, repeats or loses.
+They lie in a directory that every machine sees under the same path. A claim is made by a hard link, which exactly one
+of many can make, on NFS too; so an attempt runs once at the most, whatever its engine forgets, repeats or loses.
 """
 
 from __future__ import annotations

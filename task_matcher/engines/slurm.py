@@ -1,4 +1,4 @@
-"""Slurm as an engine, by its own programs: held jobs, a required node and their release, usable cores as ``Gres=vcore``.
+"""Slurm as an engine, by its own programs: held jobs, a required node and release, usable cores as ``Gres=vcore``.
 
 Each attempt is a job of its own that Slurm may not requeue: a job runs once at the most, and who begins it again is the
 tasks' state machine. slurm.conf needs ``GresTypes=vcore`` and ``Gres=vcore:N`` with each node (docs/tasks.md).

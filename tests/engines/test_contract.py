@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from task_matcher.attempts import AttemptState, Claim
@@ -35,7 +37,7 @@ async def test_what_is_held_begins_nowhere_and_what_is_released_begins_on_its_ma
 
 
 async def test_words_and_output_and_exit_codes_pass_unharmed(bed: Bed) -> None:
-    words = ("a b", "it's \"$HOME\"", "", "*", "\\n", "ünï\nsecond line")
+    words = ("a b", 'it\'s "$HOME"', "", "*", "\\n", "ünï\nsecond line")
     command = ("/bin/sh", "-c", 'printf "<%s>" "$@"; echo wrong >&2; exit 7', "name", *words)
     attempt = await bed.held(0, command=command)
     await bed.engine.release(attempt, "n1")
@@ -138,10 +140,9 @@ async def test_a_drained_machine_begins_nothing_and_ends_what_it_has(bed: Bed) -
     await bed.engine.drain("n1", "ebbtide: a test")
     assert (await bed.look()).machines["n1"].drained == "ebbtide: a test"
     attempt = await bed.held(0.1)
-    try:
+    # Either it is refused at once, or it waits there.
+    with contextlib.suppress(EngineRefused):
         await bed.engine.release(attempt, "n1")
-    except EngineRefused as error:
-        assert "n1" in str(error)
     await bed.quiet()
     assert bed.lines(attempt) == []
     assert (await bed.becomes(running, ENDED)).exit_code == 0

@@ -251,5 +251,3 @@ async def _pause(seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
-
-

@@ -62,8 +62,8 @@ class FakeEngine:
 
     async def release(self, attempt: str, machine: str) -> None:
         self._called("release", attempt, machine)
-        running = self.attempts[attempt]
-        if running.seen.state is AttemptState.HELD:
+        running = self.attempts.get(attempt)
+        if running is not None and running.seen.state is AttemptState.HELD:
             running.seen = replace(running.seen, state=AttemptState.RELEASED, machine=machine)
 
     async def cancel(self, attempt: str, begun_too: bool = True) -> None:
@@ -76,7 +76,8 @@ class FakeEngine:
 
     async def forget(self, attempt: str) -> None:
         self._called("forget", attempt)
-        if not self.attempts[attempt].seen.lives:
+        running = self.attempts.get(attempt)
+        if running is not None and not running.seen.lives:
             del self.attempts[attempt]
 
     async def set_usable_cores(self, machine: str, cores: int) -> None:

@@ -84,7 +84,9 @@ def test_wrong_estimates_have_a_stated_meaning() -> None:
 
 @given(
     tasks=st.lists(st.tuples(st.integers(1, 5), st.one_of(st.none(), st.floats(0, 1e6))), max_size=12),
-    machines=st.lists(st.tuples(st.integers(0, 5), st.lists(st.tuples(st.integers(1, 3), st.floats(0, 1e6)))), max_size=5),
+    machines=st.lists(
+        st.tuples(st.integers(0, 5), st.lists(st.tuples(st.integers(1, 3), st.floats(0, 1e6)))), max_size=5
+    ),
 )
 def test_nothing_is_put_where_it_has_no_room(
     tasks: list[tuple[int, float | None]], machines: list[tuple[int, list[tuple[int, float]]]]

@@ -37,7 +37,10 @@ def test_both_engines_can_be_said(tmp_path: Path) -> None:
         ('engine = "slurm"\nuser = "nobody"', "directory must be given"),
         ('engine = "slurm"\nuser = "nobody"\ndirectory = "tasks"', "absolute path"),
         ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody-knows"', "there is no user nobody-knows"),
-        ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\ndask_scheduler = "tcp://x:1"', "dask_scheduler says nothing"),
+        (
+            'engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\ndask_scheduler = "tcp://x:1"',
+            "dask_scheduler says nothing",
+        ),
         ('engine = "dask"\ndirectory = "/srv"', "dask_scheduler must be given"),
         ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "http://x"', "dask_scheduler: "),
         ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\nuser = "nobody"', "user says nothing"),
@@ -50,7 +53,7 @@ def test_both_engines_can_be_said(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(EngineSettingsError, match="engine.toml") as raised:
+    with pytest.raises(EngineSettingsError, match=r"engine\.toml") as raised:
         read(tmp_path, text)
     assert said in str(raised.value)
 

@@ -201,7 +201,8 @@ def test_cores_of_machines_follow_what_the_manager_knows() -> None:
     predictor = HistoryPredictor(history_of([], 10.0), frozenset(), 10.0)
     made = turn([], Look(machines), {"n1": 0, "n2": 9, "n3": 2, "n5": 4}, predictor, 10.0, "ebb")
     assert made.instructions == (
-        SetCores("n1", 0), Drain("n1", NO_CORES), SetCores("n2", 4), Undrain("n2"), SetCores("n3", 2), SetCores("n5", 4),
+        SetCores("n1", 0), Drain("n1", NO_CORES), SetCores("n2", 4), Undrain("n2"), SetCores("n3", 2),
+        SetCores("n5", 4),
     )  # fmt: skip
     assert made.machines["n2"].usable_cores == 4
     assert made.machines["n5"].drained == "new disks"
