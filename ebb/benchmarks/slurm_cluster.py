@@ -222,11 +222,13 @@ class SlurmCluster:
         """Step daemons of this cluster, of one node or of all, and what runs under them."""
         table, roots = _processes(), set()
         spool = f"{self.directory}/spool/"
-        for pid, _parent in table.items():
+        for pid in table:
             environment = _environment(pid)
             ours = environment.get("SLURM_CONF") == str(self.conf) or any(spool in v for v in environment.values())
             if ours and node in (None, environment.get("SLURMD_NODENAME")):
                 roots.add(pid)
+        # The daemon of a step says its node nowhere.
+        roots |= {table[pid] for pid in roots if _command(table.get(pid, 0)).startswith("slurmstepd")}
         spared = {process.pid for process in self._processes.values()} | {os.getpid()}
         found = set(roots)
         while more := {pid for pid, parent in table.items() if parent in found} - found:
@@ -250,6 +252,13 @@ def _environment(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(pair.partition("=")[::2] for pair in text.split("\0") if "=" in pair)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def free_ports(number: int) -> list[int]:

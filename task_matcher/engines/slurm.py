@@ -6,6 +6,8 @@ tasks' state machine. slurm.conf needs ``GresTypes=vcore`` and ``Gres=vcore:N`` 
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -50,11 +52,16 @@ class Slurm:
         self._programs = SlurmPrograms(settings.slurm_conf, settings.answer_s)
         #: Ids of our living jobs, by attempt.
         self._jobs: dict[str, list[int]] = {}
+        self._identity: list[str] = []
         #: Cores that others' jobs hold, by node.
         self._foreign: Counter[str] = Counter()
 
     async def start(self) -> None:
         await self._records.check()
+        if self._settings.user is not None and os.geteuid() == 0:
+            # With the user alone the group stays root's.
+            group = pwd.getpwnam(self._settings.user).pw_gid
+            self._identity = [f"--uid={self._settings.user}", f"--gid={group}"]
 
     async def stop(self) -> None:
         """Nothing is held open."""
@@ -83,7 +90,7 @@ class Slurm:
             "--ntasks=1",
             "--output=/dev/null",
             f"--chdir={self._directory}",
-            *([f"--uid={self._settings.user}"] if self._settings.user is not None else []),
+            *self._identity,
             text=batch_script(self._directory, attempt, order.command, "$SLURMD_NODENAME"),
         )
         number = output.strip().partition(";")[0]
