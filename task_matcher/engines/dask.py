@@ -157,6 +157,8 @@ class Dask:
 
     def _hold(self, attempt: str, body: str) -> None:
         path = self._held_path(attempt)
+        if path.exists():
+            return
         written = path.with_name(f".{path.name}")
         with written.open("w", encoding="utf-8") as file:
             file.write(body)

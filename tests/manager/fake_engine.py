@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,7 +105,9 @@ class FakeEngine:
                 if other.seen.state is AttemptState.RUNNING and other.seen.machine == machine.name
             )
             if machine.up and not machine.drained and held + running.order.cores <= machine.usable_cores:
-                running.seen = replace(running.seen, state=AttemptState.RUNNING, claim=Claim.BEGUN, begun_at=1.0)
+                running.seen = replace(
+                    running.seen, state=AttemptState.RUNNING, claim=Claim.BEGUN, begun_at=time.time()
+                )
                 self.begun.append(name)
 
     def end(self, task: str, exit_code: int | None = 0) -> None:

@@ -259,25 +259,30 @@ async def test_a_manager_killed_at_any_call_loses_and_doubles_nothing(tmp_path: 
             reached.set()
             raise asyncio.CancelledError
 
+    def set_trap() -> None:
+        if not done:
+            engine.before = stop_here
+            return
+        real = getattr(engine, call)
+
+        async def then_stop(*words: Any) -> Any:
+            if reached.is_set():
+                return await real(*words)
+            await real(*words)
+            reached.set()
+            raise asyncio.CancelledError
+
+        setattr(engine, call, then_stop)
+
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
-        assert cluster.manager is not None
+        late = call in ("cancel", "forget")
+        if not late:
+            set_trap()
         for name, restartable in (("safe", True), ("once", False)):
             await submit(cluster, name, restartable=restartable)
-        if call in ("cancel", "forget"):
+        if late:
             await becomes(cluster, "safe", "running")
-        if done:
-            real = getattr(engine, call)
-
-            async def then_stop(*words: Any) -> Any:
-                if reached.is_set():
-                    return await real(*words)
-                await real(*words)
-                reached.set()
-                raise asyncio.CancelledError
-
-            setattr(engine, call, then_stop)
-        else:
-            engine.before = stop_here
+            set_trap()
         if call == "cancel":
             engine.machines["far"] = replace(engine.machines["far"], usable_cores=0)
         if call == "forget":
