@@ -18,6 +18,11 @@ from task_matcher.attempts import NOTHING, AttemptState, Claim, EngineMachine, S
 
 #: A released attempt that has not begun after so many seconds is taken back and matched anew.
 PATIENCE_S: Final = 15.0
+#: An attempt that its engine has lost runs as long as its record is touched at least so often, seconds.
+LIFE_S: Final = 15.0
+#: One that its engine has is believed to run for so long without; its machine may be slow.
+BELIEF_S: Final = 120.0
+LOST: Final = "its engine has lost it, and its command goes on"
 #: So often an engine may end an attempt that has not begun.
 MOST_LAUNCHES: Final = 5
 
@@ -34,8 +39,9 @@ class TaskPhase(StrEnum):
 
 
 FINAL: Final = frozenset({TaskPhase.DONE, TaskPhase.FAILED, TaskPhase.CANCELLED})
-#: Why an attempt is being ended: its owner wants no more of it; its cores were taken; it did not begin where it should.
-Stop = Literal["", "cancel", "preempt", "again"]
+#: Why an attempt is being ended: its owner wants no more of it; its cores were taken; it did not begin where it should;
+#: its engine knows something else of it than its record.
+Stop = Literal["", "cancel", "preempt", "again", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +192,19 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
     if seen.claim is Claim.BEGUN and seen.state is not AttemptState.RUNNING:
         # The engine would begin it once more, which its record forbids; and it ends what it does not know.
         task = _as_shown(task, replace(seen, state=AttemptState.RUNNING), now)
-        return replace(task, stop="preempt", sentence="the engine forgot that it had begun"), (Cancel(attempt),)
+        return replace(task, stop="lost", sentence="the engine forgot that it had begun"), (Cancel(attempt),)
+    if seen.silent_s is not None and seen.silent_s > BELIEF_S:
+        sentence = f"its command is gone from {seen.machine}, and the engine does not know"
+        return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
     task = _as_shown(task, seen, now)
     if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > PATIENCE_S:
         sentence = f"{task.machine} did not begin it within {PATIENCE_S:g} s: it is matched anew"
         return replace(task, stop="again", sentence=sentence), (Cancel(attempt, begun_too=False),)
     return task, ()
+
+
+def _runs(seen: Seen) -> bool:
+    return seen.silent_s is not None and seen.silent_s <= LIFE_S
 
 
 def _as_shown(task: Task, seen: Seen, now: float) -> Task:
@@ -224,6 +237,10 @@ def _as_shown(task: Task, seen: Seen, now: float) -> Task:
 def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple[Instruction, ...]]:
     """An attempt that its engine is done with, or does not know."""
     forget: tuple[Instruction, ...] = (Forget(attempt),)
+    if seen.claim is Claim.BEGUN and _runs(seen) and seen.exit_code is None:
+        # The engine has lost it, or thinks so; nobody begins it again while its command goes on.
+        task = _as_shown(task, replace(seen, state=AttemptState.RUNNING), now)
+        return replace(task, sentence=task.sentence if task.stop else LOST), (Cancel(attempt),) if task.stop else ()
     if seen.claim is Claim.BEGUN:
         return _after_run(_as_shown(task, replace(seen, state=AttemptState.RUNNING), now), seen, now), forget
     if seen.claim is Claim.SEALED:
@@ -257,7 +274,7 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     if task.stop == "cancel" or (seen.cancelled and not task.stop):
         who = "" if task.stop else ", at the engine"
         return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}{who}", seen, now)
-    if seen.exit_code is not None and not task.stop:
+    if seen.exit_code is not None and task.stop in ("", "lost"):
         said = f"its command ended with {seen.exit_code} on {task.machine}"
         return _finished(task, TaskPhase.FAILED, said, seen, now)
     why = (

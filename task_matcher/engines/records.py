@@ -24,6 +24,9 @@ T = TypeVar("T")
 #: What an attempt ends with that may not begin, and one that cannot write its record.
 CLAIMED, UNRECORDED = 99, 98
 
+#: A claim is touched so often while its command runs, seconds.
+BEAT_S: Final = 3.0
+
 #: Arguments: the directory, the attempt, the machine, the command.
 SCRIPT: Final = f"""\
 directory=$1 attempt=$2 machine=$3
@@ -36,6 +39,10 @@ if ! ln "$record" "$directory/$attempt.claim" 2> /dev/null; then
 fi
 rm -f "$record"
 sync "$directory"
+# The claim grows no older while this shell lives.
+shell=$$
+( while sleep {BEAT_S:g} && kill -0 "$shell"; do touch -c "$directory/$attempt.claim"; done ) > /dev/null 2>&1 &
+heart=$!
 "$@" > "$directory/$attempt.out" 2>&1 &
 child=$!
 trap 'kill -TERM "$child" 2> /dev/null' TERM INT HUP
@@ -45,6 +52,7 @@ while kill -0 "$child" 2> /dev/null; do
     wait "$child"
     code=$?
 done
+kill "$heart" 2> /dev/null
 record=$(mktemp "$directory/.$attempt.XXXXXXXX") || exit {UNRECORDED}
 printf '%s %s\\n' "$code" "$(date +%s.%N)" > "$record" && sync "$record" && mv "$record" "$directory/$attempt.end"
 exit "$code"
@@ -76,6 +84,8 @@ class Record:
     pid: int | None = None
     exit_code: int | None = None
     ended_at: float | None = None
+    #: Since it was touched last.
+    silent_s: float | None = None
 
 
 class Records:
@@ -99,10 +109,22 @@ class Records:
 
     async def read(self, attempts: Collection[str]) -> dict[str, Record]:
         """The records of these attempts."""
-        return await self._in_thread(lambda: {attempt: self._read(attempt) for attempt in attempts})
+        return await self._in_thread(lambda: self._read_all(attempts))
 
-    def _read(self, attempt: str) -> Record:
-        record = _claim(_text(self.directory / f"{attempt}.claim"))
+    def _read_all(self, attempts: Collection[str]) -> dict[str, Record]:
+        if not attempts:
+            return {}
+        # The file system's own time: machines and its server may have others.
+        with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".now.") as file:
+            now = os.fstat(file.fileno()).st_mtime
+        return {attempt: self._read(attempt, now) for attempt in attempts}
+
+    def _read(self, attempt: str, now: float = 0.0) -> Record:
+        path = self.directory / f"{attempt}.claim"
+        record = _claim(_text(path))
+        if record.claim is Claim.BEGUN:
+            with contextlib.suppress(FileNotFoundError):
+                record = replace(record, silent_s=max(now - path.stat().st_mtime, 0.0))
         words = _text(self.directory / f"{attempt}.end").split()
         if len(words) == 2:
             with contextlib.suppress(ValueError):
@@ -172,6 +194,7 @@ def merged(seen: Mapping[str, Seen], before: Mapping[str, Record], after: Mappin
             claim=record.claim,
             machine=found.machine or record.machine,
             begun_at=record.begun_at,
+            silent_s=record.silent_s,
             exit_code=record.exit_code if over else None,
             ended_at=record.ended_at if over else None,
         )

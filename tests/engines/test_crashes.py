@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,30 @@ REPO = Path(__file__).resolve().parents[2]
 FINAL = {"done", "failed", "cancelled"}
 
 
-class Service:
-    """A real ``ebb-manager`` process with Slurm as its engine, which can be killed."""
+class Process:
+    """A real ``ebb-manager`` with Slurm as its engine; it keeps its port and its store over kills."""
 
-    def __init__(self, directory: Path, cluster: SlurmCluster, session: aiohttp.ClientSession, label: str) -> None:
+    def __init__(self, directory: Path, cluster: SlurmCluster) -> None:
         self.directory = directory
         self.cluster = cluster
-        self._session = session
-        self._process: asyncio.subprocess.Process | None = None
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
+        self._process: subprocess.Popen[bytes] | None = None
         (directory / "token").write_text("clients")
         (directory / "agent-token").write_text("agents")
         lines = [
             'engine = "slurm"', f'directory = "{cluster.tasks}"', f'slurm_conf = "{cluster.conf}"', f'user = "{USER}"',
-            "period_s = 0.2", f'label = "{label}"',
+            "period_s = 0.2", 'label = "crash"',
         ]  # fmt: skip
         (directory / "engine.toml").write_text("\n".join(lines))
 
-    async def start(self) -> None:
+    @property
+    def log(self) -> str:
+        return (self.directory / "manager.log").read_text()
+
+    def start(self) -> None:
+        """Harmless where it runs."""
+        if self._process is not None:
+            return
         options = {
             "--listen": self.url.removeprefix("http://"),
             "--token-file": str(self.directory / "token"),
@@ -51,40 +57,61 @@ class Service:
         }
         argv = [sys.executable, "-m", "cluster_manager.main", *(word for pair in options.items() for word in pair)]
         with (self.directory / "manager.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*argv, cwd=REPO, stdout=log, stderr=log)
+            self._process = subprocess.Popen(argv, cwd=REPO, stdout=log, stderr=log)
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Service:
+    """A test's tasks: their names begin with a word of its own."""
+
+    def __init__(self, process: Process, session: aiohttp.ClientSession, word: str) -> None:
+        self.process = process
+        self.cluster = process.cluster
+        self._session = session
+        self._word = word
+
+    async def start(self) -> None:
+        self.process.start()
 
         async def answers() -> bool:
             with contextlib.suppress(aiohttp.ClientError):
-                async with self._session.get(f"{self.url}/readyz") as response:
+                async with self._session.get(f"{self.process.url}/readyz") as response:
                     return response.status == 200
-            assert self._process is not None
-            assert self._process.returncode is None, (self.directory / "manager.log").read_text()
+            assert self.process.runs, self.process.log
             return False
 
         await until(answers)
 
-    async def kill(self) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        await self._process.wait()
+    def kill(self) -> None:
+        self.process.kill()
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
         headers = {"Authorization": "Bearer clients"}
-        async with self._session.request(method, self.url + path, headers=headers, **options) as response:
+        async with self._session.request(method, self.process.url + path, headers=headers, **options) as response:
             assert response.status < 300, await response.text()
             return await response.json()
 
     def runs(self, name: str) -> Path:
-        return self.cluster.tasks / f"{self.url.rpartition(':')[2]}-{name}.runs"
+        return self.cluster.tasks / f"{self._word}-{name}.runs"
 
     async def submit(self, name: str, seconds: float, **fields: Any) -> None:
         command = list(counting(self.runs(name), seconds))
-        task = {"name": name, "command": command, "cores": 2, "duration_s": seconds, **fields}
-        await self.call("POST", "/v1/tasks", json={"request_id": f"submit-{name}", "task": task})
+        task = {"name": f"{self._word}-{name}", "command": command, "cores": 2, "duration_s": seconds, **fields}
+        await self.call("POST", "/v1/tasks", json={"request_id": task["name"], "task": task})
 
     async def tasks(self) -> dict[str, Any]:
-        return {row["name"]: row for row in (await self.call("GET", "/v1/tasks?limit=1000"))["tasks"]}
+        rows = (await self.call("GET", f"/v1/tasks?limit=1000&prefix={self._word}-"))["tasks"]
+        return {row["name"].removeprefix(f"{self._word}-"): row for row in rows}
 
     async def until(self, condition: Callable[[dict[str, Any]], bool], limit_s: float = 120.0) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -98,7 +125,7 @@ class Service:
         try:
             await until(is_so, limit_s)
         except TimeoutError:
-            raise AssertionError(f"{found}\n{(self.directory / 'manager.log').read_text()[-5000:]}") from None
+            raise AssertionError(f"{found}\n{self.process.log[-5000:]}") from None
         return found
 
     async def all_ended(self) -> dict[str, Any]:
@@ -115,23 +142,23 @@ class Service:
         await until(begun)
 
 
+@pytest.fixture(scope="module")
+def process(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    made = Process(tmp_path_factory.mktemp("manager"), slurm)
+    yield made
+    made.kill()
+
+
 @pytest.fixture
-async def service(slurm: SlurmCluster, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+async def service(process: Process, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     """With n1 to n4 free and whole."""
-    label = f"crash-{abs(hash(request.node.name)) % 10**6}"
+    word = f"c{list(request.session.items).index(request.node)}"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        made = Service(tmp_path, slurm, session, label)
-        for name in slurm.names:
-            slurm.command("scontrol", "update", f"NodeName={name}", "Gres=vcore:4")
+        made = Service(process, session, word)
+        for name in process.cluster.names:
+            process.cluster.command("scontrol", "update", f"NodeName={name}", "Gres=vcore:4")
         await made.start()
-        try:
-            yield made
-        finally:
-            await made.kill()
-            jobs = slurm.command("squeue", "--noheader", "--format=%A %j").splitlines()
-            mine = [line.split()[0] for line in jobs if line.split()[1].startswith(f"{label}.")]
-            if mine:
-                slurm.command("scancel", *mine)
+        yield made
 
 
 def check(service: Service, tasks: dict[str, Any], twice: frozenset[str] = frozenset()) -> None:
@@ -145,15 +172,15 @@ def check(service: Service, tasks: dict[str, Any], twice: frozenset[str] = froze
 
 
 async def test_a_manager_that_is_killed_again_and_again(service: Service) -> None:
-    for turn in range(4):
+    for turn in range(3):
         for number in range(3):
             await service.submit(f"t-{turn}-{number}", 0.5, restartable=number == 0)
         # Moments between the first submission to Slurm and the last release.
         await _pause(0.15 + 0.2 * turn)
-        await service.kill()
+        service.kill()
         await service.start()
     tasks = await service.all_ended()
-    assert len(tasks) == 12
+    assert len(tasks) == 9
     check(service, tasks)
 
 
@@ -233,7 +260,7 @@ async def test_everything_dies_at_once(service: Service, slurm: SlurmCluster) ->
         await service.submit(f"safe-{number}", 3.0, restartable=True)
     await service.has_begun("safe-0")
     machine = (await service.tasks())["safe-0"]["machine"] or "n1"
-    await service.kill()
+    service.kill()
     slurm.kill("slurmctld")
     slurm.kill_node(machine)
     slurm.start_daemon("slurmctld")

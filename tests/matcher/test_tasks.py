@@ -13,6 +13,8 @@ from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen
 from task_matcher.expectation import HistoryPredictor
 from task_matcher.prediction import history_of
 from task_matcher.tasks import (
+    BELIEF_S,
+    LIFE_S,
     MOST_LAUNCHES,
     PATIENCE_S,
     Cancel,
@@ -94,6 +96,29 @@ def test_a_lost_task_is_begun_again_only_where_it_may_be() -> None:
     assert (after.phase, after.attempt, after.preemptions, after.machine) == (TaskPhase.WAITING, 2, 1, None)
 
 
+@pytest.mark.parametrize("state", [AttemptState.ENDED, AttemptState.GONE])
+def test_what_its_engine_has_lost_is_begun_nowhere_else_while_its_command_goes_on(state: AttemptState) -> None:
+    after, steps = look_at(restartable(RUNNING), replace(LOST, state=state, silent_s=3.0))
+    assert (after.phase, after.attempt, steps) == (TaskPhase.RUNNING, 1, ())
+    assert "its command goes on" in after.sentence
+    assert look_at(cancelled(RUNNING), replace(LOST, state=state, silent_s=3.0))[1] == (Cancel(NAME),)
+    ended, _ = look_at(after, replace(LOST, state=state, silent_s=3.0, exit_code=0))
+    assert ended.phase is TaskPhase.DONE
+    again, _ = look_at(after, replace(LOST, state=state, silent_s=LIFE_S + 1))
+    assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
+
+
+@pytest.mark.parametrize(("code", "phase"), [(None, "waiting"), (0, "done"), (3, "failed")])
+def test_what_its_engine_takes_to_run_and_nobody_has_heard_of_for_long_is_ended(code: int | None, phase: str) -> None:
+    task = restartable(RUNNING)
+    assert look_at(task, replace(BEGUN, silent_s=BELIEF_S)) == (task, ())
+    after, steps = look_at(task, replace(BEGUN, silent_s=BELIEF_S + 1))
+    assert (after.stop, steps) == ("lost", (Cancel(NAME),))
+    assert "does not know" in after.sentence
+    ended, _ = look_at(after, replace(LOST, silent_s=BELIEF_S + 2, exit_code=code, cancelled=True))
+    assert ended.phase == phase
+
+
 def test_attempts_are_limited() -> None:
     after, _ = look_at(replace(restartable(RUNNING), begun=5), LOST)
     assert after.phase is TaskPhase.FAILED
@@ -109,7 +134,7 @@ def test_an_engine_that_forgot_a_task_before_it_began_gets_the_same_attempt_agai
 @pytest.mark.parametrize("state", [AttemptState.HELD, AttemptState.RELEASED])
 def test_an_engine_that_forgot_that_a_task_began_may_not_begin_it_again(state: AttemptState) -> None:
     after, steps = look_at(RUNNING, replace(BEGUN, state=state))
-    assert (after.stop, steps) == ("preempt", (Cancel(NAME),))
+    assert (after.stop, steps) == ("lost", (Cancel(NAME),))
     ended, _ = look_at(after, replace(LOST, cancelled=True))
     assert ended.phase is TaskPhase.FAILED
     again, _ = look_at(restartable(after), replace(LOST, cancelled=True))
@@ -226,7 +251,8 @@ class AnyEngine(RuleBasedStateMachine):
         self.claims: dict[str, Claim] = {}
         self.codes: dict[str, int] = {}
         self.begun: list[str] = []
-        self.pending: list[Instruction] = []
+        #: Attempts whose commands run, whatever the engine thinks.
+        self.alive: set[str] = set()
 
     @rule(carried_out=st.integers(0, 6), room=st.integers(0, 4))
     def a_turn(self, carried_out: int, room: int) -> None:
@@ -239,6 +265,7 @@ class AnyEngine(RuleBasedStateMachine):
                 self.claims.get(name, Claim.NONE),
                 6.0 if self.claims.get(name) is Claim.BEGUN else None,
                 self.codes.get(name) if self.engine.get(name, AttemptState.GONE) in ENDED else None,
+                silent_s=3.0 if name in self.alive else 1e3,
             )
             for name in {*self.engine, *self.claims}
         }
@@ -261,6 +288,8 @@ class AnyEngine(RuleBasedStateMachine):
             case Cancel(attempt, begun_too):
                 claim = self.claims.setdefault(attempt, Claim.SEALED)
                 if (claim is Claim.SEALED or begun_too) and attempt in self.engine:
+                    if self.engine[attempt] is AttemptState.RUNNING:
+                        self.alive.discard(attempt)
                     self.engine[attempt] = AttemptState.ENDED
             case Forget(attempt) if self.engine.get(attempt) is AttemptState.ENDED:
                 del self.engine[attempt]
@@ -278,15 +307,20 @@ class AnyEngine(RuleBasedStateMachine):
             self.claims[name] = Claim.BEGUN
             self.engine[name] = AttemptState.RUNNING
             self.begun.append(name)
+            self.alive.add(name)
 
     @rule(data=st.data(), code=st.sampled_from([0, 0, 0, None]))
     def something_ends(self, data: st.DataObject, code: int | None) -> None:
-        running = sorted(name for name, state in self.engine.items() if state is AttemptState.RUNNING)
-        if running:
-            name = data.draw(st.sampled_from(running))
+        """By itself, or with its machine (None)."""
+        if self.alive:
+            self._end(data.draw(st.sampled_from(sorted(self.alive))), code)
+
+    def _end(self, name: str, code: int | None) -> None:
+        self.alive.discard(name)
+        if self.engine.get(name) is AttemptState.RUNNING:
             self.engine[name] = AttemptState.ENDED
-            if code is not None:
-                self.codes[name] = code
+        if code is not None:
+            self.codes[name] = code
 
     @rule(data=st.data())
     def the_engine_forgets(self, data: st.DataObject) -> None:
@@ -308,6 +342,11 @@ class AnyEngine(RuleBasedStateMachine):
         assert sum(task_of(name, "ebb") == ("once", "0a", int(name.split(".")[3])) for name in self.begun) <= 1
 
     @invariant()
+    def no_task_runs_twice_at_a_time(self) -> None:
+        tasks = [name.split(".")[1] for name in self.alive]
+        assert len(tasks) == len(set(tasks))
+
+    @invariant()
     def nothing_is_done_that_did_not_run_to_its_end(self) -> None:
         for task in self.ended.values():
             if task.phase is TaskPhase.DONE:
@@ -323,11 +362,11 @@ class AnyEngine(RuleBasedStateMachine):
             for name, state in list(self.engine.items()):
                 if state is AttemptState.RELEASED:
                     self._begin(name)
-                elif state is AttemptState.RUNNING:
-                    self.engine[name], self.codes[name] = AttemptState.ENDED, 0
+            for name in list(self.alive):
+                self._end(name, 0)
         raise AssertionError(f"lost: {self.tasks}")
 
 
 ENDED = (AttemptState.ENDED, AttemptState.GONE)
 TestAnyEngine = AnyEngine.TestCase
-TestAnyEngine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestAnyEngine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
