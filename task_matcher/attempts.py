@@ -53,8 +53,6 @@ class Seen:
     ended_at: float | None = None
     #: Since its record last said that its command runs, whatever its engine says; None: it never did.
     silent_s: float | None = None
-    #: Whether somebody ended it by the engine.
-    cancelled: bool = False
     #: The engine's own words, where it has any.
     reason: str = ""
 

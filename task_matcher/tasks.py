@@ -244,7 +244,7 @@ def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple
     if seen.claim is Claim.BEGUN:
         return _after_run(_as_shown(task, replace(seen, state=AttemptState.RUNNING), now), seen, now), forget
     if seen.claim is Claim.SEALED:
-        if task.stop == "cancel" or (seen.cancelled and not task.stop):
+        if task.stop == "cancel":
             return _finished(task, TaskPhase.CANCELLED, "it was cancelled before it began", seen, now), forget
         return _again(task, task.sentence), forget
     if task.stop:
@@ -253,8 +253,6 @@ def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple
     if seen.state is AttemptState.GONE:
         # Never given to the engine, or lost by it before it began. The record sees to it that only one begins.
         return replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None), (Submit(attempt, task.order),)
-    if seen.cancelled:
-        return replace(task, stop="cancel", sentence="somebody cancels it at the engine"), (Cancel(attempt),)
     why = seen.reason or "the engine does not say why"
     if task.launches + 1 >= MOST_LAUNCHES:
         said = f"it was ended {MOST_LAUNCHES} times before it began: {why}"
@@ -271,16 +269,15 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
         task = replace(task, stop="")
     if seen.exit_code == 0:
         return _finished(task, TaskPhase.DONE, f"it ran to its end on {task.machine}", seen, now)
-    if task.stop == "cancel" or (seen.cancelled and not task.stop):
-        who = "" if task.stop else ", at the engine"
-        return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}{who}", seen, now)
+    if task.stop == "cancel":
+        return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}", seen, now)
     if seen.exit_code is not None and task.stop in ("", "lost"):
         said = f"its command ended with {seen.exit_code} on {task.machine}"
         return _finished(task, TaskPhase.FAILED, said, seen, now)
     why = (
         task.sentence
         if task.stop
-        else f"{task.machine} was lost under it" + (f" ({seen.reason})" if seen.reason else "")
+        else f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
     )
     task = replace(task, preemptions=task.preemptions + 1)
     if not task.order.restartable:

@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen
 from task_matcher.engines.records import Records, batch_script, merged
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.engines.slurm_programs import SlurmPrograms
-from task_matcher.errors import EngineRefused, EngineSettingsError
+from task_matcher.errors import EngineSettingsError
 from task_matcher.tasks import TaskOrder
 
 _GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d+)")
@@ -34,8 +34,6 @@ _RANK: Final = {
     AttemptState.ENDED: 0,
     AttemptState.GONE: -1,
 }
-#: What Slurm says of a job that it has purged, or that has ended.
-_OVER: Final = ("invalid job id", "already completing", "already completed", "job/step already")
 
 
 class Slurm:
@@ -107,14 +105,8 @@ class Slurm:
     async def cancel(self, attempt: str, begun_too: bool = True) -> None:
         record = await self._records.seal(attempt)
         if record.claim is Claim.SEALED or begun_too:
-            if attempt not in self._jobs:
-                await self._ours()
-            for number in self._jobs.get(attempt, []):
-                try:
-                    await self._programs.run("scancel", str(number))
-                except EngineRefused as error:
-                    if not _says(error, _OVER):
-                        raise
+            # By name: a slurmctld that has lost its state gives the same ids to others.
+            await self._programs.run("scancel", f"--name={attempt}")
 
     async def forget(self, attempt: str) -> None:
         """Slurm forgets by itself."""
@@ -157,10 +149,6 @@ class Slurm:
         return {made.name: replace(made, foreign_cores=foreign.get(made.name, 0)) for made in machines}
 
 
-def _says(error: EngineRefused, words: Iterable[str]) -> bool:
-    return any(word in str(error).lower() for word in words)
-
-
 def _seen(job: Mapping[str, Any]) -> Seen:
     """A job of ``squeue --json``."""
     state = str(job.get("job_state") or "")
@@ -176,7 +164,7 @@ def _seen(job: Mapping[str, Any]) -> Seen:
     code = _number(job.get("exit_code")) >> 8
     if code and state == "FAILED":
         words += f", exit code {code}"
-    return Seen(AttemptState.ENDED, machine, cancelled=state == "CANCELLED", reason=words)
+    return Seen(AttemptState.ENDED, machine, reason=words)
 
 
 def _machine(node: Mapping[str, Any]) -> EngineMachine:

@@ -139,7 +139,12 @@ class Service:
         async def begun() -> bool:
             return all(self.lines(name)["begun"] for name in names)
 
-        await until(begun)
+        try:
+            await until(begun)
+        except TimeoutError:
+            queue = self.cluster.command("squeue", "--states=all", "--format=%A %j %T %r %N")
+            nodes = self.cluster.command("sinfo", "--Node", "--long")
+            raise AssertionError(f"{await self.tasks()}\n{queue}\n{nodes}\n{self.process.log[-5000:]}") from None
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,7 @@ def test_what_its_engine_takes_to_run_and_nobody_has_heard_of_for_long_is_ended(
     after, steps = look_at(task, replace(BEGUN, silent_s=BELIEF_S + 1))
     assert (after.stop, steps) == ("lost", (Cancel(NAME),))
     assert "does not know" in after.sentence
-    ended, _ = look_at(after, replace(LOST, silent_s=BELIEF_S + 2, exit_code=code, cancelled=True))
+    ended, _ = look_at(after, replace(LOST, silent_s=BELIEF_S + 2, exit_code=code))
     assert ended.phase == phase
 
 
@@ -135,9 +135,9 @@ def test_an_engine_that_forgot_a_task_before_it_began_gets_the_same_attempt_agai
 def test_an_engine_that_forgot_that_a_task_began_may_not_begin_it_again(state: AttemptState) -> None:
     after, steps = look_at(RUNNING, replace(BEGUN, state=state))
     assert (after.stop, steps) == ("lost", (Cancel(NAME),))
-    ended, _ = look_at(after, replace(LOST, cancelled=True))
+    ended, _ = look_at(after, replace(LOST))
     assert ended.phase is TaskPhase.FAILED
-    again, _ = look_at(restartable(after), replace(LOST, cancelled=True))
+    again, _ = look_at(restartable(after), replace(LOST))
     assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
 
 
@@ -146,7 +146,7 @@ def test_what_does_not_begin_is_taken_back_unless_it_begins_after_all() -> None:
     assert look_at(RELEASED, released, 5.0 + PATIENCE_S) == (RELEASED, ())
     after, steps = look_at(RELEASED, released, 6.0 + PATIENCE_S)
     assert (after.stop, steps) == ("again", (Cancel(NAME, begun_too=False),))
-    sealed, _ = look_at(after, Seen(AttemptState.ENDED, claim=Claim.SEALED, cancelled=True))
+    sealed, _ = look_at(after, Seen(AttemptState.ENDED, claim=Claim.SEALED))
     assert (sealed.phase, sealed.attempt, sealed.preemptions) == (TaskPhase.WAITING, 2, 0)
     begun, steps = look_at(after, BEGUN)
     assert (begun.phase, begun.stop, steps) == (TaskPhase.RUNNING, "", ())
@@ -164,18 +164,19 @@ def test_a_cancelled_task_is_sealed_and_never_begins() -> None:
 def test_a_running_task_is_cancelled_and_one_that_was_done_first_is_done() -> None:
     stopping = cancelled(RUNNING)
     assert look_at(stopping, BEGUN)[1] == (Cancel(NAME),)
-    after, _ = look_at(stopping, Seen(AttemptState.ENDED, "n1", Claim.BEGUN, exit_code=143, cancelled=True))
+    after, _ = look_at(stopping, Seen(AttemptState.ENDED, "n1", Claim.BEGUN, exit_code=143))
     assert after.phase is TaskPhase.CANCELLED
     after, _ = look_at(stopping, Seen(AttemptState.ENDED, "n1", Claim.BEGUN, exit_code=0))
     assert after.phase is TaskPhase.DONE
     assert cancelled(after) == after
 
 
-def test_what_somebody_cancels_at_the_engine_is_cancelled() -> None:
-    after, steps = look_at(WAITING, Seen(AttemptState.ENDED, cancelled=True))
-    assert (after.stop, steps) == ("cancel", (Cancel(NAME),))
-    after, _ = look_at(restartable(RUNNING), replace(LOST, cancelled=True))
-    assert after.phase is TaskPhase.CANCELLED
+def test_what_an_engine_ends_is_broken_off_and_not_what_its_owner_wanted() -> None:
+    """A scheduler that has lost its state gives a job's number to another job, and ends the wrong one."""
+    after, steps = look_at(WAITING, Seen(AttemptState.ENDED, reason="cancelled"))
+    assert (after.stop, steps) == ("again", (Cancel(NAME, begun_too=False),))
+    after, _ = look_at(restartable(RUNNING), replace(LOST, reason="cancelled"))
+    assert (after.phase, after.attempt) == (TaskPhase.WAITING, 2)
 
 
 def test_an_engine_that_ends_attempts_before_they_begin_is_tried_again_a_few_times() -> None:
