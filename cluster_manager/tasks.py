@@ -242,7 +242,8 @@ class TaskService:
             if task.final:
                 kind, sentence = f"task-{task.phase.value}", f"{task.name}: {task.sentence}"
             elif task.preemptions > before.preemptions:
-                kind, sentence = "task-preempted", f"{task.name}: {task.sentence}"
+                kind = "task-preempted"
+                sentence = f"{task.name} was broken off on {before.machine} ({before.sentence}): {task.sentence}"
             elif task.phase is TaskPhase.RUNNING and before.phase is not TaskPhase.RUNNING:
                 kind, sentence = "task-started", f"{task.name} runs on {task.machine}, attempt {task.attempt}"
             else:

@@ -132,6 +132,8 @@ def _choice(task: Waiting, rooms: dict[str, Room], predictor: Predictor) -> Choi
         if wait_s < math.inf:
             offers.append(Offer(room.name, wait_s, predictor.expect(room.name, wait_s, duration_s)))
     if not offers:
+        if not rooms:
+            return Choice(None, None, "no machine takes tasks now: all are down, or drained")
         most = max((room.cores for room in rooms.values()), default=0)
         if most < task.cores:
             return Choice(None, None, f"no machine has {task.cores} usable cores; the largest has {most}")

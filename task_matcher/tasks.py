@@ -23,6 +23,8 @@ LIFE_S: Final = 15.0
 #: One that its engine has is believed to run for so long without; its machine may be slow.
 BELIEF_S: Final = 120.0
 LOST: Final = "its engine has lost it, and its command goes on"
+#: The same where its engine says that it runs, and its command has not begun: before it may come what nodes prepare.
+LAUNCH_S: Final = 45.0
 #: So often an engine may end an attempt that has not begun.
 MOST_LAUNCHES: Final = 5
 
@@ -181,6 +183,10 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         return task, (Forget(attempt),) if seen.state is AttemptState.ENDED else ()
     if not seen.lives:
         return _over(task, seen, now, attempt)
+    patience_s = PATIENCE_S
+    if seen.state is AttemptState.RUNNING and seen.claim is Claim.NONE:
+        # It has its cores there, and its command has not begun.
+        seen, patience_s = replace(seen, state=AttemptState.RELEASED), LAUNCH_S
     if seen.claim is Claim.SEALED:
         # Sealed, and its engine does not know yet.
         return task, (Cancel(attempt),)
@@ -197,8 +203,8 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         sentence = f"its command is gone from {seen.machine}, and the engine does not know"
         return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
     task = _as_shown(task, seen, now)
-    if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > PATIENCE_S:
-        sentence = f"{task.machine} did not begin it within {PATIENCE_S:g} s: it is matched anew"
+    if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > patience_s:
+        sentence = f"{task.machine} did not begin it within {patience_s:g} s: it is matched anew"
         return replace(task, stop="again", sentence=sentence), (Cancel(attempt, begun_too=False),)
     return task, ()
 

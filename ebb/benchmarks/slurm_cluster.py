@@ -79,6 +79,7 @@ class SlurmCluster:
         self._slurmd_timeout_s = slurmd_timeout_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.directory = Path()
+        self._lives = 0
 
     @property
     def conf(self) -> Path:
@@ -165,6 +166,17 @@ class SlurmCluster:
             self._processes[name] = subprocess.Popen(
                 argv, cwd="/", env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
+
+    def restart_controller(self) -> None:
+        """A new slurmctld, which gives no number of a job again that an earlier one may have forgotten.
+
+        Where it does, Slurm drains the node that knows that number ("Duplicate jobid").
+        """
+        self.kill("slurmctld")
+        self._lives += 1
+        with self.conf.open("a") as file:
+            file.write(f"FirstJobId={1000 * self._lives}\n")
+        self.start_daemon("slurmctld")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -199,29 +199,8 @@ async def test_a_slurmctld_that_is_killed_in_the_middle(service: Service, slurm:
     for number in range(4):
         await service.submit(f"after-{number}", 0.3)
     await service.until(lambda tasks: "cannot be used" in tasks["after-0"]["sentence"])
-    slurm.start_daemon("slurmctld")
+    slurm.restart_controller()
     check(service, await service.all_ended())
-
-
-async def test_a_slurmctld_that_is_killed_before_it_has_written_anything_down(
-    service: Service, slurm: SlurmCluster
-) -> None:
-    for number in range(4):
-        await service.submit(f"safe-{number}", 3.0, restartable=True)
-        await service.submit(f"once-{number}", 3.0)
-    await service.has_begun("safe-0")
-    slurm.kill("slurmctld")
-    slurm.start_daemon("slurmctld")
-    tasks = await service.all_ended()
-    for name, row in tasks.items():
-        lines = service.lines(name)
-        assert lines["begun"] >= 1 or row["state"] == "failed", row
-        if name.startswith("safe"):
-            assert row["state"] == "done", row
-        else:
-            # Whatever Slurm has forgotten: begun once, or known to be lost.
-            assert lines["begun"] == 1, (row, lines)
-            assert row["state"] == ("done" if lines["ended"] else "failed"), (row, lines)
 
 
 async def test_a_slurmd_that_is_killed_leaves_its_tasks_running(service: Service, slurm: SlurmCluster) -> None:
@@ -268,7 +247,7 @@ async def test_everything_dies_at_once(service: Service, slurm: SlurmCluster) ->
     service.kill()
     slurm.kill("slurmctld")
     slurm.kill_node(machine)
-    slurm.start_daemon("slurmctld")
+    slurm.restart_controller()
     slurm.start_daemon(machine)
     await service.start()
     tasks = await service.all_ended()
@@ -276,6 +255,27 @@ async def test_everything_dies_at_once(service: Service, slurm: SlurmCluster) ->
     for name, row in tasks.items():
         assert row["state"] == "done", row
         assert service.lines(name)["ended"] >= 1
+
+
+async def test_a_slurmctld_that_is_killed_before_it_has_written_anything_down(
+    service: Service, slurm: SlurmCluster
+) -> None:
+    for number in range(4):
+        await service.submit(f"safe-{number}", 3.0, restartable=True)
+        await service.submit(f"once-{number}", 3.0)
+    await service.has_begun("safe-0")
+    slurm.kill("slurmctld")
+    slurm.restart_controller()
+    tasks = await service.all_ended()
+    for name, row in tasks.items():
+        lines = service.lines(name)
+        assert lines["begun"] >= 1 or row["state"] == "failed", row
+        if name.startswith("safe"):
+            assert row["state"] == "done", row
+        else:
+            # Whatever Slurm has forgotten: begun once, or known to be lost.
+            assert lines["begun"] == 1, (row, lines)
+            assert row["state"] == ("done" if lines["ended"] else "failed"), (row, lines)
 
 
 async def _pause(seconds: float) -> None:

@@ -58,7 +58,7 @@ def test_a_task_that_fits_nowhere_says_how_large_the_largest_is() -> None:
     choices = choose([Waiting("big", 8, 10.0), Waiting("small", 1)], [Room("a", 4)], Steady())
     assert choices["big"].sentence == "no machine has 8 usable cores; the largest has 4"
     assert choices["small"].machine == "a"
-    assert choose([Waiting("t", 1)], [], Steady())["t"].sentence == "no machine has 1 usable cores; the largest has 0"
+    assert "all are down, or drained" in choose([Waiting("t", 1)], [], Steady())["t"].sentence
     held = choose([Waiting("t", 2)], [Room("a", 2, (Busy(1),))], Steady())["t"]
     assert held.sentence == "nobody knows when 2 cores become free"
 

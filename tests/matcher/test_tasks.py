@@ -14,6 +14,7 @@ from task_matcher.expectation import HistoryPredictor
 from task_matcher.prediction import history_of
 from task_matcher.tasks import (
     BELIEF_S,
+    LAUNCH_S,
     LIFE_S,
     MOST_LAUNCHES,
     PATIENCE_S,
@@ -139,6 +140,13 @@ def test_an_engine_that_forgot_that_a_task_began_may_not_begin_it_again(state: A
     assert ended.phase is TaskPhase.FAILED
     again, _ = look_at(restartable(after), replace(LOST))
     assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
+
+
+def test_a_command_that_does_not_begin_where_its_engine_says_that_it_runs_is_taken_back() -> None:
+    running = Seen(AttemptState.RUNNING, "n1")
+    assert look_at(RELEASED, running, 5.0 + LAUNCH_S) == (RELEASED, ())
+    after, steps = look_at(RELEASED, running, 6.0 + LAUNCH_S)
+    assert (after.stop, after.begun, steps) == ("again", 0, (Cancel(NAME, begun_too=False),))
 
 
 def test_what_does_not_begin_is_taken_back_unless_it_begins_after_all() -> None:
