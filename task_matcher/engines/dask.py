@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
-from distributed import Client, Future
-from distributed.security import Security
+import distributed
 
 from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen
 from task_matcher.engines import dask_inside
@@ -30,6 +29,8 @@ from task_matcher.tasks import TaskOrder
 # Workers and scheduler need not have this package installed.
 cloudpickle.register_pickle_by_value(dask_inside)
 
+#: Half of it has no types.
+_dask: Final[Any] = distributed
 #: How often an attempt is asked to end before it is killed.
 POLITE: Final = 5
 
@@ -45,7 +46,7 @@ class Dask:
         self._settings = settings
         self._directory: Path = settings.directory
         self._records = Records(settings.directory)
-        self._client: Client | None = None
+        self._client: Any = None
         self._addresses: dict[str, str] = {}
         self._drained: dict[str, str] = {}
         self._asked: dict[str, int] = {}
@@ -149,7 +150,7 @@ class Dask:
         async with self._connected() as client:
             with contextlib.suppress(KeyError):
                 await client.unpublish_dataset(attempt)
-            await client.cancel([Future(attempt, client)], force=True)
+            await client.cancel([_dask.Future(attempt, client)], force=True)
         await asyncio.to_thread(self._held_path(attempt).unlink, missing_ok=True)
 
     def _held_path(self, attempt: str) -> Path:
@@ -171,7 +172,7 @@ class Dask:
         return {path.stem for path in self._directory.glob(f"{self._settings.label}.*.held")}
 
     @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Client]:
+    async def _connected(self) -> AsyncIterator[Any]:
         """A connection, made where there is none; one that breaks is dropped."""
         limit_s = self._settings.answer_s
         try:
@@ -189,13 +190,13 @@ class Dask:
         await self.stop()
         settings, security = self._settings, None
         if settings.dask_ca_file is not None:
-            security = Security(
+            security = _dask.Security(
                 require_encryption=True,
                 tls_ca_file=str(settings.dask_ca_file),
                 tls_client_cert=str(settings.dask_certificate_file),
                 tls_client_key=str(settings.dask_key_file),
             )
-        self._client = await Client(
+        self._client = await _dask.Client(
             settings.dask_scheduler,
             asynchronous=True,
             set_as_default=False,
