@@ -7,13 +7,17 @@ The core changes are a replay (one calm machine, one restless one, two in betwee
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+import structlog
 
 from cluster_manager.store import Store
 from cluster_manager.tasks import TaskService
@@ -70,6 +74,11 @@ def run(how: Pass) -> Figures:
     many, within_s = (QUICK_TASKS, QUICK_WITHIN_S) if how.quick else (TASKS, WITHIN_S)
     results: dict[str, list[Result]] = {"matched": [], "own": []}
     sides: dict[str, Side] = {"matched": matched, "own": own}
+    # The service's log must not stand between what a command prints.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     with SlurmCluster() as cluster:
         for number in range(how.runs):
             plan = plan_of(cluster.names, many, within_s, LIMIT_S, seed=number)
