@@ -11,7 +11,7 @@ from deflation.messages import Body, Name, RequestId
 from deflation.pages import Page
 
 #: A word of a command; no NUL, which no program can be given.
-Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
 Cores = Annotated[int, Field(ge=1, le=4096, strict=True)]
 #: Up to thirty days.
 Duration = Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False, strict=True)]
@@ -32,7 +32,7 @@ class TaskSpec(Body):
     """A task as it is asked for."""
 
     name: Name
-    command: tuple[Word, ...] = Field(min_length=1, max_length=256, description="a program and its arguments; no shell")
+    command: tuple[Word, ...] = Field(min_length=1, max_length=64, description="a program and its arguments; no shell")
     cores: Cores = 1
     duration_s: Duration | None = Field(None, description="how long it is expected to run; null: nobody knows")
     restartable: bool = Field(
