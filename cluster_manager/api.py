@@ -1,8 +1,8 @@
 """The manager's REST interface as one application.
 
 Bodies are those of :mod:`deflation.messages`; who may do what is :mod:`rest.access`' and :mod:`deflation.roles`'. The
-routes are in ``api_hosts``, ``api_vms``, ``api_lifecycle``, ``api_records``, ``api_events``, ``api_itself`` and
-``api_dashboard``.
+routes are in ``api_hosts``, ``api_vms``, ``api_lifecycle``, ``api_records``, ``api_tasks``, ``api_events``,
+``api_itself`` and ``api_dashboard``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from typing import Final
 
 from aiohttp import web
 
-from cluster_manager import api_dashboard, api_events, api_hosts, api_itself, api_lifecycle, api_records, api_vms
+from cluster_manager import (
+    api_dashboard,
+    api_events,
+    api_hosts,
+    api_itself,
+    api_lifecycle,
+    api_records,
+    api_tasks,
+    api_vms,
+)
 from cluster_manager.api_forms import MANAGER
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.manager import Manager
@@ -25,6 +34,7 @@ ROUTES: Final = (
     api_vms.routes,
     api_lifecycle.routes,
     api_records.routes,
+    api_tasks.routes,
     api_events.routes,
     api_itself.routes,
     api_dashboard.routes,

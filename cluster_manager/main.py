@@ -25,6 +25,8 @@ from rest.errors import AccessError
 from rest.gate import Gate, reloading
 from rest.settings import add_options, settings_of
 from rest.tokens import principal, read_token
+from task_matcher.engines.settings import EngineSettings, engine_of, read_settings
+from task_matcher.errors import EngineSettingsError
 
 log = structlog.get_logger()
 
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings, gate = _settings(options)
         asyncio.run(serve(settings, gate))
-    except (ManagerError, AccessError, OSError) as error:
+    except (ManagerError, AccessError, EngineSettingsError, OSError) as error:
         print(f"ebb-manager: {error}", file=sys.stderr)
         return 1
     return 0
@@ -114,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how hosts are chosen: best-fit, first-fit or two-choices; default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the chance in two-choices; default: %(default)s")
+    parser.add_argument(
+        "--engine-file", type=Path, metavar="FILE", help="TOML: the Slurm or Dask that runs tasks (docs/tasks.md)"
+    )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add_options(parser, Rates())
     return parser
@@ -133,6 +138,9 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         raise SettingsError("--url must begin with http:// or https://")
     if options.token_file is None and options.tokens_file is None:
         raise SettingsError("--token-file or --tokens-file must be given")
+    engine = read_settings(options.engine_file) if options.engine_file is not None else EngineSettings()
+    # What it needs is missed now, not when the manager leads.
+    engine_of(engine)
     host = host.strip("[]")
     token = read_token(options.token_file) if options.token_file is not None else ""
     agent_token = read_token(options.agent_token_file)
@@ -153,6 +161,7 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         insecure=options.insecure,
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
+        engine=engine,
     )
     return settings, gate
 

@@ -1,4 +1,4 @@
-"""The manager as a whole: store, hosts, plans and core changes, put together for each term in which it leads."""
+"""The manager as a whole: store, hosts, plans, core changes and tasks, put together for each term in which it leads."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from cluster_manager.questions import Questions
 from cluster_manager.rows import StoredVM
 from cluster_manager.settings import Settings
 from cluster_manager.store import Store
+from cluster_manager.task_machines import TaskMachines
+from cluster_manager.tasks import TaskService
 from cluster_manager.versions import vm_version
 from deflation.messages import HostReport, ManagedState, ManagedVM, ReportReply, Vector, VMState
 from deflation.resources import ZERO
@@ -69,6 +71,14 @@ class Manager:
         self.lists = Lists(self.store, self._managed, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy)
+        self.tasks = TaskService(
+            self.store,
+            TaskMachines(self.store, self.hosts, clock),
+            settings.make_engine(settings.engine),
+            settings.engine,
+            self.leadership.check,
+            clock,
+        )
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -110,6 +120,7 @@ class Manager:
         chooser = Performer(agents, self.hosts, limits, np.random.default_rng(self.settings.seed), self.epoch)
         self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
         await self.operations.start(performer)
+        await self.tasks.start()
         self.feed.start()
         self._housekeeping.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
@@ -118,6 +129,7 @@ class Manager:
     async def end_term(self) -> None:
         """Stop the plans where they are, close the store; the next term, of whatever manager, goes on from there."""
         await self.feed.stop()
+        await self.tasks.stop()
         await self.operations.stop()
         await self._housekeeping.stop()
         session, self._session = self._session, None
@@ -141,6 +153,8 @@ class Manager:
         await self.hosts.take(report)
         acknowledged = await self.core_changes.take(report)
         self.hosts.remember(report, raw)
+        if report.core_changes:
+            self.tasks.wake()
         await self.operations.settle_debts(report.id)
         return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
 

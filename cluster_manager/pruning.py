@@ -1,4 +1,4 @@
-"""What the store may forget: old events, finished plans, ended VMs and core changes, a few at a time.
+"""What the store may forget: old events, finished plans, ended VMs, ended tasks and core changes, a few at a time.
 
 Never: plans under way, VMs that may still be on a host or that a silent host may yet speak of, the newest of a kind.
 """
@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import Delete, and_, delete, exists, func, or_, select
 
 from cluster_manager.plans import VMPhase
-from cluster_manager.schema import core_changes, events, hosts, plans, terms, vms
+from cluster_manager.schema import core_changes, events, hosts, plans, tasks, terms, vms
 
 DAY_S: Final = 86_400.0
 
@@ -61,11 +61,19 @@ def statements(retention: Retention, now: float) -> dict[str, Delete]:
         .order_by(vms.c.ended_at)
         .limit(batch)
     )
+    last_task = select(func.max(tasks.c.number)).scalar_subquery()
+    old_tasks = (
+        select(tasks.c.name)
+        .where(tasks.c.updated_at < old, tasks.c.finished == 1, tasks.c.number < last_task)
+        .order_by(tasks.c.updated_at)
+        .limit(batch)
+    )
     return {
         "events": delete(events).where(events.c.id.in_(old_events)),
         "plans": delete(plans).where(plans.c.id.in_(old_plans)),
         "vms": delete(vms).where(vms.c.id.in_(old_vms)),
         "core changes": _old_changes(old, batch),
+        "tasks": delete(tasks).where(tasks.c.name.in_(old_tasks)),
         "terms": delete(terms).where(
             terms.c.begun_at < old, terms.c.epoch < select(func.max(terms.c.epoch)).scalar_subquery()
         ),

@@ -161,6 +161,23 @@ core_changes: Final = Table(
     Column("by_owner", Integer, nullable=False),
 )
 
+#: Long work that an engine runs. A name is taken until its row is pruned.
+tasks: Final = Table(
+    "tasks",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("number", BigInteger, nullable=False, unique=True),
+    Column("request_id", String, nullable=False, unique=True),
+    # The request's body: the same request id with another one is refused.
+    Column("fingerprint", Text, nullable=False),
+    Column("phase", String, nullable=False),
+    Column("machine", String, nullable=True),
+    Column("state", Text, nullable=False),
+    Column("finished", Integer, nullable=False),
+    Column("submitted_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+)
+
 #: What a statement of a migration may name in braces, by dialect.
 SPELLINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "sqlite": {
@@ -239,6 +256,16 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
         "CREATE INDEX plans_outcome ON plans (outcome, number)",
         "CREATE INDEX vms_host ON vms (host, name) WHERE phase <> 'ended'",
         "CREATE INDEX vms_priority ON vms (priority, name) WHERE phase <> 'ended'",
+    ),
+    # Tasks that an engine runs.
+    (
+        "CREATE TABLE tasks (name {name} PRIMARY KEY, number {number} NOT NULL UNIQUE, "
+        "request_id {name} NOT NULL UNIQUE, fingerprint TEXT NOT NULL, phase {name} NOT NULL, machine {name}, "
+        "state TEXT NOT NULL, finished INTEGER NOT NULL, submitted_at FLOAT NOT NULL, updated_at FLOAT NOT NULL)",
+        "CREATE INDEX tasks_unfinished ON tasks (number) WHERE finished = 0",
+        "CREATE INDEX tasks_phase ON tasks (phase, number)",
+        "CREATE INDEX tasks_machine ON tasks (machine, number)",
+        "CREATE INDEX tasks_updated ON tasks (updated_at)",
     ),
 )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster_manager.database import Database
 from cluster_manager.leadership import LeadershipTimes
 from cluster_manager.pruning import Retention
 from deflation.placement_policies import PlacementPolicy
+from task_matcher.engines.interface import Engine
+from task_matcher.engines.settings import EngineSettings, engine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,6 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
     #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.
     url: str | None = None
+    #: What runs tasks, and what makes it.
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    make_engine: Callable[[EngineSettings], Engine | None] = engine_of

@@ -12,7 +12,7 @@ from cluster_manager import schema
 from cluster_manager.engines import upsert
 from cluster_manager.plans import Effect, Finish, Handover, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
 from cluster_manager.rows import StoredChange, StoredEvent, StoredHost, StoredPlan, StoredVM
-from cluster_manager.transactions import Transactions
+from cluster_manager.task_store import TaskRows
 from deflation.messages import CoreChange, HostReport, VMSpec
 
 #: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
@@ -21,7 +21,7 @@ _BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STO
 _UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 
 
-class Store(Transactions):
+class Store(TaskRows):
     """One open database."""
 
     # --- plans -----------------------------------------------------------------------------------------------------

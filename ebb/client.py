@@ -35,6 +35,7 @@ from deflation.placement_policies import PlacementPolicy
 from deflation.rehearsals import Rehearsal
 from ebb.client_lifecycle import LifecycleCalls
 from ebb.client_lifecycle import new_request_id as new_request_id
+from ebb.client_tasks import TaskCalls
 from ebb.errors import ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebb.event_stream import events_in
 from ebb.managers import ANSWER_S, Managers
@@ -57,7 +58,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Progress = Callable[[str], None]
 
 
-class ManagerClient(LifecycleCalls):
+class ManagerClient(LifecycleCalls, TaskCalls):
     """One conversation with a manager. Use as an asynchronous context manager.
 
     :param url: where the manager listens, for example ``http://127.0.0.1:7100``; several, of which one leads, with

@@ -7,7 +7,21 @@ from collections.abc import Callable
 
 import typer
 
-from ebb.commands import access, bench, cluster, doctor, experiments, explain, lab, lifecycle, modes, records, sim, vms
+from ebb.commands import (
+    access,
+    bench,
+    cluster,
+    doctor,
+    experiments,
+    explain,
+    lab,
+    lifecycle,
+    modes,
+    records,
+    sim,
+    tasks,
+    vms,
+)
 from ebb.errors import EbbError
 from ebb.lab.errors import LabError
 from ebb.output import print_error
@@ -23,9 +37,11 @@ app = typer.Typer(
 lab_app = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
 image_app = typer.Typer(help="The disk image of the lab's guests.", no_args_is_help=True, rich_markup_mode=None)
 token_app = typer.Typer(help="Tokens with roles.", no_args_is_help=True, rich_markup_mode=None)
+tasks_app = typer.Typer(help="Long work, run where the cores will stay.", no_args_is_help=True, rich_markup_mode=None)
 app.callback()(access.connection)
 app.add_typer(lab_app, name="lab")
 app.add_typer(token_app, name="token")
+app.add_typer(tasks_app, name="tasks")
 lab_app.add_typer(image_app, name="image")
 sim_app = typer.Typer(help="Traces and simulations.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(sim_app, name="sim")
@@ -67,6 +83,17 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (app, "events", records.events, "ebb events --follow --kind preempted"),
     (app, "demo", lab.demo, "ebb demo --lab"),
     (app, "bench", bench.bench, "ebb bench policies"),
+    (
+        tasks_app,
+        "submit",
+        tasks.submit,
+        "ebb tasks submit train --cores 2 --duration-s 3600 --restartable -- python train.py",
+    ),
+    (tasks_app, "list", tasks.list_tasks, "ebb tasks list --state waiting"),
+    (tasks_app, "show", tasks.show, "ebb tasks show train --json"),
+    (tasks_app, "explain", tasks.explain, "ebb tasks explain train"),
+    (tasks_app, "cancel", tasks.cancel, "ebb tasks cancel train"),
+    (tasks_app, "engine", tasks.engine, "ebb tasks engine"),
     (token_app, "new", access.token_new, "ebb token new --role operator --name ci"),
     (
         app,

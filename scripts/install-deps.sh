@@ -16,6 +16,8 @@ packages=(
     # tests and benchmarks of the adapters of the JVM and of Spark compile and start services (the adapters need no JDK);
     # jattach is another way to talk to a JVM
     openjdk-17-jdk-headless jattach
+    # a real Slurm on loopback, which the tests of the tasks' engines start by themselves
+    slurm-wlm slurmctld slurmd slurm-client munge
     # tests of networks; PATH of some minimal systems
     iproute2 ca-certificates
 )

@@ -17,7 +17,7 @@ from xdist.workermanage import WorkerController
 from app_adapters import server
 
 #: What wants most of the machine, or whose times depend on it: one after another, when all else is done.
-ALONE = ("adapters", "chaos", "faults", "guests")
+ALONE = ("adapters", "chaos", "engines", "faults", "guests")
 GROUP = "alone"
 TESTS = Path(__file__).parent
 

@@ -21,6 +21,7 @@ from ebb.benchmarks import (
     policies,
     simulator,
     spark,
+    tasks,
     throughput,
 )
 from ebb.benchmarks.bed import terminable
@@ -41,6 +42,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "memcached": memcached.run,
     "jvm": jvm.run,
     "spark": spark.run,
+    "tasks": tasks.run,
 }
 
 #: Benchmarks that are read more easily as a table: what NAME.csv holds.

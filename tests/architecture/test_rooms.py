@@ -68,6 +68,11 @@ def python_files(*rooms: str) -> Iterator[Path]:
         yield from sorted((ROOT / room).rglob("*.py"))
 
 
+def pure_files(room: str) -> Iterator[Path]:
+    """Decisions: all of the room but what drives real schedulers."""
+    return (path for path in python_files(room) if path.parent != ROOT / "task_matcher/engines")
+
+
 def tree(path: Path, feature_version: tuple[int, int] | None = None) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=feature_version)
 
@@ -112,7 +117,7 @@ def test_code_in_guests_imports_the_standard_library_and_itself(room: str) -> No
 
 @pytest.mark.parametrize("room", PURE)
 def test_decisions_read_no_clock_and_touch_nothing(room: str) -> None:
-    for path in python_files(room):
+    for path in pure_files(room):
         module = tree(path)
         assert not set(imported(module)) & IMPURE, path
         for node in ast.walk(module):
@@ -120,6 +125,14 @@ def test_decisions_read_no_clock_and_touch_nothing(room: str) -> None:
             if isinstance(node, ast.Call):
                 called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
                 assert called not in IMPURE_CALLS, f"{path}:{node.lineno} calls {called}"
+
+
+def test_no_policy_imports_what_drives_real_schedulers() -> None:
+    for path in [*pure_files("task_matcher"), *python_files("simulator")]:
+        for node in ast.walk(tree(path)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(name.startswith("task_matcher.engines") for name in names), path
 
 
 def test_chance_comes_in_as_a_seeded_generator() -> None:

@@ -63,6 +63,12 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms/{name}/migrate"): ("migrate", ["migrate", "web", "--lose-disk"]),
     ("POST", "/v1/adoptions"): ("adopt", ["adopt", "old", "--host", "host-a"]),
     ("POST", "/v1/vms/{name}/release"): ("release", ["release", "old"]),
+    ("POST", "/v1/tasks"): ("submit_task", ["tasks", "submit", "train", "--cores", "2", "sleep", "60"]),
+    ("GET", "/v1/tasks"): ("tasks", ["tasks", "list", "--state", "waiting", "--prefix", "t", "--limit", "5"]),
+    ("GET", "/v1/tasks/{name}"): ("task", ["tasks", "show", "train"]),
+    ("GET", "/v1/tasks/{name}/explanation"): ("explain_task", ["tasks", "explain", "train"]),
+    ("DELETE", "/v1/tasks/{name}"): ("cancel_task", ["tasks", "cancel", "train"]),
+    ("GET", "/v1/engine"): ("engine", ["tasks", "engine"]),
     ("DELETE", "/v1/vms/{name}"): ("delete", ["delete", "web"]),
 }
 
@@ -132,10 +138,12 @@ async def test_every_table_can_be_printed_too(running: Running) -> None:
     created = json.loads(await running.ebb("create", "table", *SIZES, "--json"))["request_id"]
     for words in (
         ["vms"], ["vm", "table"], ["hosts"], ["host", "host-a"], ["operations"], ["operation", created], ["health"],
-        ["core-changes"], ["machines"], ["machine", "table"], ["events"],
+        ["core-changes"], ["machines"], ["machine", "table"], ["events"], ["tasks", "submit", "table", "true"],
+        ["tasks", "list"], ["tasks", "show", "table"], ["tasks", "explain", "table"], ["tasks", "cancel", "table"],
+        ["tasks", "engine"],
     ):  # fmt: skip
         printed = await running.ebb(*words)
-        assert "table" in printed or words[0] in ("hosts", "host", "health"), (words, printed)
+        assert "table" in printed or words[0] in ("hosts", "host", "health") or "engine" in words, (words, printed)
 
 
 async def test_dry_runs_are_printed_and_change_nothing(running: Running) -> None:

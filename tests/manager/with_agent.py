@@ -23,6 +23,7 @@ from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.manager import fake_engine
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN
 
@@ -67,7 +68,7 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         await agent.start()
         server = TestServer(make_app(agent, AGENT_TOKEN), port=port)
         await server.start_server(shutdown_timeout=0.0)
-        async with cluster_of(path, silent_after_s=60.0) as cluster:
+        async with cluster_of(path, silent_after_s=60.0, **fake_engine.settings()) as cluster:
             lab = Lab(cluster, agent, world, token_file, server)
             reporting = asyncio.create_task(Reporter(host, lab.url, AGENT_TOKEN).run(), name="reporter")
             try:

@@ -1,0 +1,117 @@
+"""REST bodies of tasks: long work that is run where the cores will stay."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from deflation.messages import Body, Name, RequestId
+from deflation.pages import Page
+
+#: A word of a command; no NUL, which no program can be given.
+Word = Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
+Cores = Annotated[int, Field(ge=1, le=4096, strict=True)]
+#: Up to thirty days.
+Duration = Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False, strict=True)]
+
+
+class TaskState(StrEnum):
+    """Where a task stands."""
+
+    WAITING = "waiting"
+    RELEASED = "released"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TaskSpec(Body):
+    """A task as it is asked for."""
+
+    name: Name
+    command: tuple[Word, ...] = Field(min_length=1, max_length=64, description="a program and its arguments; no shell")
+    cores: Cores = 1
+    duration_s: Duration | None = Field(None, description="how long it is expected to run; null: nobody knows")
+    restartable: bool = Field(
+        False, strict=True, description="it may be begun again after it was broken off; else it begins once at the most"
+    )
+    max_attempts: int = Field(5, ge=1, le=100, strict=True, description="so often it is begun at the most")
+
+
+class TaskRequest(Body):
+    """POST /v1/tasks."""
+
+    request_id: RequestId
+    task: TaskSpec
+
+
+class ManagedTask(Body):
+    """A task as the manager has it. Times are seconds since the epoch."""
+
+    name: Name
+    state: TaskState
+    cores: int
+    duration_s: float | None
+    restartable: bool
+    max_attempts: int
+    command: tuple[str, ...]
+    machine: str | None = Field(None, description="where it runs, or ran last")
+    attempts: int = Field(ge=0, description="how often it has begun")
+    preemptions: int = Field(ge=0, description="how often it was broken off")
+    submitted_at: float
+    started_at: float | None = Field(None, description="when its last attempt began")
+    ended_at: float | None = None
+    exit_code: int | None = None
+    output: str | None = Field(None, description="the file with what its last attempt prints, on the machines")
+    sentence: str
+
+
+class TaskPage(Page):
+    """GET /v1/tasks of the manager: newest first."""
+
+    tasks: tuple[ManagedTask, ...]
+
+
+class MachineOffer(Body):
+    """What one machine offers a task."""
+
+    machine: Name
+    wait_s: float = Field(description="until it has room")
+    expected_s: float = Field(description="until the task is expected to be done there, with the wait (seed 000 Eq. 2)")
+    completion_probability: float | None = Field(None, description="null without history: neither 0 nor 1")
+
+
+class TaskExplanation(Body):
+    """GET /v1/tasks/{name}/explanation: why a task waits, and what it waits for."""
+
+    task: ManagedTask
+    waits_for: str | None = Field(None, description="the machine; null: it does not wait for one")
+    sentence: str
+    ahead: int = Field(ge=0, description="waiting tasks that get their turn before it")
+    offers: tuple[MachineOffer, ...] = Field((), description="of the machines that are large enough, best first")
+
+
+class EngineMachineStatus(Body):
+    """A machine as the engine has it."""
+
+    name: str
+    up: bool
+    cores: int = Field(description="usable now, whole")
+    most_cores: int = Field(description="what the engine was configured with")
+    known: bool = Field(description="whether it is a VM of this manager, which says how many cores it has")
+    drained: str = Field(description="why it takes no new task; empty: it does")
+    tasks: tuple[Name, ...] = Field(description="that hold cores there")
+    foreign_cores: int = Field(description="held by work that is not this manager's")
+
+
+class EngineStatus(Body):
+    """GET /v1/engine of the manager: what runs the tasks."""
+
+    kind: str = Field(description="slurm, dask, or none")
+    reachable: bool
+    sentence: str
+    looked_at: float | None = Field(None, description="when it answered last, seconds since the epoch")
+    machines: tuple[EngineMachineStatus, ...]

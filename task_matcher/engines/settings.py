@@ -1,0 +1,118 @@
+"""Which engine runs tasks, and how: the TOML file of ``--engine-file``."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from task_matcher.engines.interface import Engine
+from task_matcher.errors import EngineSettingsError
+
+_LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+
+
+class EngineSettings(BaseModel):
+    """Of one engine. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: Literal["none", "slurm", "dask"] = "none"
+    #: For records and outputs; every machine sees it under this path.
+    directory: Path | None = None
+    #: In the names of attempts: tells managers with one engine apart.
+    label: Annotated[str, Field(pattern=_LABEL)] = "ebb"
+    #: Seconds between two looks at the engine.
+    period_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    #: Seconds that one answer of the engine may take.
+    answer_s: Annotated[float, Field(ge=0.1, le=600)] = 20.0
+    #: Slurm: whose tasks they are there; needed where the manager runs as root.
+    user: str | None = None
+    slurm_conf: Path | None = None
+    dask_scheduler: Annotated[str, Field(pattern=r"^(tcp|tls)://")] | None = None
+    dask_ca_file: Path | None = None
+    dask_certificate_file: Path | None = None
+    dask_key_file: Path | None = None
+
+
+def read_settings(path: Path) -> EngineSettings:
+    """The settings in a TOML file.
+
+    :raises EngineSettingsError: says which key is wrong.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineSettingsError(f"cannot read the engine file {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise EngineSettingsError(f"the engine file {path} is no TOML: {error}") from error
+    try:
+        return checked(EngineSettings.model_validate(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "it"
+        raise EngineSettingsError(f"the engine file {path}: {key}: {first['msg']}") from error
+    except EngineSettingsError as error:
+        raise EngineSettingsError(f"the engine file {path}: {error}") from error
+
+
+def checked(settings: EngineSettings) -> EngineSettings:
+    """:raises EngineSettingsError: something is missing, or belongs to another engine."""
+    given = settings.model_fields_set
+    if settings.engine == "none":
+        if given - {"engine"}:
+            raise EngineSettingsError(f"{min(given - {'engine'})} says nothing where engine is none")
+        return settings
+    if settings.directory is None or not settings.directory.is_absolute():
+        raise EngineSettingsError("directory must be given, as an absolute path that every machine sees")
+    other = "dask_" if settings.engine == "slurm" else "slurm_"
+    for key in sorted(given):
+        if key.startswith(other) or (key == "user" and settings.engine != "slurm"):
+            raise EngineSettingsError(f"{key} says nothing where engine is {settings.engine}")
+    if settings.engine == "slurm":
+        _check_user(settings.user)
+        return settings
+    if settings.dask_scheduler is None:
+        raise EngineSettingsError("dask_scheduler must be given, like tcp://127.0.0.1:8786")
+    tls = [settings.dask_ca_file, settings.dask_certificate_file, settings.dask_key_file]
+    if settings.dask_scheduler.startswith("tls:") != all(tls) or any(tls) != all(tls):
+        raise EngineSettingsError(
+            "dask_ca_file, dask_certificate_file and dask_key_file go with a dask_scheduler of tls://, all of them"
+        )
+    return settings
+
+
+def _check_user(user: str | None) -> None:
+    if user is None:
+        if os.geteuid() == 0:
+            raise EngineSettingsError("user must be given: the manager is root, and tasks would be root's, too")
+        return
+    try:
+        number = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise EngineSettingsError(f"user: there is no user {user} on this machine") from None
+    if os.geteuid() not in (0, number):
+        raise EngineSettingsError(f"user: only root may run tasks as {user}")
+
+
+def engine_of(settings: EngineSettings) -> Engine | None:
+    """The engine; None: none. What it needs is imported only now.
+
+    :raises EngineSettingsError: what it needs is not installed.
+    """
+    checked(settings)
+    if settings.engine == "slurm":
+        from task_matcher.engines.slurm import Slurm
+
+        return Slurm(settings)
+    if settings.engine == "dask":
+        try:
+            from task_matcher.engines.dask import Dask
+        except ImportError as error:
+            raise EngineSettingsError("engine dask needs distributed: pip install 'ebbtide[dask]'") from error
+        return Dask(settings)
+    return None

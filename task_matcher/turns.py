@@ -1,0 +1,116 @@
+"""One turn of the service: from all tasks and one look at the engine to new states and instructions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from task_matcher.attempts import EngineMachine, Look, task_of
+from task_matcher.choice import Busy, Choice, Room, Waiting, choose, remaining_s
+from task_matcher.expectation import Predictor
+from task_matcher.tasks import (
+    Drain,
+    Instruction,
+    Release,
+    SetCores,
+    Task,
+    TaskPhase,
+    Undrain,
+    observe,
+    preempted,
+    released,
+)
+
+#: What a machine without a usable core is drained with; what has another reason was drained by somebody else.
+NO_CORES: Final = "ebbtide: no core is left"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What follows from one look.
+
+    :param changed: tasks with new states, to be stored before any instruction is carried out.
+    :param choices: of the tasks that waited, by name: where to, or why not.
+    :param strays: attempts with our label that are no unfinished task's.
+    :param machines: as they are when the instructions have been carried out.
+    """
+
+    changed: tuple[Task, ...]
+    instructions: tuple[Instruction, ...]
+    choices: Mapping[str, Choice]
+    strays: tuple[str, ...]
+    machines: Mapping[str, EngineMachine]
+
+
+def turn(
+    tasks: Sequence[Task], look: Look, cores: Mapping[str, int], predictor: Predictor, now: float, label: str
+) -> Turn:
+    """The next step of everything.
+
+    :param tasks: those that have not ended, in the order in which they get their turn.
+    :param cores: whole usable cores of the machines that the manager knows; the others keep what the engine says.
+    :param now: seconds since the epoch.
+    """
+    machines, instructions = _with_cores(look.machines, cores)
+    states = {task.name: task for task in tasks}
+    for task in tasks:
+        after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
+        states[task.name] = after
+        instructions += steps
+    for task in preempted(states.values(), machines):
+        states[task.name] = task
+    waiting = [task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop]
+    orders = [Waiting(task.name, task.order.cores, task.order.duration_s) for task in waiting]
+    choices = choose(orders, _rooms(machines, states, now), predictor)
+    for task in waiting:
+        choice = choices[task.name]
+        if choice.machine is not None:
+            states[task.name] = released(task, choice.machine, now, choice.sentence)
+            instructions.append(Release(task.attempt_name(label), choice.machine))
+    changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
+    return Turn(changed, tuple(instructions), choices, _strays(tasks, look, label), machines)
+
+
+def _with_cores(
+    machines: Mapping[str, EngineMachine], cores: Mapping[str, int]
+) -> tuple[dict[str, EngineMachine], list[Instruction]]:
+    """The machines with the cores that they have by now, and what tells the engine."""
+    instructions: list[Instruction] = []
+    after = {}
+    for name, machine in machines.items():
+        wanted = max(min(cores.get(name, machine.usable_cores), machine.most_cores), 0)
+        if wanted != machine.usable_cores:
+            instructions.append(SetCores(name, wanted))
+        drained = machine.drained
+        if wanted == 0 and not drained:
+            drained = NO_CORES
+            instructions.append(Drain(name, drained))
+        elif wanted > 0 and drained == NO_CORES:
+            drained = ""
+            instructions.append(Undrain(name))
+        after[name] = replace(machine, usable_cores=wanted, drained=drained)
+    return after, instructions
+
+
+def _rooms(machines: Mapping[str, EngineMachine], states: Mapping[str, Task], now: float) -> list[Room]:
+    """What the machines that take tasks have, and how long it is held."""
+    busy: dict[str, list[Busy]] = {name: [] for name in machines}
+    for task in states.values():
+        if task.occupies in busy:
+            elapsed_s = now - task.began_at if task.phase is TaskPhase.RUNNING and task.began_at is not None else 0.0
+            left_s = 0.0 if task.stop else remaining_s(task.order.duration_s, elapsed_s)
+            busy[task.occupies].append(Busy(task.order.cores, left_s))
+    for name, machine in machines.items():
+        if machine.foreign_cores:
+            busy[name].append(Busy(machine.foreign_cores))
+    return [
+        Room(name, machine.usable_cores, tuple(busy[name]))
+        for name, machine in sorted(machines.items())
+        if machine.up and not machine.drained
+    ]
+
+
+def _strays(tasks: Sequence[Task], look: Look, label: str) -> tuple[str, ...]:
+    mine = {task.attempt_name(label) for task in tasks}
+    return tuple(name for name in look.attempts if name not in mine and task_of(name, label) is not None)

@@ -1,0 +1,49 @@
+"""Real clusters for the tests of engines: one of each kind for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from ebb.benchmarks.slurm_cluster import SlurmCluster
+from tests.engines.beds import Bed, until
+from tests.engines.dask_cluster import DaskCluster
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    with SlurmCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[DaskCluster]:
+    with DaskCluster() as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(params=["slurm", "dask"])
+async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
+    """An engine whose machines n1 and n2 are free and have all of their cores."""
+    made = Bed(request.getfixturevalue(request.param))
+    await made.engine.start()
+
+    async def ready() -> bool:
+        machines = (await made.look()).machines
+        for name in ("n1", "n2"):
+            if name not in machines:
+                return False
+            if machines[name].drained:
+                await made.engine.undrain(name)
+            if machines[name].usable_cores != 4:
+                await made.engine.set_usable_cores(name, 4)
+        return all(machines[name].up and not machines[name].drained for name in ("n1", "n2"))
+
+    await until(ready)
+    yield made
+    for attempt, seen in (await made.look()).attempts.items():
+        if seen.lives:
+            await made.engine.cancel(attempt)
+    await made.engine.stop()

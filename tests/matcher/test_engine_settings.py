@@ -1,0 +1,74 @@
+"""The engine file: what it may say, and a sentence that names the key for everything else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from task_matcher.engines.settings import EngineSettings, engine_of, read_settings
+from task_matcher.errors import EngineSettingsError
+
+
+def read(path: Path, text: str) -> EngineSettings:
+    (path / "engine.toml").write_text(text)
+    return read_settings(path / "engine.toml")
+
+
+def test_an_engine_is_none_unless_it_is_said() -> None:
+    assert engine_of(EngineSettings()) is None
+
+
+def test_both_engines_can_be_said(tmp_path: Path) -> None:
+    made = read(tmp_path, 'engine = "slurm"\ndirectory = "/srv/tasks"\nuser = "nobody"\nslurm_conf = "/etc/slurm.conf"')
+    assert (made.engine, made.slurm_conf, made.label) == ("slurm", Path("/etc/slurm.conf"), "ebb")
+    made = read(tmp_path, 'engine = "dask"\ndirectory = "/srv/tasks"\ndask_scheduler = "tcp://127.0.0.1:8786"')
+    found = engine_of(made)
+    assert found is not None
+    assert found.kind == "dask"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("engine = ", "is no TOML"),
+        ('engine = "pbs"', "engine: "),
+        ('engine = "slurm"\nuser = "nobody"', "directory must be given"),
+        ('engine = "slurm"\nuser = "nobody"\ndirectory = "tasks"', "absolute path"),
+        ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody-knows"', "there is no user nobody-knows"),
+        (
+            'engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\ndask_scheduler = "tcp://x:1"',
+            "dask_scheduler says nothing",
+        ),
+        ('engine = "dask"\ndirectory = "/srv"', "dask_scheduler must be given"),
+        ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "http://x"', "dask_scheduler: "),
+        ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\nuser = "nobody"', "user says nothing"),
+        ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tls://x:1"', "dask_ca_file"),
+        ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\ndask_ca_file = "/ca"', "dask_ca_file"),
+        ('directory = "/srv"', "directory says nothing where engine is none"),
+        ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\nperiod_s = 0', "period_s: "),
+        ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\nlabel = "a.b"', "label: "),
+        ("speed = 3", "speed: "),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(EngineSettingsError, match=r"engine\.toml") as raised:
+        read(tmp_path, text)
+    assert said in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(EngineSettingsError, match="cannot read the engine file"):
+        read_settings(tmp_path / "none.toml")
+
+
+def test_root_must_say_whose_tasks_they_are_and_others_have_no_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(EngineSettingsError, match="only root may run tasks as nobody"):
+        read(tmp_path, 'engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"')
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(EngineSettingsError, match="user must be given"):
+        read(tmp_path, 'engine = "slurm"\ndirectory = "/srv"')
