@@ -48,7 +48,7 @@ def _built(name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, 
     for called in advance.__code__.co_names:
         if isinstance(function := advance.__globals__.get(called), FunctionType):
             shared(function)
-    return compiled(advance, _nrt=False, error_model="numpy")
+    return compiled(advance, _nrt=False, error_model="numpy", forceinline=True)
 
 
 def build(policy: Policy, compile: bool = True) -> Advance:

@@ -235,14 +235,19 @@ class Engine:
         if batch is None:
             s.counts[c.C_MORE_JOBS] = 0
             return
-        rows = job_rows(batch, self.settings, self._demands, self._rows["jobs"], self._last_s["jobs"])
+        rows = job_rows(batch, self.settings, self._demands, self._last_s["jobs"])
         if len(rows.demands):
             s = state.with_queues(s, rows.demands)
         s.counts[c.C_NEXT_JOB] = 0
+        s.counts[c.C_FIRST_JOB] = self._rows["jobs"]
         self._rows["jobs"] += len(batch)
         self._last_s["jobs"] = float(rows.in_at[-1])
         self.state = s._replace(
-            in_at=rows.in_at, in_jobs=rows.in_jobs, in_runtime=rows.in_runtime, in_estimate=rows.in_estimate
+            in_at=rows.in_at,
+            in_queue=rows.in_queue,
+            in_offsets=rows.in_offsets,
+            in_runtime=rows.in_runtime,
+            in_estimate=rows.in_estimate,
         )
         self._begin()
 

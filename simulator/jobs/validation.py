@@ -44,7 +44,6 @@ from simulator.jobs.columns import (
     S_NOW,
     S_USED,
     T_CORES,
-    T_HEAP,
     T_MACHINE,
     T_MEMORY,
     T_NEXT,
@@ -123,7 +122,7 @@ def check_machines(s: State) -> int:
 def check_heap(s: State) -> int:
     for place in range(s.counts[C_RUNNING]):
         task = s.heap_task[place]
-        if s.tasks[task, T_HEAP] != place or s.tasks[task, T_MACHINE] < 0:
+        if s.heap_place[task] != place or s.tasks[task, T_MACHINE] < 0:
             return 3
         if s.heap_at[place] != s.times[task, F_ENDS] or s.heap_at[place] < s.sums[S_NOW]:
             return 3
