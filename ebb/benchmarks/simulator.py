@@ -1,7 +1,7 @@
 """`simulator`: events per second and peak memory of the job engine from 10^4 to 1.4x10^7 jobs, and with 100,000 nodes.
 
-Beside it, in the same run, the same simulation in plain Python over heapq; both must find the same. Each run is a process of
-its own on one core. Needs no guests and no root.
+Beside it, in the same run, the same simulation in plain Python over heapq; both must find the same. Each run is a
+process of its own on one core. Needs no guests and no root.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from typing import Any, Final
 
 from ebb.benchmarks.figures import Figure, Figures, ratios
@@ -66,7 +67,7 @@ def run(how: Pass) -> Figures:
             "ratio",
             f"the plain loop over heapq with the same {size} jobs to the simulator; both without making the jobs",
         )
-    for few, many in zip(sizes, sizes[1:], strict=False):
+    for few, many in pairwise(sizes):
         figures[f"growth_{few}_to_{many}"] = Figure.over(
             ratios([_per_event(r) for r in ours[many]], [_per_event(r) for r in ours[few]]),
             "ratio",

@@ -65,7 +65,7 @@ def build(policy: Policy, compile: bool = True) -> Advance:
 
 
 def bind(functions: Sequence[tuple[str, Kernel]], replaced: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of functions of modules, by these names, that see other globals: what is ``replaced``, and those before them."""
+    """Copies of functions, by these names, that see other globals: what is ``replaced``, and those before them."""
     names = dict(replaced)
     for name, function in functions:
         assert isinstance(function, FunctionType)

@@ -1,7 +1,7 @@
 """Where things stand in the engine's arrays, and the arrays themselves.
 
-One row a task, job, machine or queue; columns are named here. A kernel is compiled with these names as constants. Rows of
-tasks and jobs are used again as soon as theirs are done, so that the arrays grow with what is alive.
+One row a task, job, machine or queue; columns are named here. A kernel is compiled with these names as constants. Rows
+of tasks and jobs are used again as soon as theirs are done, so that the arrays grow with what is alive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-# Of a task, whole numbers. A task is in one list: of the waiting ones of its queue, or of the running ones of its machine.
+# Of a task, whole numbers. A task is in one list: of the waiting ones of its queue, or of the running ones of its
+# machine.
 T_JOB: Final = 0
 T_NUMBER: Final = 1
 T_QUEUE: Final = 2
@@ -222,7 +223,7 @@ class State(NamedTuple):
     #: Shapes (capacity, TASK_INTS), (capacity, TASK_FLOATS).
     tasks: Ints
     times: Floats
-    #: The heap of ends: times, and rows of `tasks`; where each task stands in it. As long as `tasks`.
+    #: The heap of ends (each above four): times, and rows of `tasks`; where each task stands in it. As long as `tasks`.
     heap_at: Floats
     heap_task: Ints
     heap_place: Ints

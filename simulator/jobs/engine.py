@@ -56,16 +56,16 @@ Sink = Callable[[Floats], None]
 class Engine:
     """One run: jobs on machines under a policy.
 
-    Jobs and changes are taken from their streams as time comes to them, so that memory is bounded by what is alive and by
-    the largest batch.
+    Jobs and changes are taken from their streams as time comes to them, so that memory is bounded by what is alive and
+    by the largest batch.
 
     :param jobs: batches in the order of submission.
     :param machines: those that keep their size; the machines of ``changes`` come after them.
     :param changes: what becomes of others: each machine is there from its first change on.
     :param policy: see `Policy`; a text names one of `nodes.KINDS`.
     :param seed: of the policy's chance.
-    :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known where there
-        are no changes; else such jobs wait.
+    :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known
+        where there are no changes; else such jobs wait.
     :param done: takes a row for each job that is done, ``attempts`` one for each attempt that ends; some at a time.
     :param compile: see `build`.
     :raises InvalidParameter: names the parameter.
@@ -107,8 +107,8 @@ class Engine:
             self.state = state.with_machines(self.state, machines.count, 0.0)
             self.machine_numbers = {f"machine-{i}": i for i in range(machines.count)}
             self.state.machines[:, c.M_CORES] = machines.cpu_cores
-            unlimited = machines.memory_mib is None or not self.settings.memory
-            self.state.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB if unlimited else machines.memory_mib
+            memory_mib = machines.memory_mib if self.settings.memory else None
+            self.state.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB if memory_mib is None else memory_mib
             self.state.counts[c.C_ALL_CORES] = machines.count * machines.cpu_cores
         self.policy_state: Any = self.policy.resized(self.state, None, self._most, seed)
 
@@ -273,7 +273,7 @@ class Engine:
         self._begin()
 
     def _begin(self) -> None:
-        """Time begins with the first thing that happens; machines that are there from the start on are there since then."""
+        """Time begins with the first thing that happens; machines that keep their size are there since then."""
         s = self.state
         if self._begun or (s.counts[c.C_MORE_CHANGES] and not len(s.change_at)):
             return

@@ -1,6 +1,7 @@
-"""Ends of running tasks: a binary heap in arrays, by time, then by the order of starts. Kernels: compiled, no numba here.
+"""Ends of running tasks: a heap of fours in arrays, by time, then by the order of starts. Kernels, no numba here.
 
-The place of each task is known (`heap_place`), so that one that is killed goes at once: the heap holds what runs, and nothing else.
+The place of each task is known (`heap_place`), so that one that is killed goes at once: the heap holds what runs, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ def sift_up(heap_at: Floats, heap_task: Ints, heap_place: Ints, tasks: Ints, pla
     task = heap_task[place]
     order = tasks[task, T_START]
     while place > 0:
-        above = (place - 1) >> 1
+        above = (place - 1) >> 2
         other_s = heap_at[above]
         if other_s < at_s or (other_s == at_s and tasks[heap_task[above], T_START] < order):
             break
@@ -32,29 +33,37 @@ def sift_down(heap_at: Floats, heap_task: Ints, heap_place: Ints, tasks: Ints, p
     """Move what stands at ``place`` away from the root as far as it belongs."""
     at_s = heap_at[place]
     task = heap_task[place]
-    # To the end of the heap, whatever is smaller below moving up, and back as far as it belongs: what stands here came from
-    # the end and mostly belongs there. Which of two is smaller is chance, and so a number and no branch.
-    while True:
-        below = 2 * place + 1
-        if below + 1 >= count:
-            break
-        one_s = heap_at[below]
-        other_s = heap_at[below + 1]
-        smaller = int(other_s < one_s)
-        if other_s == one_s:
-            smaller = int(tasks[heap_task[below + 1], T_START] < tasks[heap_task[below], T_START])
-        below += smaller
-        moved = heap_task[below]
-        heap_at[place] = heap_at[below]
+    # To the end of the heap, the smallest below moving up each time, and back as far as it belongs: what stands here
+    # came from the end and mostly belongs there. Which of four is the smallest is chance: so numbers and no branches.
+    below = 4 * place + 1
+    while below + 3 < count:
+        best = below
+        best_s = heap_at[below]
+        for other in range(below + 1, below + 4):
+            other_s = heap_at[other]
+            smaller = int(other_s < best_s)
+            if other_s == best_s:
+                smaller = int(tasks[heap_task[other], T_START] < tasks[heap_task[best], T_START])
+            best += smaller * (other - best)
+            best_s = min(best_s, other_s)
+        moved = heap_task[best]
+        heap_at[place] = best_s
         heap_task[place] = moved
         heap_place[moved] = place
-        place = below
+        place = best
+        below = 4 * place + 1
     if below < count:
-        moved = heap_task[below]
-        heap_at[place] = heap_at[below]
+        best = below
+        for other in range(below + 1, count):
+            if heap_at[other] < heap_at[best] or (
+                heap_at[other] == heap_at[best] and tasks[heap_task[other], T_START] < tasks[heap_task[best], T_START]
+            ):
+                best = other
+        moved = heap_task[best]
+        heap_at[place] = heap_at[best]
         heap_task[place] = moved
         heap_place[moved] = place
-        place = below
+        place = best
     heap_at[place] = at_s
     heap_task[place] = task
     sift_up(heap_at, heap_task, heap_place, tasks, place)

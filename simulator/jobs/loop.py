@@ -1,7 +1,7 @@
 """The loop: the next event, what it does, and a look at the queue once an instant is over. Kernels, no numba here.
 
-Events of one instant come in this order: ends of tasks by the order of their starts, changes of machines and then arrivals by
-their inputs; then one look at the queue. What starts there and takes no time ends at the same instant.
+Events of one instant come in this order: ends of tasks by the order of their starts, changes of machines and then
+arrivals by their inputs; then one look at the queue. What starts there and takes no time ends at the same instant.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def next_event(s: State) -> float:
         at_s = min(at_s, s.in_at[s.counts[C_NEXT_JOB]])
     if s.counts[C_NEXT_CHANGE] < len(s.change_at):
         at_s = min(at_s, s.change_at[s.counts[C_NEXT_CHANGE]])
-    return min(at_s, s.sums[S_WAKE])
+    return float(min(at_s, s.sums[S_WAKE]))
 
 
 def ended_well(s: State) -> int:

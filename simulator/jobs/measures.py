@@ -1,7 +1,7 @@
-"""What is measured while a run streams by: sums without drift, percentiles from narrow bins. Kernels, and their reading.
+"""What is measured while a run streams by: sums without drift, percentiles from narrow bins. Kernels.
 
-Bins are 1 % wide each and know the sum of what fell in: a percentile is the mean of its bin, so at most 1 % off, and exact
-where a bin holds equal values only.
+Bins are 1 % wide each and know the sum of what fell in: a percentile is the mean of its bin, so at most 1 % off, and
+exact where a bin holds equal values only.
 """
 
 from __future__ import annotations

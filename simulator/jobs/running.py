@@ -1,4 +1,4 @@
-"""What happens to tasks: they start, complete, are killed; machines change under them. Kernels: compiled, no numba here."""
+"""What happens to tasks: they start, complete, are killed; machines change under them. Kernels, no numba here."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def account(s: State, task: int, now_s: float, useful_s: float, lost_s: float) -
             share = overlap(began_s, now_s, s.sums[S_FROM], s.sums[S_TO]) / (now_s - began_s)
         add(s.sums, S_DONE_MEASURED, useful * share)
         add(s.sums, S_LOST_MEASURED, lost * share)
-    return lost
+    return float(lost)
 
 
 def finish(s: State, p: Any, task: int, now_s: float) -> None:

@@ -127,12 +127,12 @@ def check_heap(s: State) -> int:
         if s.heap_at[place] != s.times[task, F_ENDS] or s.heap_at[place] < s.sums[S_NOW]:
             return 3
         if place > 0:
-            above = (place - 1) >> 1
+            above = (place - 1) >> 2
             if s.heap_at[above] > s.heap_at[place]:
                 return 3
-            if s.heap_at[above] == s.heap_at[place]:
-                if s.tasks[s.heap_task[above], T_START] >= s.tasks[task, T_START]:
-                    return 3
+            tied = s.heap_at[above] == s.heap_at[place]
+            if tied and s.tasks[s.heap_task[above], T_START] >= s.tasks[task, T_START]:
+                return 3
     return 0
 
 

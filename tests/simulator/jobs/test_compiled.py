@@ -15,7 +15,6 @@ from simulator.errors import InvalidParameter
 from simulator.inputs.batches import JobBatch
 from simulator.jobs import state
 from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.nodes import KINDS
 from simulator.jobs.settings import Settings
 from tests.simulator.jobs import scenes
 
