@@ -25,6 +25,8 @@ from simulator.jobs.validation import RULES
 
 #: Events between two looks at the clock of the outside: progress, Ctrl-C.
 _EVENTS: Final = 1 << 18
+#: Tasks taken in at a time: what a processor's cache holds.
+_PORTION: Final = 1 << 13
 #: Of files with a saved engine.
 _VERSION: Final = 1
 
@@ -91,7 +93,7 @@ class Engine:
         self.policy = nodes.policy(policy) if isinstance(policy, str) else policy
         self.machine_numbers: dict[str, int] = {}
         self._seed = seed
-        self._jobs = iter(jobs)
+        self._jobs = (part for batch in jobs for part in batch.portions(_PORTION))
         self._changes = iter(changes if changes is not None else ())
         self._demands = Demands()
         self._sinks = (done, attempts)

@@ -34,7 +34,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**31), st.sampled_from(sorted(KINDS)), OPTIONS)
 def test_no_task_is_lost_or_doubled_whatever_the_options(seed: int, policy: str, options: dict[str, Any]) -> None:
     jobs, moves = scenes.random_scene(seed, jobs=25, machines=3)
