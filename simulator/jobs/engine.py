@@ -93,7 +93,7 @@ class Engine:
         self.policy = nodes.policy(policy) if isinstance(policy, str) else policy
         self.machine_numbers: dict[str, int] = {}
         self._seed = seed
-        self._jobs = (part for batch in jobs for part in batch.portions(_PORTION))
+        self._jobs: Iterator[JobBatch] = (part for batch in jobs for part in batch.portions(_PORTION))
         self._changes = iter(changes if changes is not None else ())
         self._demands = Demands()
         self._sinks = (done, attempts)
