@@ -23,8 +23,8 @@ class Policy:
     :param state: the class of the policy's arrays, a NamedTuple of a module; a checkpoint holds them.
     :param resized: makes the arrays at the start, and again (with the old ones) when machines are added or grow beyond
         all that were. `moved` is then called for every machine.
-    :param by_demand: where it has no machine for one task, it has none for any other that wants as many cores and as much
-        memory.
+    :param by_demand: where it has no machine for one task, it has none for any other that wants as many cores and as
+        much memory.
     :param allocates: whether its kernels make arrays; the loop counts references then, and is several times as slow.
     """
 

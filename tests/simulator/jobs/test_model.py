@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from simulator.errors import InvalidParameter
-from simulator.experiments.model import Input, model_named
+from simulator.experiments import Input, run
+from simulator.experiments.model import model_named
 from simulator.jobs.model import MODEL
 from tests.simulator.test_excerpts import DATA
 
+ROOT = Path(__file__).resolve().parents[3]
 MADE: dict[str, Any] = {"machines": 20, "cpu_cores": 16, "load": 0.5, "days": 1.0, "job_cores": [1, 4]}
 
 
@@ -82,3 +84,16 @@ def test_a_trace_goes_in_with_its_own_capacity() -> None:
 def test_settings_that_cannot_be_name_their_field(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{problem}"):
         MODEL.settings({**MADE, **given})
+
+
+def test_the_experiment_that_is_shipped_runs_and_more_work_is_lost_the_more_is_asked_for(tmp_path: Path) -> None:
+    """A tenth of it, in this process."""
+    small = {"machines": 20, "seeds": 2, "from_s": 86400.0, "to_s": 259200.0, "days": 3.0, "load": [0.4, 0.9]}
+    found = run(
+        ROOT / "experiments" / "jobs-walk.toml",
+        output=tmp_path,
+        overrides={"policies": ["best-fit"], "checkpoint_every_s": [0], **small},
+        workers=0,
+    )
+    assert not any(found.columns["error"])
+    assert float(found.at(load=0.9)["waste"].mean()) > float(found.at(load=0.4)["waste"].mean()) > 0
