@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import os
 import shutil
 import time
@@ -20,9 +21,10 @@ from typing import Any, Final, TypeVar, cast
 
 from simulator.errors import MissingExtra
 
+numba: Any
 try:
-    import numba
-    import numba.extending
+    numba = importlib.import_module("numba")
+    importlib.import_module("numba.extending")
 except ImportError:  # an extra
     numba = None
 

@@ -270,7 +270,7 @@ class Cluster:
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             with part.open("wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the names for its own flag
+                np.savez(file, **arrays)
             part.replace(path)
         except OSError as error:
             part.unlink(missing_ok=True)
@@ -288,7 +288,7 @@ class Cluster:
             if int(arrays["form"]) != _FORM:
                 raise SimulatorError(f"{path} is a checkpoint of another version")
             numbers = arrays["rules"].tolist()
-            rules = Rules(*(int(number) for number in numbers[:-1]), numbers[-1])
+            rules = Rules._make([*map(int, numbers[:-1]), numbers[-1]])
             cluster = cls.__new__(cls)
             cluster.rules = rules
             cluster.curves = Curves(*(arrays[f"curves.{name}"] for name in Curves._fields))

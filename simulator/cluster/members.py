@@ -187,7 +187,7 @@ def measured_s(tally: Tally, from_s: float, until_s: float) -> float:
     """How much of a stretch of time lies within the window."""
     begin = max(from_s, tally.clock[WINDOW_FROM_S])
     end = min(until_s, tally.clock[WINDOW_UNTIL_S])
-    return max(end - begin, 0.0)
+    return float(max(end - begin, 0.0))
 
 
 @inner

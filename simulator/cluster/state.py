@@ -246,6 +246,10 @@ class Arrivals(NamedTuple):
     #: Two numbers in [0, 1) a row, for two-choices; shape (rows, 2).
     draws: Floats
 
+    def part(self, rows: slice) -> Arrivals:
+        """Some of them."""
+        return Arrivals._make(column[rows] for column in self)
+
 
 def new_vms(slots: int) -> Vms:
     """A table of free slots."""

@@ -18,7 +18,7 @@ NODES = [(8.0, 16384.0), (16.0, 24576.0), (4.0, 65536.0)]
 
 
 def rows(whole: Arrivals, begin: int, end: int) -> Arrivals:
-    return Arrivals(*(column[begin:end] for column in whole))
+    return whole.part(slice(begin, end))
 
 
 def course(host: Cluster) -> list[bytes]:
