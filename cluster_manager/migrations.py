@@ -21,6 +21,7 @@ from cluster_manager.making_room import (
     vm_of,
 )
 from cluster_manager.plans import (
+    MOST_HOSTS,
     MOST_LAPSES,
     AwaitHost,
     ChooseHosts,
@@ -47,7 +48,6 @@ from cluster_manager.plans import (
 )
 from cluster_manager.readings import demand_of, has_template
 from cluster_manager.steps import Step, finish, instruct, unexpected
-from deflation import admission
 from deflation.messages import HostReport, OperationState, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.placement_policies import PlacementPolicy
@@ -137,7 +137,7 @@ def advance_migration(state: PlanState, event: Event) -> Step:
 
 def _next(state: PlanState) -> Step:
     """The next host in line; else the way home."""
-    if state.hosts_left and state.tried < admission.MOST_HOSTS:
+    if state.hosts_left and state.tried < MOST_HOSTS:
         host, *rest = state.hosts_left
         step = at(state, host, stage="room")
         return Step(step.state.model_copy(update={"hosts_left": tuple(rest), "tried": state.tried + 1}), step.effects)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cluster_manager.plans import (
+    MOST_HOSTS,
     MOST_LAPSES,
     ChooseHosts,
     Create,
@@ -133,7 +134,7 @@ def _on_hosts(state: PlanState, event: HostsChosen) -> Step:
 def _next_host(state: PlanState, elapsed_s: float) -> Step:
     """The next host in line; then preemption, for a fixed VM; then the refusal."""
     late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
-    if state.hosts_left and state.tried < admission.MOST_HOSTS and not late:
+    if state.hosts_left and state.tried < MOST_HOSTS and not late:
         host, *rest = state.hosts_left
         return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
     if late and state.hosts_left:

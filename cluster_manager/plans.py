@@ -13,11 +13,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deflation import admission
 from deflation.allocations import Priority
 from deflation.instructions import Mode
 from deflation.messages import HostReport, Operation, OperationState, Vector, VMOutcome, VMSpec
 from deflation.placement_policies import PlacementPolicy
 
+#: Hosts that a placement acts on before it gives up or preempts.
+MOST_HOSTS: Final = admission.MOST_HOSTS
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from deflation.kernels import FIXED, MEMORY, QUANTA, WIDTH, Row, Table, fits, is_nothing, split, tidy
+from deflation.kernels import FIXED, MEMORY, QUANTA, WIDTH, Row, Table, fits, is_nothing, split, spread, tidy
 from deflation.placement_kernels import MAY_LACK
 from deflation.resources import TOLERANCE
 
@@ -101,13 +101,7 @@ def sizes_to_reach(
             if priority[i] != FIXED and current[i][c] > minimum[i][c]:
                 deflatable[c] += current[i][c] - minimum[i][c]
     in_the_way = not fits(missing, deflatable)
-    shortfall = [0.0] * WIDTH
-    if in_the_way:
-        # Fixed VMs are left out of a split anyway.
-        lowest = [[0.0] * WIDTH for _ in range(count)]
-        split(priority, upper, lowest, current, missing, order, targets, shortfall)
-    else:
-        split(priority, upper, minimum, current, missing, order, targets, shortfall)
+    spread(priority, upper, minimum, 0.0 if in_the_way else 1.0, current, missing, order, targets)
     return in_the_way
 
 

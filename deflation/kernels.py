@@ -204,28 +204,47 @@ def split(
     :param targets: filled with the size each VM is to reach; who gives nothing keeps its size.
     :param shortfall: filled with what even that does not free.
     """
+    left = spread(priority, upper, minimum, 1.0, current, need, order, targets)
+    for c in range(WIDTH):
+        shortfall[c] = left[c]
+
+
+def spread(
+    priority: Row,
+    upper: Table,
+    minimum: Table,
+    held_to: float,
+    current: Table,
+    need: Row,
+    order: Row,
+    targets: Table,
+) -> tuple[float, float, float, float]:
+    """As :func:`split`, held to that share of the minimums: 1, or 0 where they do not count.
+
+    :returns: the shortfall.
+    """
     for i in range(len(priority)):
         for c in range(WIDTH):
             targets[i][c] = current[i][c]
-    for c in range(WIDTH):
-        shortfall[c] = need[c]
+    left = [need[c] for c in range(WIDTH)]
     places = by_name(order)
     for group in (HARVEST, DEFLATABLE):
         members = [i for i in places if priority[i] == group]
         if len(members) == 0:
             continue
         for c in range(WIDTH):
-            missing = shortfall[c]
+            missing = left[c]
             if missing <= TOLERANCE:
                 continue
             high = [upper[i][c] for i in members]
-            low = [minimum[i][c] for i in members]
+            low = [minimum[i][c] * held_to for i in members]
             have = [current[i][c] for i in members]
             sizes = [0.0] * len(members)
             freed = lowered(high, low, have, missing, QUANTA[c], sizes)
             for k in range(len(members)):
                 targets[members[k]][c] = sizes[k]
-            shortfall[c] = missing - freed if missing > freed else 0.0
+            left[c] = missing - freed if missing > freed else 0.0
+    return left[0], left[1], left[2], left[3]
 
 
 def share(
@@ -377,6 +396,7 @@ KERNELS: Final = (
     raised,
     by_name,
     split,
+    spread,
     share,
     fits,
     is_nothing,

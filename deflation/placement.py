@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deflation.placement_kernels import DIGITS, MAY_LACK
+from deflation.placement_kernels import DIGITS, MAY_LACK, left_of
 from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
 
@@ -37,10 +37,7 @@ def available(free: Iterable[float], deflatable: Iterable[float], taken: Iterabl
 
     :param taken: in each component it comes off what is free, and where that is too little off what is deflatable.
     """
-    return tuple(
-        max(have - gone, 0.0) + max(more - max(gone - have, 0.0), 0.0)
-        for have, more, gone in zip(free, deflatable, taken, strict=True)
-    )
+    return tuple(map(left_of, free, deflatable, taken))
 
 
 def scale_factors(scale: Matrix) -> Matrix:

@@ -35,6 +35,13 @@ def scale_of(capacity: Table, factors: Row) -> None:
         factors[c] = 1.0 / largest if largest > 0.0 else 0.0
 
 
+def left_of(free: float, beyond: float, taken: float) -> float:
+    """What is left in one component after something is taken: first of what is free, then of what is beyond it."""
+    rest = free - taken if free > taken else 0.0
+    lacks = taken - free if taken > free else 0.0
+    return rest + (beyond - lacks if beyond > lacks else 0.0)
+
+
 def holds_demand(demand: Row, availability: Row, capacity: Row) -> bool:
     """Whether a host could hold the demand: enough in each component that it declares."""
     holding = True
@@ -100,4 +107,4 @@ def fitter_host(demand: Row, availability: Table, capacity: Table, factors: Row,
 
 
 #: All kernels of this module.
-KERNELS: Final = (scale_of, holds_demand, fitness_of_host, score_of, best_host, first_host, fitter_host)
+KERNELS: Final = (scale_of, left_of, holds_demand, fitness_of_host, score_of, best_host, first_host, fitter_host)

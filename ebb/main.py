@@ -78,7 +78,12 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (lab_app, "status", lab.status, "ebb lab status --json"),
     (lab_app, "down", lab.down, "ebb lab down"),
     (sim_app, "inputs", sim.inputs, "ebb sim inputs hpc2n.swf.gz --convert hpc2n.parquet"),
-    (sim_app, "run", experiments.run, "ebb sim run experiments/harvest-series.toml --input vms=azure.csv.gz --set seeds=3"),
+    (
+        sim_app,
+        "run",
+        experiments.run,
+        "ebb sim run experiments/harvest-series.toml --input vms=azure.csv.gz --set seeds=3",
+    ),
     (sim_app, "show", experiments.show, "ebb sim show results/harvest-series --metric gap_mean_s"),
     (
         sim_app,

@@ -1,1 +1,1 @@
-"""Trace-driven simulation over the very policy functions of the live system; so far what goes into it: `inputs`."""
+"""Trace-driven simulation over the very policy functions of the live system: `inputs`, `generators`, `experiments`."""

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     yield
 
 
-class AloneLast(LoadGroupScheduling):
+class AloneLast(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
     """The group that is to be alone goes to one process when nothing else is left to begin."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:

@@ -82,7 +82,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         type=amount,
         default=RESTART_S,
         metavar="N",
-        help="seconds that new executors take (default: %(default)g)",
+        help="seconds that a job loses where all executors are restarted (default: %(default)g)",
     )
 
 

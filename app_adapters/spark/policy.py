@@ -5,6 +5,7 @@ Both running times are relative to that of the undeflated job, which therefore n
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 from typing import Mapping, Sequence
@@ -13,6 +14,8 @@ from app_adapters.spark.curves import LINEAR, Curves
 
 VM_LEVEL = "vm-level"
 SELF = "self"
+#: Of more waves than this the last one does not matter any more.
+MOST_WAVES = 64.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Deflation:
 class Job:
     """One running application. `progress` is c, `recomputed` is r of Eq. 2, both in [0, 1].
 
-    `elapsed_s` seconds have passed since its first stage began; `cores` weigh it beside others.
+    `elapsed_s` seconds have passed since its first stage began; `cores` weigh it beside others. `waves`: tasks of a
+    stage for each slot, at least 1.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Job:
     recomputed: float
     elapsed_s: float = 0.0
     cores: float = 1.0
+    waves: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,36 @@ class Decision:
     reason: str
 
 
-def time_vm_level(progress: float, vector: Sequence[Deflation], curves: Curves = LINEAR) -> float:
-    """Eq. 1: stages wait for the slowest VM, so the VM that is deflated the most counts. Infinite where one is gone."""
-    left = curves.vm.at(max((one.vm for one in vector), default=0.0))
-    return progress + _over(1 - progress, left)
+def time_vm_level(progress: float, vector: Sequence[Deflation], curves: Curves = LINEAR, waves: float = 1.0) -> float:
+    """Eq. 1: stages wait for the slowest VM. Infinite where one is gone.
+
+    The equation holds for stages of one task a slot. Where there are more, slots that are faster take more of them, and
+    the slowest VM holds the stage up by its last task only.
+    """
+    return progress + (1 - progress) * _stretch(vector, curves, waves) if progress < 1 else progress
+
+
+def _stretch(vector: Sequence[Deflation], curves: Curves, waves: float) -> float:
+    """How much longer a stage takes on throttled VMs, each free slot taking the next task."""
+    lefts = [curves.vm.at(one.vm) for one in vector] or [1.0]
+    if min(lefts) <= 0:
+        return math.inf
+    if min(lefts) == max(lefts) or waves <= 1:
+        return 1 / min(lefts)
+    waves = min(waves, MOST_WAVES)
+    tasks = waves * sum(one.cores for one in vector)
+    # By VM: when its slots are free, in times of a task on a VM that is not throttled.
+    free = [(0.0, 1 / left, number) for number, left in enumerate(lefts)]
+    heapq.heapify(free)
+    last = 0.0
+    while tasks > 1e-9:
+        at, takes, number = free[0]
+        at += takes
+        last = max(last, at)
+        tasks -= vector[number].cores
+        heapq.heapreplace(free, (at, takes, number))
+    # No better than all slots together, no worse than the slowest VM.
+    return min(last / math.ceil(waves - 1e-9), 1 / min(lefts))
 
 
 def time_self(
@@ -62,8 +93,8 @@ def time_self(
 ) -> float:
     """Eq. 2 and 3: slots that are gone hold nobody up, so the mean counts; what was lost with them is computed again.
 
-    `restart` is the time without the restarted executors, relative to the undeflated run: Eq. 3 leaves it out, which
-    is right for jobs of hours.
+    `restart` is what restarted executors cost, relative to the undeflated run: Eq. 3 leaves it out, which is right for
+    jobs of hours.
     """
     left = curves.self_deflated.at(mean(vector))
     return progress + _over(recomputed * progress + 1 - progress, left) + restart
@@ -75,16 +106,18 @@ def mean(vector: Sequence[Deflation]) -> float:
     return sum(one.own * one.cores for one in vector) / cores if cores > 0 else 0.0
 
 
-def restart_share(job: Job, vector: Sequence[Deflation], restart_s: float) -> float:
-    """What restarting takes of the job, relative to its undeflated run: only the slots of restarted VMs miss it.
+def restart_share(job: Job, vector: Sequence[Deflation], restart_s: float, curves: Curves = LINEAR) -> float:
+    """What restarting takes of the job, relative to its undeflated run: restarted slots, on what their VMs have left.
 
+    `restart_s`: the seconds that a job loses where all executors are restarted and nothing is throttled: until they are
+    back, until their code is compiled and what was cached is there again. A VM that gives up all slots restarts none.
     The run's length is what has passed over the progress; where that says nothing, restarts cost nothing.
     """
     cores = sum(one.cores for one in vector)
     if job.progress <= 0 or job.elapsed_s <= 0 or cores <= 0:
         return 0.0
-    restarted = sum(one.cores for one in vector if one.own > 0) / cores
-    return restart_s * restarted / (job.elapsed_s / job.progress)
+    restarted = sum(_over(one.cores, curves.vm.at(one.vm)) for one in vector if 0 < one.own < 1) / cores
+    return restart_s * restarted / (job.elapsed_s / job.progress) if restart_s > 0 else 0.0
 
 
 def decide(
@@ -104,12 +137,13 @@ def decide(
     vm_time = own_time = 0.0
     parts = []
     for job in jobs:
-        restart = restart_share(job, every, restart_s)
-        vm = time_vm_level(job.progress, every, curves)
+        restart = restart_share(job, every, restart_s, curves)
+        vm = time_vm_level(job.progress, every, curves, job.waves)
         own = time_self(job.progress, job.recomputed, every, curves, restart)
         vm_time += vm * max(job.cores, 1.0) / weight
         own_time += own * max(job.cores, 1.0) / weight
-        parts.append(f"{job.name}: c {job.progress:.2f}, r {job.recomputed:.2f}, T_VM {vm:.2f}, T_self {own:.2f}")
+        figures = f"c {job.progress:.2f}, r {job.recomputed:.2f}, {job.waves:.1f} tasks a slot"
+        parts.append(f"{job.name}: {figures}, T_VM {vm:.2f}, T_self {own:.2f}")
     choice = SELF if own_time < vm_time else VM_LEVEL
     sign = "<" if choice == SELF else ">" if own_time > vm_time else "="
     words = "self-deflation" if choice == SELF else "VM-level deflation"

@@ -96,6 +96,15 @@ def elapsed_s(found: Sequence[Stage], now_s: float) -> float:
     return max(now_s - min(began), 0.0) if began else 0.0
 
 
+def waves(found: Sequence[Stage], slots: float, now_s: float) -> float:
+    """Tasks of a stage for each slot, a mean over the stages by how long they took; at least 1."""
+    latest = [stage for stage in _last_attempts(found) if stage.tasks > 0 and stage.seconds(now_s) > 0]
+    seconds = sum(stage.seconds(now_s) for stage in latest)
+    if slots <= 0 or seconds <= 0:
+        return 1.0
+    return sum(max(stage.tasks / slots, 1.0) * stage.seconds(now_s) for stage in latest) / seconds
+
+
 def _about_to_shuffle(active: Stage, found: Sequence[Stage]) -> bool:
     """Whether it writes data for a shuffle, by its own bytes or those of an earlier stage of the same line."""
     return active.writes_data or any(

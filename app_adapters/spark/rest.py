@@ -101,6 +101,7 @@ class SparkRest:
                     recomputed=progress.recomputed(stages, now_s),
                     elapsed_s=progress.elapsed_s(stages, now_s),
                     cores=application.cores,
+                    waves=progress.waves(stages, application.cores, now_s),
                 )
             )
         return found

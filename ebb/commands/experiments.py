@@ -138,8 +138,8 @@ def _row(one: Difference, several: bool) -> tuple[object, ...]:
         _number(one.baseline.mean),
         _number(one.found.mean),
         f"{difference.mean:+.6g}{' *' if one.clear else ''}",
-        f"{difference.low:+.6g} ... {difference.high:+.6g}" if known else "–",
-        "–" if math.isnan(one.relative) else f"{one.relative:+.1%}",
+        f"{difference.low:+.6g} ... {difference.high:+.6g}" if known else "-",
+        "-" if math.isnan(one.relative) else f"{one.relative:+.1%}",
         difference.count,
     )
 
@@ -192,7 +192,7 @@ def _mean(one: Any) -> str:
 
 
 def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.6g}"
+    return "-" if math.isnan(value) else f"{value:.6g}"
 
 
 def _value(value: object) -> str:
@@ -232,7 +232,10 @@ def _progress(name: str) -> Iterator[Listener]:
             bar.start()
         words = str(status) if status.total else ""
         bar.update(
-            task, description=f"{name}: {status.stage}", total=1.0 if status.total else None, completed=status.share,
+            task,
+            description=f"{name}: {status.stage}",
+            total=1.0 if status.total else None,
+            completed=status.share,
             words=words,
         )
 

@@ -35,8 +35,8 @@ from simulator.inputs.batches import Floats
 def metrics_of(cluster: Cluster) -> dict[str, float]:
     """Figures of the window as far as the cluster has come; NaN where there is nothing to take a share of.
 
-    Shares are of VMs: preempted per admitted, refused per offered, all within the window; the cohort's share is of those
-    alone that were admitted within the window. Overcommitment is nominal cores (MiB) per core (MiB) of the
+    Shares are of VMs: preempted per admitted, refused per offered, all within the window; the cohort's share is of
+    those alone that were admitted within the window. Overcommitment is nominal cores (MiB) per core (MiB) of the
     nodes. Throughput is relative to that of the same VMs at nominal size.
     """
     tally = cluster.tally

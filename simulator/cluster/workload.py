@@ -7,6 +7,7 @@ sample is left out for it (seed 004 §6.3, Fig. 8c).
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -131,7 +132,7 @@ def offered(sample: Sample, window_s: tuple[float, float]) -> Offered:
     core_levels, mib_levels = np.cumsum(cores[order]), np.cumsum(mib[order])
     begin_s, end_s = window_s
     edges_s = np.append(np.arange(begin_s, end_s, DAY_S), end_s)
-    days = [_mean(steps_s, core_levels, a, b) for a, b in zip(edges_s[:-1], edges_s[1:], strict=True)]
+    days = [_mean(steps_s, core_levels, a, b) for a, b in itertools.pairwise(edges_s.tolist())]
     return Offered(
         peak_cores=_peak(steps_s, core_levels, begin_s, end_s),
         mean_cores=_mean(steps_s, core_levels, begin_s, end_s),

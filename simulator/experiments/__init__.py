@@ -3,9 +3,34 @@
 `run` makes a sweep, `load` reads what one has left, `compare` puts runs side by side (docs/experiments.md).
 """
 
-from simulator.experiments.comparison import Comparison, Difference, compare
-from simulator.experiments.model import Input, Model, Outcome
-from simulator.experiments.results import Results, load
-from simulator.experiments.runner import run
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from simulator.experiments.comparison import Comparison, Difference, compare
+    from simulator.experiments.model import Input, Model, Outcome
+    from simulator.experiments.results import Results, load
+    from simulator.experiments.runner import run
 
 __all__ = ["Comparison", "Difference", "Input", "Model", "Outcome", "Results", "compare", "load", "run"]
+
+_PLACES: Final = {
+    "Comparison": "comparison",
+    "Difference": "comparison",
+    "compare": "comparison",
+    "Input": "model",
+    "Model": "model",
+    "Outcome": "model",
+    "Results": "results",
+    "load": "results",
+    "run": "runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is asked for: worker processes start with what makes runs, and no more."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -19,9 +19,25 @@ import task_matcher
 
 #: Modules of this room that decide no outcome: how runs are made, kept and shown.
 _OUR_OWN: Final = (
-    "__init__ code comparison dask_cluster document drawing experiment finished panels plotting processes "
-    "progress report results runner shared statistics worker"
-).split()
+    "__init__",
+    "code",
+    "comparison",
+    "dask_cluster",
+    "document",
+    "drawing",
+    "experiment",
+    "finished",
+    "panels",
+    "plotting",
+    "processes",
+    "progress",
+    "report",
+    "results",
+    "runner",
+    "shared",
+    "statistics",
+    "worker",
+)
 
 
 @functools.cache

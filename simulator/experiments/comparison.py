@@ -135,9 +135,14 @@ def compare(
 
 
 def _name(one: Results, number: int, results: Sequence[Results]) -> str:
-    names = [str(other.directory) if other.directory is not None else str(other.meta["name"]) for other in results]
-    name = names[number - 1]
-    return name if names.count(name) == 1 else f"{name} ({number})"
+    """Short where that tells it from the others: a directory's own name, else its path, else its number, too."""
+    for names in (
+        [str(other.meta["name"]) if other.directory is None else other.directory.name for other in results],
+        [str(other.directory) for other in results],
+    ):
+        if len(set(names)) == len(names):
+            return names[number - 1]
+    return f"{names[number - 1]} ({number})"
 
 
 def _side(name: str, results: Results) -> _Side:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,9 +16,11 @@ from simulator.experiments.model import model_named
 from simulator.experiments.processes import Event
 from simulator.experiments.shared import packed
 
-_CONNECT_S: Final = 10.0
+_CONNECT_S = 10.0
+#: What a worker's code is compared with.
+OUR_CODE = code_fingerprint
 #: Prepared data in this process, by its key: one is kept, so that a worker unpacks it once a sweep.
-_PREPARED: Final[dict[str, Any]] = {}
+_PREPARED: Final[dict[str, tuple[Any]]] = {}
 
 
 def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iterator[Event]:
@@ -25,17 +29,21 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
     :raises ExperimentError: `distributed` is missing, nobody answers, or a worker has other code.
     """
     try:
-        from distributed import Client, as_completed
+        distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
         raise ExperimentError("dask", "needs the extra: pip install 'ebbtide[dask]'") from error
     try:
-        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+        client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise ExperimentError("dask", f"{address} does not answer: {error}") from error
     with client:
+        try:
+            client.wait_for_workers(1, timeout=_CONNECT_S)
+        except TimeoutError as error:
+            raise ExperimentError("dask", f"{address} has no workers") from error
         _same_code(client)
         content = packed(prepared, whole=True)
-        token = runs[0].key if runs else ""
+        token = hashlib.sha256(content).hexdigest()
         data = client.scatter(content, broadcast=True, hash=False)
         futures: dict[Any, int] = {}
         try:
@@ -44,10 +52,10 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
                     remote, model, token, data, dict(run.case.given), run.seed, key=f"ebb-{run.key}", pure=False
                 )
                 futures[future] = number
-            for future in as_completed(futures):
-                error = future.exception()
+            for future in distributed.as_completed(futures, loop=client.loop):
+                lost = future.exception()
                 # Not the run failed but its machine: lost, or the run took its process along.
-                finished = future.result() if error is None else failed(error)
+                finished = future.result() if lost is None else failed(lost)
                 yield Event(futures[future], finished, {})
                 future.release()
         finally:
@@ -56,10 +64,13 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
 
 def remote(model: str, token: str, content: bytes, given: Mapping[str, Any], seed: int) -> Finished:
     """One run, in a worker of the cluster."""
-    if token not in _PREPARED:
+    found = _PREPARED.get(token)
+    if found is None:
+        found = (pickle.loads(content),)
+        # Other threads of this worker may be at another sweep: each goes on with what it has found.
         _PREPARED.clear()
-        _PREPARED[token] = pickle.loads(content)
-    return execute(model_named(model), given, seed, _PREPARED[token], lambda share: None)
+        _PREPARED[token] = found
+    return execute(model_named(model), given, seed, found[0], lambda share: None)
 
 
 def _same_code(client: Any) -> None:
@@ -68,8 +79,6 @@ def _same_code(client: Any) -> None:
         theirs = client.run(code_fingerprint)
     except Exception as error:
         raise ExperimentError("dask", f"workers cannot run Ebbtide: {error}") from error
-    if not theirs:
-        raise ExperimentError("dask", "has no workers")
     for worker, found in theirs.items():
-        if found != code_fingerprint():
+        if found != OUR_CODE():
             raise ExperimentError("dask", f"worker {worker} has other code than this machine")

@@ -104,10 +104,9 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     for key, value in overrides.items():
         table, _, rest = key.partition(".")
         if table not in TABLES or not rest:
-            sweep = found.get("sweep")
             if key in OWN:
                 table = "experiment"
-            elif isinstance(sweep, Mapping) and key in sweep:
+            elif _has(found.get("sweep"), key):
                 table, value = "sweep", value if isinstance(value, list | Mapping) else [value]
             else:
                 table = "settings"
@@ -115,7 +114,8 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         if table == "plots":
             raise InvalidParameter(key, "cannot be set; plots stand in the file")
         place = found.setdefault(table, {})
-        *between, last = rest.split(".")
+        # A quoted key with dots is one key.
+        *between, last = [rest] if rest in place else rest.split(".")
         for step in between:
             below = place.get(step)
             if below is not None and not isinstance(below, Mapping):
@@ -124,6 +124,17 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
             place = place[step]
         place[last] = value
     return found
+
+
+def _has(sweep: Any, key: str) -> bool:
+    """Whether a sweep has an axis of this name."""
+    if isinstance(sweep, Mapping) and key in sweep:
+        return True
+    for step in key.split("."):
+        if not isinstance(sweep, Mapping) or step not in sweep:
+            return False
+        sweep = sweep[step]
+    return True
 
 
 def _settings(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -146,15 +157,16 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _allowed_name(name: str, where: str) -> None:
-    if name in RESERVED or name.startswith(BOUND) or name == POLICY:
-        problem = "stands in experiment.policies" if name == POLICY else "is a name of the results' own"
-        raise InvalidParameter(f"{where}.{name}", problem)
+    if name in RESERVED or name.startswith(BOUND):
+        raise InvalidParameter(f"{where}.{name}", "is a name of the results' own")
 
 
 def _axes(given: Mapping[str, Any], where: str, before: str = "") -> Iterator[Axis]:
     for name, value in given.items():
         full, place = f"{before}{name}", f"{where}.{name}"
         _allowed_name(name, where)
+        if full == POLICY:
+            raise InvalidParameter(place, "stands in experiment.policies")
         if isinstance(value, Mapping) and "from" not in value:
             yield from _axes(value, place, f"{full}.")
             continue
@@ -218,13 +230,14 @@ def _policies(own: Given) -> Iterator[Policy]:
 
 
 def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence[Policy]) -> None:
-    """What an axis varies nothing else may state."""
+    """What an axis varies, or the policies do, nothing else may state."""
+    if policies and POLICY in settings:
+        raise InvalidParameter(f"settings.{POLICY}", "stands in experiment.policies, too; only one of them may")
     for axis in axes:
         *tables, last = axis.name.split(".")
-        for where, given in [
-            ("settings", settings),
-            *((f"experiment.policies.{policy.name}", policy.settings) for policy in policies),
-        ]:
+        places: list[tuple[str, Mapping[str, Any]]] = [("settings", settings)]
+        places += [(f"experiment.policies.{policy.name}", policy.settings) for policy in policies]
+        for where, given in places:
             place: Any = given
             for table in tables:
                 place = place.get(table, {}) if isinstance(place, Mapping) else {}
@@ -249,9 +262,11 @@ def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str 
     found = {}
     for name, entry in given.items():
         place = f"{INPUTS}.{name}"
-        fields = Given({"path": entry} if isinstance(entry, str) else entry, f"{place}.") if isinstance(
-            entry, str | Mapping
-        ) else None
+        fields = (
+            Given({"path": entry} if isinstance(entry, str) else entry, f"{place}.")
+            if isinstance(entry, str | Mapping)
+            else None
+        )
         if fields is None:
             raise InvalidParameter(place, f"must be a path or a table, but is {entry!r}")
         stated = fields.text("path", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from simulator.experiments.experiment import Plot, Value, shown
 from simulator.experiments.panels import Line, Panel, combinations, label, panels
@@ -20,8 +20,10 @@ _MOST_COLUMNS: Final = 3
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B6508")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLES: Final = ("-", "--", ":", "-.")
+#: Of a legend's size of type.
+_LETTERS_PER_INCH: Final = 13.5
 _GREY: Final = "#555555"
-_FONT: Final = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
+_FONT: Final[dict[Any, Any]] = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
 
 
 def svg(results: Results, plot: Plot) -> str | None:
@@ -34,16 +36,17 @@ def svg(results: Results, plot: Plot) -> str | None:
     if not found:
         return None
     styles = _styles(results, plot)
-    columns, rows = _grid(plot, found)
+    columns, rows, shared = _grid(plot, found)
+    drawn = {point.x for panel in found for line in panel.lines for point in line.points}
+    xs = [x for x in results.values(plot.x) if x in drawn]
     with matplotlib.rc_context({**_FONT, "svg.hashsalt": plot.title}):
         size = _ONE_PANEL if len(found) == 1 else (_WIDTH, _PANEL_HEIGHT * rows + 0.6)
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
-        # Panels of one metric share their y axis, so that they can be compared.
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row" if _by_metric(plot) else True)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=shared)
         places = [axes for row in grid for axes in row]
         for place, panel in zip(places, found, strict=False):
-            _draw(place, plot, panel, styles)
+            _draw(place, plot, panel, styles, xs)
         for number, place in enumerate(places):
             if number >= len(found):
                 place.set_visible(False)
@@ -51,31 +54,30 @@ def svg(results: Results, plot: Plot) -> str | None:
                 # Below it there is no panel that would show the numbers of the shared axis.
                 place.tick_params(labelbottom=True)
                 place.set_xlabel(plot.x)
-            if number % columns == 0 and number < len(found):
+            if number < len(found) and (number % columns == 0 or not shared):
                 place.set_ylabel(found[number].metric)
+        _from_zero(plot, list(zip(places, found, strict=False)), bool(shared))
         _legend(figure, places[: len(found)])
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
     return content.getvalue()
 
 
-def _by_metric(plot: Plot) -> bool:
-    return len(plot.metrics) > 1
+def _grid(plot: Plot, found: Sequence[Panel]) -> tuple[int, int, bool | Literal["row"]]:
+    """Columns, rows, and which panels have one y axis, so that they can be compared.
 
-
-def _grid(plot: Plot, found: Sequence[Panel]) -> tuple[int, int]:
-    """Columns and rows: a row a metric where there are several, or a row for each value of the second of two axes."""
-    each = len(found) // len(plot.metrics) if _by_metric(plot) else 0
-    if each and each * len(plot.metrics) == len(found) and each <= _MOST_COLUMNS + 1:
-        if each > 1 or len(found) <= 2:
-            return (each, len(plot.metrics)) if each > 1 else (len(found), 1)
-        return min(len(found), _MOST_COLUMNS), math.ceil(len(found) / _MOST_COLUMNS)
-    if len(plot.panels) == 2:
+    A row a metric where there are several, or a row for each value of the first of two axes.
+    """
+    metrics = len({panel.metric for panel in found})
+    each = len(found) // metrics
+    if metrics > 1 and 1 < each <= _MOST_COLUMNS + 1 and each * metrics == len(found):
+        return each, metrics, "row"
+    columns = 2 if len(found) == 4 else min(len(found), _MOST_COLUMNS)
+    if metrics == 1 and len(plot.panels) == 2:
         second = len({panel.case[plot.panels[1]] for panel in found})
         if second <= _MOST_COLUMNS + 1 and len(found) % second == 0:
-            return second, len(found) // second
-    columns = min(len(found), _MOST_COLUMNS if len(found) != 4 else 2)
-    return columns, math.ceil(len(found) / columns)
+            columns = second
+    return columns, math.ceil(len(found) / columns), metrics == 1
 
 
 def _styles(results: Results, plot: Plot) -> Mapping[str, tuple[Any, str, str]]:
@@ -99,8 +101,9 @@ def _styles(results: Results, plot: Plot) -> Mapping[str, tuple[Any, str, str]]:
     return found
 
 
-def _draw(place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]]) -> None:
-    xs = list(dict.fromkeys(point.x for line in panel.lines for point in line.points))
+def _draw(
+    place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]], xs: Sequence[Value]
+) -> None:
     words = any(isinstance(x, str | bool) for x in xs)
     for number, line in enumerate(panel.lines):
         colour, marker, stroke = styles[line.label]
@@ -136,8 +139,6 @@ def _draw(place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, 
         place.set_xscale("log")
     if plot.log_y:
         place.set_yscale("log")
-    elif all(not point.found.mean < 0 for line in panel.lines for point in line.points):
-        place.set_ylim(bottom=0)
     if plot.percent:
         from matplotlib.ticker import PercentFormatter
 
@@ -148,6 +149,19 @@ def _draw(place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, 
     for text in marks:
         if text not in place.get_legend_handles_labels()[1]:
             place.plot([], [], color=_GREY, linestyle=":", linewidth=1.2, label=f"{text} (colour of its line)")
+
+
+def _from_zero(plot: Plot, drawn: Sequence[tuple[Any, Panel]], shared: bool) -> None:
+    """Axes of what is never negative begin with 0. When all is drawn: it ends the choice of the other limit."""
+    if plot.log_y:
+        return
+    for place, panel in drawn:
+        alike = [other for _, other in drawn if other is panel or (shared and other.metric == panel.metric)]
+        if not any(point.found.mean < 0 for other in alike for line in other.lines for point in line.points):
+            low, high = place.get_ylim()
+            if low != 0:
+                # The margin above is a part of what was seen, which may be far from 0.
+                place.set_ylim(0, high * 1.03)
 
 
 def _bounds(
@@ -176,14 +190,22 @@ def _half(value: float) -> float:
 
 
 def _legend(figure: Any, places: Sequence[Any]) -> None:
-    """One for all panels."""
-    handles, texts = [], []
+    """One for all panels: lines of what was found, then bounds and marks."""
+    from matplotlib.container import ErrorbarContainer
+
+    entries: dict[str, Any] = {}
     for place in places:
         for handle, text in zip(*place.get_legend_handles_labels(), strict=True):
-            if text not in texts:
-                handles.append(handle)
-                texts.append(text)
+            entries.setdefault(text, handle)
+    texts = sorted(entries, key=lambda text: not isinstance(entries[text], ErrorbarContainer))
     if len(texts) > 1:
-        longest = max(len(text) for text in texts)
-        columns = max(1, min(len(texts), 110 // (longest + 8)))
-        figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+        room = figure.get_figwidth() * _LETTERS_PER_INCH
+        columns = max(1, min(len(texts), int(room / (max(len(text) for text in texts) + 6))))
+        figure.legend(
+            [entries[text] for text in texts],
+            texts,
+            loc="outside lower center",
+            ncols=columns,
+            fontsize=9,
+            frameon=False,
+        )

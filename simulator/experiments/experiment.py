@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from simulator.experiments.model import INPUTS, POLICY, Input

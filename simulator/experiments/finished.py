@@ -28,13 +28,11 @@ _HEAD: Final = "head"
 class Finished:
     """What became of a run.
 
-    :param bounds: what analysis says of its case.
     :param error: why it failed, one sentence; empty where it did not.
     :param trace: where it failed, for whoever mends the model.
     """
 
     outcome: Outcome = field(default_factory=lambda: Outcome({}))
-    bounds: Mapping[str, float] = field(default_factory=dict)
     run_s: float = 0.0
     error: str = ""
     trace: str = ""
@@ -53,18 +51,11 @@ def execute(model: Model[Any], given: Mapping[str, Any], seed: int, prepared: An
     begin_s = time.perf_counter()
     try:
         settings = model.settings(given)
-        bounds = bounds_of(model, settings)
         outcome = checked(model.run(settings, seed, prepared, progress))
     except Exception as error:
         # Whatever it is, it must not end the other runs.
         return failed(error)
-    return Finished(outcome, bounds, time.perf_counter() - begin_s)
-
-
-def bounds_of(model: Model[Any], settings: Any) -> dict[str, float]:
-    """What the model's analysis says of a case; nothing where it has none."""
-    bounds = getattr(model, "bounds", None)
-    return {} if bounds is None else {name: float(value) for name, value in bounds(settings).items()}
+    return Finished(outcome, time.perf_counter() - begin_s)
 
 
 def save(path: Path, finished: Finished) -> None:
@@ -81,7 +72,6 @@ def save(path: Path, finished: Finished) -> None:
     head = {
         "version": _VERSION,
         "metrics": dict(finished.outcome.metrics),
-        "bounds": dict(finished.bounds),
         "run_s": finished.run_s,
         "tables": tables,
     }
@@ -103,7 +93,7 @@ def load(path: Path) -> Finished | None:
             }
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
         return None
-    return Finished(Outcome(head["metrics"], tables), head["bounds"], head["run_s"])
+    return Finished(Outcome(head["metrics"], tables), head["run_s"])
 
 
 def write_whole(path: Path, content: bytes) -> None:

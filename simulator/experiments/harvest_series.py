@@ -130,7 +130,7 @@ class HarvestModel:
         cores: list[Floats] = [np.empty(0)]
         machine: list[Indices] = [np.empty(0, np.int64)]
         until_s = settings.until_s
-        for batch in servers.replay(clock.seen(_before(vms, until_s))):
+        for batch in servers.replay(_before(clock.seen(vms), until_s)):
             at.append(batch.at_s)
             cores.append(np.floor(batch.cpu_cores + _ROUNDING))
             machine.append(np.array([int(name.rpartition("-")[2]) for name in batch.machine], np.int64))

@@ -121,10 +121,17 @@ def model_named(name: str) -> Model[Any]:
     return found
 
 
+def bounds_of(model: Model[Any], settings: Any) -> dict[str, float]:
+    """What the model's analysis says of a case; nothing where it has none."""
+    bounds = getattr(model, "bounds", None)
+    return {} if bounds is None else {name: float(value) for name, value in bounds(settings).items()}
+
+
 def checked(outcome: Outcome) -> Outcome:
     """The outcome with plain floats and arrays.
 
-    :raises InvalidParameter: a metric that is no number, or a table whose columns are not 1-d and of one length.
+    :raises InvalidParameter: a metric that is no number, a table whose columns are not 1-d and of one length, or whose
+        name is none for a file.
     """
     metrics: dict[str, float] = {}
     for name, value in outcome.metrics.items():
@@ -134,6 +141,8 @@ def checked(outcome: Outcome) -> Outcome:
             raise InvalidParameter(f"metric {name}", f"must be a number, but is {value!r}") from None
     tables: dict[str, dict[str, NDArray[Any]]] = {}
     for table, columns in outcome.tables.items():
+        if not table.replace("_", "").replace("-", "").isalnum():
+            raise InvalidParameter(f"table {table!r}", "must have a name of letters, digits, '-' and '_'")
         tables[table] = {name: _column(values) for name, values in columns.items()}
         shapes = {values.shape for values in tables[table].values()}
         if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):

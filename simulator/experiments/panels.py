@@ -77,9 +77,7 @@ def combinations(results: Results, plot: Plot, axes: Sequence[str]) -> list[dict
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*drawn)]
 
 
-def _line(
-    results: Results, plot: Plot, metric: str, case: Mapping[str, Value], line_case: Mapping[str, Value]
-) -> Line:
+def _line(results: Results, plot: Plot, metric: str, case: Mapping[str, Value], line_case: Mapping[str, Value]) -> Line:
     rest = {axis: values for axis, values in plot.where.items() if axis not in case and axis != plot.x}
     points = []
     for x in plot.where.get(plot.x, tuple(results.values(plot.x))):

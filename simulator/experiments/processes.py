@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -134,11 +135,9 @@ class Workers:
 
     @staticmethod
     def _send(one: _Worker, message: Any) -> None:
-        try:
+        # If it is dead, its run fails when its end is read.
+        with suppress(BrokenPipeError, ConnectionResetError):
             one.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            # It is dead; its run fails when its end is read.
-            pass
 
     def _heard(self, one: _Worker) -> tuple[int | None, Finished | None]:
         try:

@@ -21,7 +21,8 @@ from simulator.experiments.statistics import CONFIDENCE
 MOST_RUNS: Final = 2000
 
 _STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 1160px; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; }
+body { max-width: 1160px; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { margin: 0 0 .3rem; font-size: 1.7rem; } h2 { margin: 2.2rem 0 .4rem; font-size: 1.2rem; }
 p { margin: .4rem 0; } .quiet { color: #555; }
 pre { background: #f3f3f1; padding: .6rem .8rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -140,7 +141,7 @@ def _marks(results: Results, plot: Plot, number: int) -> Iterator[str]:
     """Where the vertical lines stand; they depend on bounds only, so one metric's are all."""
     if not plot.marks:
         return
-    rows = [
+    rows: list[list[Value]] = [
         [label({**panel.case, **line.case}), mark.label, x]
         for panel in panels(results, plot)
         if panel.metric == plot.metrics[0]
@@ -192,8 +193,10 @@ def _origin(results: Results) -> Iterator[str]:
     run_s = float(results.columns[RUN_S].sum())
     facts = [
         ("settings", _settings(meta["settings"])),
-        *((f"input {name}", f"{one['path']}, {one['bytes']} bytes, sha256 {one['sha256']}") for name, one in
-          meta["inputs"].items()),
+        *(
+            (f"input {name}", f"{one['path']}, {one['bytes']} bytes, sha256 {one['sha256']}")
+            for name, one in meta["inputs"].items()
+        ),
         ("runs", f"{made['made']} made now, {made['kept']} kept from before; {in_words(run_s)} of work, {where}"),
         ("from, to", f"{meta['started']}, {meta['ended']}"),
         ("code", meta["code"]),
@@ -230,7 +233,7 @@ def _cell(value: Value) -> str:
 
 def number(value: float) -> str:
     """A number as the tables show it."""
-    return "–" if math.isnan(value) else f"{value:.6g}"
+    return "-" if math.isnan(value) else f"{value:.6g}"
 
 
 def _some(values: Sequence[Any]) -> str:

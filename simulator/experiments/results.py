@@ -65,10 +65,6 @@ class Results:
         """The values of an axis, in the order of the experiment."""
         return list(dict.fromkeys(self.columns[axis].tolist()))
 
-    def at(self, **case: Value) -> dict[str, Column]:
-        """The columns of the runs at these values of axes; dots in axes' names are ``__`` here."""
-        return self.select({name.replace("__", "."): value for name, value in case.items()})
-
     def select(self, case: Mapping[str, Value]) -> dict[str, Column]:
         """The columns of the runs at these values of axes.
 
@@ -114,11 +110,17 @@ class Results:
 
 
 def collected(
-    runs: Sequence[Run], finished: Sequence[Finished], axes: Mapping[str, Sequence[Value]], wanted: Sequence[str]
+    runs: Sequence[Run],
+    finished: Sequence[Finished],
+    axes: Mapping[str, Sequence[Value]],
+    wanted: Sequence[str],
+    bounds: Sequence[Mapping[str, float]],
 ) -> tuple[dict[str, Column], dict[str, dict[str, Column]], list[str]]:
     """Columns of all runs, their tables, and the names of the metrics.
 
-    A run that failed has its sentence under ``error`` and NaN elsewhere.
+    A run that failed has its sentence under ``error`` and NaN for metrics.
+
+    :param bounds: what analysis says of each run's case.
     """
     found = list(dict.fromkeys(name for one in finished for name in one.outcome.metrics))
     metrics = [name for name in wanted if name in found] if wanted else found
@@ -128,8 +130,8 @@ def collected(
     columns[SEED] = np.array([run.seed for run in runs], np.int64)
     for name in metrics:
         columns[name] = np.array([one.outcome.metrics.get(name, np.nan) for one in finished], np.float64)
-    for name in dict.fromkeys(name for one in finished for name in one.bounds):
-        columns[BOUND + name] = np.array([one.bounds.get(name, np.nan) for one in finished], np.float64)
+    for name in dict.fromkeys(name for one in bounds for name in one):
+        columns[BOUND + name] = np.array([one.get(name, np.nan) for one in bounds], np.float64)
     columns[RUN_S] = np.array([one.run_s for one in finished], np.float64)
     columns[ERROR] = np.array([one.error for one in finished], np.str_)
     tables: dict[str, dict[str, Column]] = {}
@@ -151,9 +153,9 @@ def save(directory: Path, results: Results, tables: Mapping[str, Mapping[str, Co
 
     :raises ExperimentError: pyarrow is missing, or a file cannot be written.
     """
+    # New columns under an old description would be worse than none.
+    (directory / META).unlink(missing_ok=True)
     for name, columns in tables.items():
-        if not name.replace("_", "").replace("-", "").isalnum():
-            raise ExperimentError("table", f"{name!r} is no name of a file")
         _write(directory / TABLES / f"{name}.parquet", columns)
     for path in (directory / TABLES).glob("*.parquet"):
         if path.stem not in tables:
@@ -193,23 +195,27 @@ def _axis(values: list[Value]) -> Column:
 def _stacked(
     table: str, runs: Sequence[Run], finished: Sequence[Finished], axes: Mapping[str, Sequence[Value]]
 ) -> dict[str, Column]:
-    """One table of all runs that have it; a column that one of them lacks is left out of none."""
+    """One table of all runs that have it: axes, seed, own columns, empty in runs that lack one.
+
+    An axis, or the seed, whose name a column of the table has, stands as ``axis_NAME``.
+    """
     have = [
         (run, columns)
         for run, one in zip(runs, finished, strict=True)
         if (columns := one.outcome.tables.get(table)) is not None
     ]
     lengths = [len(next(iter(columns.values()), ())) for _, columns in have]
+    own = dict.fromkeys(name for _, columns in have for name in columns)
     stacked: dict[str, Column] = {}
     for name in axes:
-        stacked[name] = np.repeat(_axis([run.case.axes[name] for run, _ in have]), lengths)
-    stacked[SEED] = np.repeat(np.array([run.seed for run, _ in have], np.int64), lengths)
-    for name in dict.fromkeys(name for _, columns in have for name in columns):
-        if name in stacked:
-            raise ExperimentError("table", f"{table} has a column {name}, which is the name of an axis")
-        parts = [
-            columns.get(name, np.full(length, np.nan)) for (_, columns), length in zip(have, lengths, strict=True)
-        ]
+        values = _axis([run.case.axes[name] for run, _ in have])
+        stacked[f"axis_{name}" if name in own else name] = np.repeat(values, lengths)
+    seeds = np.array([run.seed for run, _ in have], np.int64)
+    stacked[f"axis_{SEED}" if SEED in own else SEED] = np.repeat(seeds, lengths)
+    for name in own:
+        words = any(columns[name].dtype.kind == "U" for _, columns in have if name in columns)
+        empty = "" if words else np.nan
+        parts = [columns.get(name, np.full(length, empty)) for (_, columns), length in zip(have, lengths, strict=True)]
         stacked[name] = np.concatenate(parts)
     return stacked
 

@@ -22,8 +22,8 @@ from simulator.errors import ExperimentError, Interrupted, InvalidParameter
 from simulator.experiments import code, document, plotting, report
 from simulator.experiments import results as columns
 from simulator.experiments.experiment import Case, Experiment, Run, runs
-from simulator.experiments.finished import Finished, bounds_of, execute, load, save
-from simulator.experiments.model import INPUTS, Model, model_named
+from simulator.experiments.finished import Finished, execute, load, save
+from simulator.experiments.model import INPUTS, Model, bounds_of, model_named
 from simulator.experiments.processes import Event, Workers, cores
 from simulator.experiments.progress import Listener, Status
 from simulator.experiments.results import Results
@@ -32,6 +32,8 @@ from simulator.experiments.shared import fingerprint
 RUNS: Final = "runs"
 REPORT: Final = "report.html"
 _LOCK: Final = ".lock"
+#: Failures whose traces stand in meta.json.
+_MOST_FAILURES: Final = 100
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def _run(
     try:
         model = model_named(experiment.model)
         cases = experiment.cases()
-        _checked(experiment, model, cases)
+        bounds = _checked(experiment, model, cases)
     except InvalidParameter as error:
         raise ExperimentError(error.field, error.problem, file=str(path)) from error
     say(Status("reading inputs"))
@@ -122,7 +124,11 @@ def _run(
     _make(experiment, model, sweep, directory, workers, dask, say)
     say(sweep.status("writing"))
     finished = [sweep.found[number] for number in range(len(all_runs))]
-    values, tables, metrics = columns.collected(all_runs, finished, experiment.axis_values(), experiment.metrics)
+    # Runs come case by case.
+    of_runs = [one for one in bounds for _ in experiment.seeds]
+    values, tables, metrics = columns.collected(
+        all_runs, finished, experiment.axis_values(), experiment.metrics, of_runs
+    )
     meta = {
         "name": experiment.name,
         "model": experiment.model,
@@ -141,6 +147,11 @@ def _run(
             for name, one in experiment.inputs.items()
         },
         "runs": {"total": len(all_runs), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
+        "failures": [
+            {"run": str(one), "error": became.error, "trace": became.trace}
+            for one, became in zip(all_runs, finished, strict=True)
+            if became.error
+        ][:_MOST_FAILURES],
         "started": started.isoformat(timespec="seconds"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "dask": dask,
@@ -219,20 +230,21 @@ def _count(workers: int | None) -> int:
     return workers
 
 
-def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -> None:
-    """Every case before the first run, so that a slip in the last one costs no hour."""
-    bounds: dict[str, float] = {}
+def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -> list[dict[str, float]]:
+    """Every case before the first run, so that a slip in the last one costs no hour; the bounds of each."""
+    found: list[dict[str, float]] = []
     for case in cases:
         try:
-            bounds = bounds_of(model, model.settings(case.given))
+            found.append(bounds_of(model, model.settings(case.given)))
         except InvalidParameter as error:
             field = error.field if error.field.startswith(INPUTS) else f"settings.{error.field}"
             raise InvalidParameter(field, f"{error.problem} ({case})" if case.axes else error.problem) from error
     for number, plot in enumerate(experiment.plots, 1):
         for name in (*plot.bounds, *(mark.bound for mark in plot.marks)):
-            if name not in bounds:
-                known = f"the model has {', '.join(bounds)}" if bounds else "the model has none"
-                raise InvalidParameter(f"plots[{number}]", f"has no bound {name!r}; {known}")
+            if not any(name in bounds for bounds in found):
+                known = ", ".join(dict.fromkeys(name for bounds in found for name in bounds)) or "none"
+                raise InvalidParameter(f"plots[{number}]", f"has no bound {name!r}; the model has {known}")
+    return found
 
 
 def _fits(experiment: Experiment, finished: Finished) -> None:
@@ -246,7 +258,9 @@ def _fits(experiment: Experiment, finished: Finished) -> None:
     for where, names in wanted:
         for name in names:
             if name not in metrics:
-                raise ExperimentError(where, f"has {name!r}, which the model does not give; it gives {', '.join(metrics)}")
+                raise ExperimentError(
+                    where, f"has {name!r}, which the model does not give; it gives {', '.join(metrics)}"
+                )
 
 
 def _file(directory: Path, one: Run) -> Path:
@@ -280,7 +294,7 @@ def _call(
     words = [repr(str(file))]
     words += [] if output is None else [f"output={str(output)!r}"]
     words += [f"overrides={dict(overrides)!r}"] if overrides else []
-    words += [f"inputs={({name: str(path) for name, path in inputs.items()})!r}"] if inputs else []
+    words += [f"inputs={ ({name: str(path) for name, path in inputs.items()})!r}"] if inputs else []
     return f"simulator.experiments.run({', '.join(words)})"
 
 

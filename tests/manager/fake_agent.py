@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from deflation.allocations import Priority, deflatable_capacity, free_capacity
+from deflation.allocations import Priority, deflatable_capacity, free_capacity, undeclared
 from deflation.budget_messages import Budget, BudgetStatus
 from deflation.fencing import Fence
 from deflation.harvest import harvested, without_harvest
@@ -66,9 +66,6 @@ class Trouble:
 
 class FakeAgent(FakeLifecycle):
     """One host. ``start`` first, ``close`` last; ``die`` and ``revive`` in between keep the VMs and the port."""
-
-    #: Between two reports.
-    report_s = REPORT_S
 
     def __init__(self, host_id: str, overhead_mib: float = 100.0, **capacity: float) -> None:
         self.id = host_id
@@ -217,7 +214,7 @@ class FakeAgent(FakeLifecycle):
                     if self.manager is not None and not self.trouble.mute:
                         await self._send(session)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.report_s):
+                    async with asyncio.timeout(REPORT_S):
                         await self._ever.wait()
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
@@ -296,7 +293,7 @@ class FakeAgent(FakeLifecycle):
             self._resize(dict(split_need(rows, charge.less(self.free())).targets))
         if spec.name in self.vms:
             problem = Problem(error=f"there is a VM {spec.name} already", field="vm.name")
-        elif not charge.fits_in(self.free()):
+        elif not charge.fits_in(self.free().larger(undeclared(self.capacity, charge))):
             problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="vm.nominal")
         return await self._carry_out(command, "create", spec.name, work, problem)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+
+from deflation.placement_policies import PlacementPolicy
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.settings import ClusterPolicy, rules_of
 from simulator.cluster.state import HIGH, LOW, Arrivals, Curves
-
-from deflation.placement_policies import PlacementPolicy
 from tests.simulator.two_worlds import OVERHEAD_MIB, SHAPES, Arrival, Decided, Size
 
 #: Throughput in proportion to size: no decision depends on it.
@@ -20,8 +20,13 @@ class SimulatedWorld:
     def __init__(self, hosts: int, policy: PlacementPolicy) -> None:
         self._ids = [f"host-{number:02d}" for number in range(hosts)]
         capacity = np.array([list(SHAPES[number % len(SHAPES)]) for number in range(hosts)])
-        rules = rules_of(ClusterPolicy.DEFLATION, policy, overhead_mib=OVERHEAD_MIB, validate=True)
-        self._cluster = Cluster(capacity, rules, CURVES)
+        self._rules = rules_of(ClusterPolicy.DEFLATION, policy, overhead_mib=OVERHEAD_MIB, validate=True)
+        self._capacity = capacity
+        self._cluster = Cluster(capacity, self._rules, CURVES)
+
+    def warm_up(self) -> None:
+        """Have everything compiled."""
+        Cluster(self._capacity, self._rules, CURVES).finish(1.0)
 
     def arrive(self, vm: Arrival) -> Decided:
         """Ask for a VM; departures before it take place."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -11,33 +10,42 @@ from deflation.placement_policies import PlacementPolicy
 from tests.simulator.simulated_world import SimulatedWorld
 from tests.simulator.two_worlds import Arrival, Size, Timeline, arrivals_of, live_world
 
+#: Only against a hang: the loops are compiled first, and 10,000 events are many for a machine that has other work.
+pytestmark = [pytest.mark.service, pytest.mark.timeout(3600)]
+
 EVENTS = 10_000
 HOSTS = 9
 #: So often all hosts are compared, not only the one at which something happened.
 WHOLE_LOOK = 500
 
 
-@pytest.mark.timeout(900)
-async def test_ten_thousand_events_are_decided_alike(tmp_path: Path) -> None:
-    assert await _compare(tmp_path, EVENTS, PlacementPolicy.BEST_FIT, seed=6) > 100
+async def test_ten_thousand_events_are_decided_alike() -> None:
+    await _compare(EVENTS, PlacementPolicy.BEST_FIT, seed=6)
 
 
-async def test_first_fit_decides_alike(tmp_path: Path) -> None:
-    await _compare(tmp_path, 600, PlacementPolicy.FIRST_FIT, seed=7)
+async def test_first_fit_decides_alike() -> None:
+    await _compare(600, PlacementPolicy.FIRST_FIT, seed=7)
 
 
-async def _compare(path: Path, events: int, policy: PlacementPolicy, seed: int) -> int:
+async def test_a_simulator_that_decides_otherwise_is_found_out() -> None:
+    with pytest.raises(AssertionError, match="event"):
+        await _compare(100, PlacementPolicy.BEST_FIT, seed=6, other=PlacementPolicy.FIRST_FIT)
+
+
+async def _compare(events: int, policy: PlacementPolicy, seed: int, other: PlacementPolicy | None = None) -> None:
     """Let both worlds go through so many events, and hold each decision of the one against the other's.
 
-    :returns: how many VMs were preempted.
+    :param other: the policy of the simulated world, where it is to have another one.
     """
     happened: Counter[str] = Counter()
     timeline = Timeline(arrivals_of(seed, HOSTS, overcommitment=1.7))
     #: Where each VM is that runs.
     places: dict[str, str] = {}
     before: dict[str, dict[str, Size]] = {}
-    simulated = SimulatedWorld(HOSTS, policy)
-    async with live_world(path, HOSTS, policy) as live:
+    simulated = SimulatedWorld(HOSTS, other or policy)
+    # An answer must not wait for a compiler.
+    simulated.warm_up()
+    async with live_world(HOSTS, policy) as live:
         for number, event in enumerate(timeline):
             if number == events:
                 break
@@ -71,7 +79,6 @@ async def _compare(path: Path, events: int, policy: PlacementPolicy, seed: int) 
     assert set(places) == {name for sizes in before.values() for name in sizes}
     for kind in ("placed", "refused", "departed", "preempted", "deflated", "reinflated"):
         assert happened[kind] > 0, f"no VM was {kind}: {happened}"
-    return happened["preempted"]
 
 
 def _moves(before: dict[str, Size], after: dict[str, Size]) -> Counter[str]:

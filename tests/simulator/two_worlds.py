@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import os
+import sqlite3
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import Any, Final
 
+import aiosqlite
 import numpy as np
+import pytest
 
-from deflation.allocations import Priority, effective_minimum
-from deflation.messages import OperationState
+from cluster_manager.leadership import LeadershipTimes
+from deflation.allocations import Priority, deflatable_capacity, effective_minimum, free_capacity
+from deflation.messages import HostReport, OperationState, Vector, VMStatus
 from deflation.placement_policies import PlacementPolicy
-from deflation.resources import ResourceVector
+from deflation.resources import ZERO, ResourceVector
 from tests.manager.cluster import QUICK, Cluster, cluster_of
 from tests.manager.fake_agent import FakeAgent
 
@@ -25,6 +33,9 @@ SHAPES: Final = (
     ResourceVector(32, 196_608, 1500),
     ResourceVector(64, 131_072, 2500),
 )
+
+#: Nobody else wants to lead.
+LEADERSHIP: Final = LeadershipTimes(check_s=5.0, limit_s=600.0, release_s=900.0)
 
 Size = tuple[float, float, float, float]
 
@@ -82,17 +93,49 @@ class Decided:
 
 
 class QuietAgent(FakeAgent):
-    """Reports when it is asked to only, so that no room appears by itself; keeps no record of core changes."""
+    """Reports when it is asked to only, so that no room appears by itself; keeps no record of core changes.
 
-    report_s = 86_400.0
+    What it says of its VMs is worked out once for each change of theirs.
+    """
 
     def __init__(self, number: int) -> None:
         shape = SHAPES[number % len(SHAPES)]
         super().__init__(f"host-{number:02d}", OVERHEAD_MIB, **shape.as_dict())
-        self.stopped: list[str] = []
+        self._seen: tuple[VMStatus, ...] = ()
+        self._free, self._deflatable = shape, ZERO
 
-    def add_change(self, machine: str, before: float, after: float, at: float | None = None) -> None:
+    def add_change(self, *change: Any, **more: Any) -> None:
         pass
+
+    async def _report_for_ever(self) -> None:
+        pass
+
+    def free(self) -> ResourceVector:
+        self._look()
+        return self._free
+
+    def report(self) -> HostReport:
+        self._look()
+        return HostReport(
+            id=self.id,
+            url=f"http://127.0.0.1:{self._port}",
+            incarnation=self.incarnation,
+            sequence=next(self._reports),
+            capacity=Vector.of(self.capacity),
+            free=Vector.of(self._free),
+            deflatable=Vector.of(self._deflatable),
+            vm_overhead_mib=self.overhead_mib,
+            accelerator="qemu",
+            vms=self._seen,
+        )
+
+    def _look(self) -> None:
+        vms = tuple(self.vms.values())
+        if len(vms) == len(self._seen) and all(map(is_, vms, self._seen)):
+            return
+        rows = [vm.allocation() for vm in vms]
+        self._seen = vms
+        self._free, self._deflatable = free_capacity(self.capacity, rows), deflatable_capacity(rows)
 
     def sizes(self) -> dict[str, Size]:
         """What each VM has."""
@@ -139,12 +182,32 @@ class LiveWorld:
 
 
 @contextlib.asynccontextmanager
-async def live_world(path: Path, hosts: int, policy: PlacementPolicy) -> AsyncIterator[LiveWorld]:
-    """A manager and its hosts, all empty."""
+async def live_world(hosts: int, policy: PlacementPolicy) -> AsyncIterator[LiveWorld]:
+    """A manager and its hosts, all empty. Its store is in memory where the machine has a file system for that."""
     agents = [QuietAgent(number) for number in range(hosts)]
     limits = replace(QUICK, answer_s=60.0, absence_s=60.0, start_stop_s=60.0)
-    async with cluster_of(path, *agents, silent_after_s=86_400.0, agents=limits) as cluster:
-        yield LiveWorld(cluster, agents, policy)
+    quick = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ebb-two-worlds-", dir=quick) as directory, _store_without_threads():
+        path = Path(directory)
+        patient: dict[str, Any] = {"silent_after_s": 86_400.0, "agents": limits, "leadership": LEADERSHIP}
+        async with cluster_of(path, *agents, **patient) as cluster:
+            yield LiveWorld(cluster, agents, policy)
+
+
+@contextlib.contextmanager
+def _store_without_threads() -> Iterator[None]:
+    """SQLite is called where it is asked for, not in a thread of its own.
+
+    An event takes some hundred calls of it, and each change of threads costs more than the call itself.
+    """
+
+    async def execute(self: Any, function: Any, *args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", partial(sqlite3.connect, check_same_thread=False))
+        patch.setattr(aiosqlite.Connection, "_execute", execute)
+        yield
 
 
 @dataclass

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deflation.placement_policies import PlacementPolicy
-from simulator.cluster.checks import RULES
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.metrics import metrics_of
 from simulator.cluster.settings import ClusterPolicy
-from simulator.cluster.state import ALIVE, HELD_CORES, SPARE, STAY_S
+from simulator.cluster.state import ADMITTED, ALIVE, HELD_CORES, HIGH, OFFERED, SPARE, STAY_S, WHOLE
 from simulator.errors import ConservationBroken, InvalidParameter
 from tests.simulator.cluster.vms import NEVER, Vm, arrivals, cluster, crowd, fed, sizes
 
@@ -60,7 +59,7 @@ def test_no_low_priority_vm_is_worse_off_than_its_minimum_under_deflation() -> N
 
 @dataclass(frozen=True)
 class Break:
-    """A way to break a state on purpose, and the rule that finds it."""
+    """A way to break a state on purpose, and what is said of it."""
 
     rule: str
     how: Callable[[Cluster], None]
@@ -100,7 +99,7 @@ def _deflatable_forged(host: Cluster) -> None:
 
 
 def _member_lost(host: Cluster) -> None:
-    host.nodes.count[0] = 1
+    host.nodes.members[0] = 1
 
 
 def _departure_lost(host: Cluster) -> None:
@@ -116,16 +115,16 @@ def _level_drifted(host: Cluster) -> None:
 
 
 BREAKS = [
-    Break("node {node} is over its capacity", _over_capacity),
-    Break("is below its minimum", _below_minimum),
-    Break("is above its nominal size", _above_nominal),
-    Break("is fixed and yet", _fixed_deflated),
-    Break("another amount of {component} free", _free_forged),
-    Break("could free another amount", _deflatable_forged),
-    Break("has other members than it counts", _member_lost),
-    Break("heap of departures", _departure_lost),
+    Break("node 0 is over its capacity in cpu_cores", _over_capacity),
+    Break("VM 0 on node 0 is below its minimum in cpu_cores", _below_minimum),
+    Break("VM 0 on node 0 is above its nominal size in memory_mib", _above_nominal),
+    Break("VM 1 on node 0 is fixed and yet has another than its nominal size in cpu_cores", _fixed_deflated),
+    Break("node 0 says it has another amount of memory_mib free than its VMs leave", _free_forged),
+    Break("node 0 says it could free another amount of cpu_cores", _deflatable_forged),
+    Break("node 0 has other members than it counts", _member_lost),
+    Break("VM 0 is not where the heap of departures says", _departure_lost),
     Break("slots are lost", _slot_lost),
-    Break("is not the sum of its VMs", _level_drifted),
+    Break("what the cluster hosts is not the sum of its VMs", _level_drifted),
 ]
 
 
@@ -136,18 +135,13 @@ def test_a_state_that_is_broken_on_purpose_is_found_at_the_next_event(broken: Br
     fed(host, ClusterPolicy.DEFLATION, [Vm(0, 100, 4, 4096, minimum=(1, 1024)), Vm(1, 100, 2, 4096)])
     assert sizes(host) == {0: (2, 4096), 1: (2, 4096)}
     broken.how(host)
-    rule = next(rule for rule in RULES if broken.rule in rule)
-    with pytest.raises(ConservationBroken, match=r"^at 2\.0") as caught:
+    with pytest.raises(ConservationBroken, match=rf"^at 2\.0+ s: {broken.rule}"):
         fed(host, ClusterPolicy.DEFLATION, [Vm(2, 100, 32, 32768)])
-    words = rule.format(node="0", vm="0", component="cpu_cores").split()
-    assert set(words[2:4]) & set(str(caught.value).split())
-    assert broken.rule.split("{")[0].strip() in str(caught.value)
 
 
 def test_room_that_is_kept_from_a_deflated_vm_is_found() -> None:
     host = cluster([(4.0, 8192.0)])
     fed(host, ClusterPolicy.DEFLATION, [Vm(0, NEVER, 4, 4096, minimum=(1, 1024))])
-    host.vms.current[0, 0] = host.vms.current[host.vms.node >= 0, 0][0]
     slot = int(host.nodes.first[0])
     host.vms.current[slot, 0] = 2.0
     host.nodes.free[0, 0] = 2.0
@@ -168,7 +162,7 @@ def test_work_that_is_lost_is_found_at_the_end() -> None:
 def test_vms_that_vanish_are_found_at_the_end() -> None:
     host = cluster([(4.0, 8192.0)])
     fed(host, ClusterPolicy.DEFLATION, [Vm(0, 50, 1, 1024)])
-    host.tally.counts[0, 0, 1] += 1
+    host.tally.counts[WHOLE, HIGH, [OFFERED, ADMITTED]] += 1
     with pytest.raises(ConservationBroken, match="neither left nor are still there"):
         host.finish(10)
     assert host.tally.state[ALIVE] == 1

@@ -31,7 +31,7 @@ def test_the_figures_have_both_times_their_predictions_and_the_picks() -> None:
         Trial(second, SELF, 1.18, told(VM_LEVEL), told(SELF)),
     ]
     curves = {"als": Curves(Curve(((0.5, 0.6),)))}
-    figures = assemble(trials, {"als": [10.0, 12.0]}, curves, [3.0])
+    figures = assemble(trials, {"als": [10.0, 12.0]}, curves, [3.0], {"als": [8.0, 9.0]})
     assert figures["als_undeflated_s"].value == 11
     assert figures["als_throughput_vm_50"].value == 0.6
     assert (figures["als_all_50_vm"].value, figures["als_all_50_self"].value) == (1.5, 2.0)
@@ -43,6 +43,7 @@ def test_the_figures_have_both_times_their_predictions_and_the_picks() -> None:
     assert figures["equations_alone_right"].value == pytest.approx(0.5)
     assert figures["equations_alone_picked_self"].value == pytest.approx(0.5)
     assert figures["restart_s"].value == 3.0
+    assert figures["als_restart_s"].value == 8.5
     lines = table(document("spark", figures, "2026-01-01", "1")).splitlines()
     assert lines[:3] == [
         "case,way,measured,predicted,policy",

@@ -71,6 +71,28 @@ def test_one_straggler_is_worse_than_fewer_slots() -> None:
     assert decide(one, [Job("K-means", 0.99, 1.0)]).choice == VM_LEVEL  # nearly done: too much to lose
 
 
+def test_stages_of_several_waves_do_not_wait_for_the_slowest_vm_alone() -> None:
+    """Two VMs of 4 slots, one at half speed, 16 tasks: by 2 the fast one has done 8, and takes the last 4 then.
+
+    All is done at 3, where the equation says 4.
+    """
+    vector = [Deflation(0.5, 0.5, 4), Deflation(0.0, 0.0, 4)]
+    assert time_vm_level(0.5, vector, waves=2.0) == pytest.approx(0.5 + 0.5 * 3 / 2)
+    assert time_vm_level(0.5, vector, waves=1.0) == pytest.approx(0.5 + 0.5 * 2)
+    # Very many small tasks: as fast as the slots are together.
+    assert time_vm_level(0.0, vector, waves=60.0) == pytest.approx(1 / 0.75, rel=0.02)
+
+
+@given(st.lists(shares, min_size=1, max_size=9), st.floats(1, 70), st.integers(1, 8))
+def test_waves_lie_between_the_mean_of_the_vms_and_the_slowest(given_: list[float], waves: float, cores: int) -> None:
+    vector = [Deflation(share, share, cores) for share in given_]
+    lefts = [1 - share for share in given_]
+    time = time_vm_level(0.0, vector, waves=waves)
+    assert time <= 1 / min(lefts) + 1e-9
+    # A last wave that is not full lets an undeflated stage idle, too.
+    assert time >= waves / math.ceil(waves) / (sum(lefts) / len(lefts)) * 0.999 - 1e-9 or waves > 64
+
+
 @given(shares, st.floats(0, 1), st.floats(0.001, 1))
 def test_where_all_vms_lose_alike_and_anything_is_lost_the_vm_level_is_never_worse(
     share: float, c: float, r: float
@@ -115,7 +137,10 @@ def test_of_several_applications_the_one_with_more_cores_counts_more() -> None:
 
 def test_a_restart_weighs_by_the_slots_that_miss_it_and_the_length_of_the_run() -> None:
     vector = [Deflation(0.5, 0.5), Deflation(0.0, 0.0)]
-    assert restart_share(Job("j", 0.5, 0.0, elapsed_s=50), vector, 10) == pytest.approx(0.05)
+    # Half of the slots, on half of their CPU.
+    assert restart_share(Job("j", 0.5, 0.0, elapsed_s=50), vector, 10) == pytest.approx(0.1)
+    gone = [Deflation(1.0, 1.0), Deflation(0.0, 0.0)]
+    assert restart_share(Job("j", 0.5, 0.0, elapsed_s=50), gone, 10) == 0.0
     assert restart_share(Job("j", 0.0, 0.0, elapsed_s=50), vector, 10) == 0.0
 
 

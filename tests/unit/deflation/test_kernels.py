@@ -103,14 +103,11 @@ def test_the_policies_are_the_kernels(vms: list[Allocation], need: ResourceVecto
 @given(hosts(), needs)
 def test_arrays_are_read_and_written_like_lists(vms: list[Allocation], need: ResourceVector) -> None:
     lists = Tables.of(vms, list(range(len(vms))))
-    arrays: Any = Tables(
-        vms,
-        *(
-            np.array(part, dtype=np.float64).reshape(-1, 4) if part and isinstance(part[0], list) else np.array(part)
-            for part in (lists.priority, lists.nominal, lists.upper, lists.minimum, lists.current, lists.charge)
-        ),  # type: ignore[arg-type]
-        np.arange(len(vms)),  # type: ignore[arg-type]
-    )
+    columns: list[Any] = [lists.priority, lists.nominal, lists.upper, lists.minimum, lists.current, lists.charge]
+    shapes = [-1, *[(-1, 4)] * 5]
+    made: list[Any] = [np.array(column).reshape(shape) for column, shape in zip(columns, shapes, strict=True)]
+    made.append(np.arange(len(vms)))
+    arrays = Tables(vms, *made)
     assert arrays.split(need) == lists.split(need)
     assert arrays.share(need, set()) == lists.share(need, set())
     assert arrays.victims(need) == lists.victims(need)

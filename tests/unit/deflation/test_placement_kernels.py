@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deflation.placement import DIGITS, HostView, feasible, fitness, rank_hosts, scale_factors
+from deflation.placement import HostView, feasible, fitness, rank_hosts, scale_factors
 from deflation.placement_index import PlacementIndex
 from deflation.placement_kernels import (
+    DIGITS,
     best_host,
     first_host,
     fitness_of_host,

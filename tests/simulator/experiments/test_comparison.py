@@ -1,0 +1,107 @@
+"""Runs side by side, by examples worked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.errors import ExperimentError
+from simulator.experiments.comparison import compare
+from simulator.experiments.results import Results
+
+
+def results(name: str, rows: list[tuple[Any, ...]], settings: dict[str, Any] | None = None, **more: Any) -> Results:
+    """Results with the columns policy, seed and y."""
+    columns = {
+        "policy": np.array([row[0] for row in rows]),
+        "seed": np.array([row[1] for row in rows]),
+        "y": np.array([row[2] for row in rows], np.float64),
+    }
+    meta = {"name": name, "axes": ["policy"], "metrics": ["y"], "settings": settings or {}, **more}
+    return Results(columns, meta)
+
+
+BEFORE = results("before", [("a", 1, 10.0), ("a", 2, 20.0), ("a", 3, 30.0), ("b", 1, 5.0), ("b", 2, 7.0)])
+
+
+def test_differences_are_of_pairs_of_seeds() -> None:
+    after = results("after", [("a", 3, 33.0), ("a", 1, 11.0), ("a", 2, 22.0), ("b", 1, 5.0), ("b", 2, 7.0)])
+    found = compare(BEFORE, after)
+    first, second = found.differences
+    # Differences 1, 2, 3: mean 2, deviation 1, t of two degrees 4.302653. Unpaired it would be lost in 10 ... 30.
+    assert (first.case, first.metric, first.difference.mean, first.difference.count) == ({"policy": "a"}, "y", 2.0, 3)
+    assert first.difference.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-5)
+    assert (first.baseline.mean, first.found.mean, first.relative) == (20.0, 22.0, 0.1)
+    assert not first.clear
+    assert (second.difference.low, second.difference.mean, second.difference.high, second.clear) == (0, 0, 0, False)
+    assert found.notes == ()
+    again = results("after", [("a", 1, 11.0), ("a", 2, 21.0), ("a", 3, 31.1)])
+    assert compare(BEFORE, again).differences[0].clear
+
+
+def test_only_seeds_that_both_have_are_compared_and_the_others_are_told_of() -> None:
+    after = results("after", [("a", 2, 21.0), ("a", 4, 99.0), ("c", 1, 1.0)], {"servers": 3})
+    found = compare(BEFORE, after)
+    (only,) = found.differences
+    assert (only.baseline.mean, only.found.mean, only.difference.mean, only.difference.count) == (20, 21, 1, 1)
+    assert math.isnan(only.difference.low)
+    assert not only.clear
+    assert found.notes == (
+        "settings.servers is None in before and 3 in after",
+        "1 cases are in before only, the first at policy=b",
+        "1 cases are in after only, the first at policy=c",
+        "3 runs of before or after have a seed that the other has not",
+    )
+
+
+def test_a_run_that_failed_is_in_no_pair() -> None:
+    after = results("after", [("a", 1, math.nan), ("a", 2, 22.0), ("a", 3, 32.0)])
+    (only,) = compare(BEFORE, after).differences
+    assert (only.difference.mean, only.difference.count, only.baseline.mean) == (2.0, 2, 25.0)
+
+
+def test_values_of_an_axis_are_compared_within_a_run() -> None:
+    found = compare(BEFORE, axis="policy", baseline="b")
+    (only,) = found.differences
+    assert (found.baseline, found.others, only.case) == ("b", ("a",), {})
+    assert (only.difference.mean, only.difference.count) == (9.0, 2)
+    assert compare(BEFORE, axis="policy").baseline == "a"
+
+
+def test_json_has_null_for_what_is_no_number() -> None:
+    after = results("after", [("a", 1, 0.0)])
+    (only,) = compare(results("before", [("a", 1, 0.0)]), after).as_json()["differences"]
+    assert only == {
+        "case": {"policy": "a"},
+        "metric": "y",
+        "other": "after",
+        "baseline": 0.0,
+        "found": 0.0,
+        "difference": 0.0,
+        "low": None,
+        "high": None,
+        "relative": None,
+        "seeds": 1,
+        "clear": False,
+    }
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    other = results("other", [("x", 1, 1.0)])
+    for words, more, sentence in (
+        ((BEFORE,), {}, "needs two runs, or one and an axis"),
+        ((BEFORE, other), {}, "finds no case with a seed in common"),
+        ((BEFORE, other), {"axis": "policy"}, "along an axis needs a single run"),
+        ((BEFORE,), {"axis": "x"}, "axis 'x' is none; there are policy"),
+        ((BEFORE,), {"axis": "policy", "baseline": "z"}, "baseline 'z' is no value of policy; it has a, b"),
+        ((other,), {"axis": "policy"}, "has one value only"),
+        ((BEFORE, BEFORE), {"metrics": ["z"]}, "z is no metric of all; they have y"),
+        ((BEFORE, BEFORE), {"baseline": "a"}, "is a value of an axis"),
+        ((BEFORE, results("o", [("a", 1, 1.0)], axes=[])), {}, "before varies policy, and o has no such axis"),
+        ((BEFORE, results("o", [("a", 1, 1.0)], metrics=["z"])), {}, "have none in common"),
+    ):
+        with pytest.raises(ExperimentError, match=sentence):
+            compare(*words, **more)
