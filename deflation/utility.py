@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from deflation.errors import InvalidField
+from deflation.kernels import Row
 from deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ResourceVector
 
 #: (share of nominal in [0, 1], utility).
@@ -51,7 +52,7 @@ def least_share(points: Points, at_least: float, field: str = "utility") -> floa
     raise InvalidField(field, f"never reaches at_least ({at_least:g}): its most is {before:g}")
 
 
-def utility_at(shares: Sequence[float], utilities: Sequence[float], share: float) -> float:
+def utility_at(shares: Row, utilities: Row, share: float) -> float:
     """What a curve says of a share of nominal; a kernel (see :mod:`deflation.kernels`).
 
     Below its first point nothing is known of the application: a straight line to nothing at all, which promises less
@@ -60,12 +61,12 @@ def utility_at(shares: Sequence[float], utilities: Sequence[float], share: float
     :param shares: the curve's shares, rising, and ``utilities`` beside them; at least one point.
     """
     if share < shares[0]:
-        return utilities[0] * share / shares[0]
+        return float(utilities[0] * share / shares[0])
     for k in range(1, len(shares)):
         if share < shares[k]:
             rise = (utilities[k] - utilities[k - 1]) / (shares[k] - shares[k - 1])
-            return utilities[k - 1] + rise * (share - shares[k - 1])
-    return utilities[len(shares) - 1]
+            return float(utilities[k - 1] + rise * (share - shares[k - 1]))
+    return float(utilities[len(shares) - 1])
 
 
 def size_of_shares(nominal: ResourceVector, shares: ResourceVector) -> ResourceVector:

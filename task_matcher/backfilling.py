@@ -1,4 +1,4 @@
-"""EASY backfilling: when the first of the queue can start at last, and what may start before it (Lifka 1995). Kernels."""
+"""EASY backfilling (Lifka 1995): when the first of the queue can start, and what may start before it. Kernels."""
 
 from __future__ import annotations
 

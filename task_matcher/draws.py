@@ -1,4 +1,4 @@
-"""Chance for kernels: L'Ecuyer's combined generator (1988), the same numbers interpreted and compiled, in whole numbers.
+"""Chance for kernels: L'Ecuyer's combined generator (1988), the same numbers interpreted and compiled.
 
 Period 2.3e18. All products stay under 2^62, so that nothing wraps. The state is two numbers in an array.
 """

@@ -1,7 +1,7 @@
 """A random machine of those that can hold a task, and YARN's filling of one that reports. Kernels.
 
-Machines stand in one array by how many cores they have free, so that those that have enough are its end; a change moves a
-machine across as many bins as its free cores changed.
+Machines stand in one array by how many cores they have free, so that those that have enough are its end; a change
+moves a machine across as many bins as its free cores changed.
 """
 
 from __future__ import annotations

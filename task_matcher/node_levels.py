@@ -1,8 +1,8 @@
 """Best fit on cores over very many machines: sets of machines by how many cores they have free. Kernels.
 
 A set is a bit for each machine, and a bit for each word that is not empty above it, and so on: adding, removing and
-finding the lowest member take one step a layer (four at a hundred thousand machines). Words hold 32 bits of 64, so that no
-sign is in the way. Which levels have members is a set, too.
+finding the lowest member take one step a layer (four at a hundred thousand machines). Words hold 32 bits of 64, so
+that no sign is in the way. Which levels have members is a set, too.
 """
 
 from __future__ import annotations

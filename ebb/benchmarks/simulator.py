@@ -1,7 +1,7 @@
 """`simulator`: events per second and peak memory of the job engine from 10^4 to 1.4x10^7 jobs, and with 100,000 nodes.
 
-Beside it, in the same run, the same simulation in plain Python over heapq; both must find the same. Each run is a process of
-its own on one core. Needs no guests and no root.
+Beside it, in the same run, the same simulation in plain Python over heapq; both must find the same. Each run is a
+process of its own on one core; times are its CPU time, without that of making the jobs. Needs no guests and no root.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from typing import Any, Final
 
 from ebb.benchmarks.figures import Figure, Figures, ratios
@@ -54,25 +55,25 @@ def run(how: Pass) -> Figures:
             large.append(_process("simulate", nodes_jobs, nodes, number, directory))
             how.report(f"run {number + 1}: {nodes_jobs} jobs on {nodes} nodes: {_told(large[-1])}")
     figures: Figures = {
-        "compile_s": Figure.over(cold, "s", "the first run of a process with nothing in numba's cache"),
-        "load_s": Figure.over(warm, "s", "the first run of a process with the loop in numba's cache"),
+        "compile_s": Figure.over(cold, "s", "CPU time of the first run of a process with nothing in numba's cache"),
+        "load_s": Figure.over(warm, "s", "CPU time of the first run of a process with the loop in numba's cache"),
     }
     for size, runs in ours.items():
-        where = f"{size} jobs on {MACHINES} machines of {CORES} cores, best fit, one core; without making the jobs"
+        where = f"{size} jobs on {MACHINES} machines of {CORES} cores, best fit; CPU time without making the jobs"
         figures |= _speed(f"jobs_{size}", runs, where)
     for size, runs in plain.items():
         figures[f"plain_{size}_to_simulator"] = Figure.over(
             ratios([r["seconds"] for r in runs], [r["seconds"] for r in ours[size]]),
             "ratio",
-            f"the plain loop over heapq with the same {size} jobs to the simulator; both without making the jobs",
+            f"the plain loop over heapq to the simulator, the same {size} jobs; CPU time without making them",
         )
-    for few, many in zip(sizes, sizes[1:], strict=False):
+    for few, many in pairwise(sizes):
         figures[f"growth_{few}_to_{many}"] = Figure.over(
             ratios([_per_event(r) for r in ours[many]], [_per_event(r) for r in ours[few]]),
             "ratio",
             f"time per event with {many} jobs to that with {few}; linear growth would be 1",
         )
-    where = f"{nodes_jobs} jobs on {nodes} machines of {CORES} cores, best fit, one core; without making the jobs"
+    where = f"{nodes_jobs} jobs on {nodes} machines of {CORES} cores, best fit; CPU time without making the jobs"
     return figures | _speed(f"nodes_{nodes}", large, where)
 
 
@@ -80,6 +81,7 @@ def _speed(key: str, runs: list[Run], where: str) -> Figures:
     return {
         f"{key}_events_per_s": Figure.over([r["events"] / r["seconds"] for r in runs], "1/s", where),
         f"{key}_s": Figure.over([r["seconds"] for r in runs], "s", where),
+        f"{key}_wall_s": Figure.over([r["wall_s"] for r in runs], "s", f"by the clock, with making the jobs: {where}"),
         f"{key}_inputs_s": Figure.over([r["inputs_s"] for r in runs], "s", f"making the jobs of {key}"),
         f"{key}_peak_mib": Figure.over([r["peak_mib"] for r in runs], "MiB", f"the whole process: {where}"),
         f"{key}_above_idle_mib": Figure.over(

@@ -1,8 +1,9 @@
 """What `simulator` is measured against: the same simulation as one would write it first, in plain Python over heapq.
 
-The same policy (best fit on cores, what fits is not held up by what does not), the same order of events, the same answers; jobs of
-one task on machines that keep their size. Waiting jobs stand in one deque for each number of cores and free machines in a
-sorted list, since scanning all of either at each event would be a much slower loop than anybody would keep.
+The same policy (best fit on cores, what fits is not held up by what does not), the same order of events, the same
+answers; jobs of one task on machines that keep their size. Waiting jobs stand in one deque for each number of cores
+and free machines in a sorted list, since scanning all of either at each event would be a much slower loop than anybody
+would keep.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from __future__ import annotations
 from deflation.kernels import FIXED
 from simulator.cluster.members import CPU, MEMORY, count, count_rate, rate_of, recount, resize, share_left
 from simulator.cluster.state import DEFLATIONS, NOBODY, REINFLATIONS, Curves, Nodes, Rules, Tally, Vms
-from simulator.compiling import compiled
+from simulator.compiling import inner
 from simulator.inputs.batches import Floats
 
 #: Share of a node's memory in use beyond which balloons fill: `ballooning-target`.
 GOAL = 0.8
 
 
-@compiled
+@inner
 def least_loaded(vms: Vms, nodes: Nodes, rules: Rules, size: Floats) -> int:
     """The node with the fewest cores sold, of those whose memory holds a size with all balloons full."""
     best, lowest = NOBODY, 0.0
@@ -32,7 +32,7 @@ def least_loaded(vms: Vms, nodes: Nodes, rules: Rules, size: Floats) -> int:
     return best
 
 
-@compiled
+@inner
 def level_of(vms: Vms, nodes: Nodes, node: int, room_mib: float) -> float:
     """What each VM with a balloon may have above its minimum so that they have ``room_mib`` together; MiB."""
     level = 0.0
@@ -56,7 +56,7 @@ def level_of(vms: Vms, nodes: Nodes, node: int, room_mib: float) -> float:
         level = higher
 
 
-@compiled
+@inner
 def balloon(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, node: int) -> None:
     """Bring the balloons and the rates of a node to where they belong after a change."""
     room_mib = GOAL * nodes.capacity[node, MEMORY]

@@ -24,13 +24,12 @@ from simulator.cluster.state import (
     NOBODY,
     SOLD_CORES,
     SPARE,
-    Curves,
     Nodes,
     Rules,
     Tally,
     Vms,
 )
-from simulator.compiling import compiled
+from simulator.compiling import compiled, inner
 
 #: What can be wrong, by the number in ``Tally.fault``; {component}, {vm} and {node} are filled in.
 RULES: Final = (
@@ -67,7 +66,7 @@ _NEARLY: Final = 1e-9
 _STEPS: Final = (0.01, 1.0, 1.0, 1.0)
 
 
-@compiled
+@inner
 def fault(tally: Tally, rule: int, node: int, vm: int, component: int) -> bool:
     """Write down what is wrong."""
     tally.fault[FAULT] = rule
@@ -78,14 +77,14 @@ def fault(tally: Tally, rule: int, node: int, vm: int, component: int) -> bool:
 
 
 @compiled
-def check(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules) -> bool:
+def check(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules) -> bool:
     """Whether the whole state is what it should be; if not, ``tally.fault`` says what is wrong."""
     alive = 0
     for node in range(len(nodes.capacity)):
         if not check_node(vms, nodes, tally, rules, node):
             return False
-        alive += nodes.count[node]
-    slots = len(vms.number)
+        alive += nodes.members[node]
+    slots = len(vms)
     if alive != tally.state[ALIVE] or alive + tally.state[SPARE] != slots:
         return fault(tally, WRONG_SLOTS, NOBODY, NOBODY, 0)
     for k in range(tally.state[SPARE]):
@@ -94,18 +93,18 @@ def check(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules) ->
     return check_heap(vms, tally) and check_levels(vms, tally)
 
 
-@compiled
+@inner
 def check_node(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, node: int) -> bool:
     """One node and its members."""
     members = 0
     vm = nodes.first[node]
     before = NOBODY
     while vm != NOBODY:
-        if vms.node[vm] != node or vms.before[vm] != before or members > nodes.count[node]:
+        if vms.node[vm] != node or vms.before[vm] != before or members > nodes.members[node]:
             return fault(tally, WRONG_MEMBERS, node, vms.number[vm], 0)
         members += 1
         before, vm = vm, vms.after[vm]
-    if members != nodes.count[node] or nodes.last[node] != before:
+    if members != nodes.members[node] or nodes.last[node] != before:
         return fault(tally, WRONG_MEMBERS, node, NOBODY, 0)
     for c in range(WIDTH):
         charged = deflatable = lacking = 0.0
@@ -135,7 +134,7 @@ def check_node(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, node: int) ->
     return True
 
 
-@compiled
+@inner
 def check_heap(vms: Vms, tally: Tally) -> bool:
     """The heap of departures."""
     length = tally.state[LEAVING]
@@ -143,19 +142,19 @@ def check_heap(vms: Vms, tally: Tally) -> bool:
         vm = vms.heap[k]
         if vms.node[vm] == NOBODY or vms.place[vm] != k or (k > 0 and sooner(vms, vm, vms.heap[(k - 1) // 2])):
             return fault(tally, WRONG_HEAP, NOBODY, vms.number[vm], 0)
-    for vm in range(len(vms.number)):
+    for vm in range(len(vms)):
         waits = vms.node[vm] != NOBODY and vms.departs_s[vm] < math.inf
         if waits and (vms.place[vm] < 0 or vms.place[vm] >= length or vms.heap[vms.place[vm]] != vm):
             return fault(tally, WRONG_HEAP, NOBODY, vms.number[vm], 0)
     return True
 
 
-@compiled
+@inner
 def check_levels(vms: Vms, tally: Tally) -> bool:
     """What the cluster hosts, against its VMs."""
     hosted = 0
     sold = held = held_mib = low = rate = 0.0
-    for vm in range(len(vms.number)):
+    for vm in range(len(vms)):
         if vms.node[vm] != NOBODY:
             hosted += 1
             sold += vms.upper[vm, CPU]

@@ -20,6 +20,7 @@ from simulator.cluster.placing import scale_of
 from simulator.cluster.state import (
     ADMITTED,
     ALIVE,
+    ARRIVAL,
     DEPARTED,
     FAULT,
     FAULT_COMPONENT,
@@ -28,6 +29,7 @@ from simulator.cluster.state import (
     HOSTED,
     LOW,
     NOBODY,
+    NODE,
     NOW_S,
     NUMBER,
     OFFERED,
@@ -37,21 +39,21 @@ from simulator.cluster.state import (
     SPARE,
     STAY_CORE_S,
     STAY_S,
+    TALLY,
     VICTIMS,
+    VM,
     WHOLE,
     Arrivals,
+    Asked,
     Curves,
-    Nodes,
     Rules,
-    Tally,
-    Vms,
-    arrays_of,
-    group_of,
+    asked,
     grown,
     new_nodes,
     new_tally,
     new_vms,
     new_work,
+    table_of,
 )
 from simulator.errors import ConservationBroken, InvalidParameter, SimulatorError
 from simulator.inputs.batches import Floats, Indices
@@ -116,7 +118,7 @@ class Cluster:
         self.vms = new_vms(_SLOTS)
         self.tally = new_tally(_SLOTS, window_s, from_s)
         self._work = new_work(_SLOTS)
-        scale_of(self.nodes.capacity, self.nodes.factors)
+        scale_of(self.nodes.capacity, self.tally.factors)
         for node in range(len(capacity)):
             recount(self.vms, self.nodes, rules, node)
 
@@ -134,9 +136,7 @@ class Cluster:
         victims = []
         for start in range(0, count, CHUNK):
             part = slice(start, min(start + CHUNK, count))
-            # Copies, in one form: what is compiled is compiled once.
-            rows = Arrivals(*(np.array(column[part], form.dtype) for column, form in zip(arrivals, _NONE, strict=True)))
-            victims.append(self._advance(rows, -np.inf, outcomes[part]))
+            victims.append(self._advance(asked(arrivals, part), -np.inf, outcomes[part]))
         return Decisions(outcomes, np.concatenate(victims) if victims else np.zeros((0, 3), np.int64))
 
     def finish(self, until_s: float) -> None:
@@ -144,14 +144,14 @@ class Cluster:
 
         :raises ConservationBroken: it has not.
         """
-        self._advance(_NONE, until_s, np.zeros(0, np.int64))
-        if not check(self.vms, self.nodes, self.tally, self.curves, self.rules):
+        self._advance(np.zeros(0, ARRIVAL).view(np.recarray), until_s, np.zeros(0, np.int64))
+        if not check(self.vms, self.nodes, self.tally, self.rules):
             raise self._broken()
         self._check_work()
 
-    def _advance(self, arrivals: Arrivals, until_s: float, outcomes: Indices) -> Indices:
-        self._make_room(len(arrivals.at_s))
-        victims = np.zeros((len(self.vms.number), 3), np.int64)
+    def _advance(self, arrivals: Asked, until_s: float, outcomes: Indices) -> Indices:
+        self._make_room(len(arrivals))
+        victims = np.zeros((len(self.vms), 3), np.int64)
         self.tally.state[VICTIMS] = 0
         well = advance(
             self.vms,
@@ -170,7 +170,7 @@ class Cluster:
         return victims[: int(self.tally.state[VICTIMS])].copy()
 
     def _make_room(self, more: int) -> None:
-        slots = len(self.vms.number)
+        slots = len(self.vms)
         if self.tally.state[SPARE] < more:
             slots = max(2 * slots, int(self.tally.state[ALIVE]) + more)
             self.vms = grown(self.vms, self.tally, slots)
@@ -260,9 +260,9 @@ class Cluster:
         :raises SimulatorError: it cannot be written.
         """
         arrays = {
-            **arrays_of(self.vms, "vms"),
-            **arrays_of(self.nodes, "nodes"),
-            **arrays_of(self.tally, "tally"),
+            "vms": self.vms,
+            "nodes": self.nodes,
+            "tally": np.array([self.tally], TALLY),
             **{f"curves.{name}": column for name, column in self.curves._asdict().items()},
             "rules": np.array(self.rules, np.float64),
             "form": np.array(_FORM),
@@ -270,7 +270,7 @@ class Cluster:
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             with part.open("wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the names for its own flag
+                np.savez(file, **arrays)
             part.replace(path)
         except OSError as error:
             part.unlink(missing_ok=True)
@@ -288,25 +288,14 @@ class Cluster:
             if int(arrays["form"]) != _FORM:
                 raise SimulatorError(f"{path} is a checkpoint of another version")
             numbers = arrays["rules"].tolist()
-            rules = Rules(*(int(number) for number in numbers[:-1]), numbers[-1])
+            rules = Rules._make([*map(int, numbers[:-1]), numbers[-1]])
             cluster = cls.__new__(cls)
             cluster.rules = rules
             cluster.curves = Curves(*(arrays[f"curves.{name}"] for name in Curves._fields))
-            cluster.nodes = group_of(Nodes, arrays, "nodes")
-            cluster.vms = group_of(Vms, arrays, "vms")
-            cluster.tally = group_of(Tally, arrays, "tally")
+            cluster.nodes = table_of(arrays["nodes"], NODE)
+            cluster.vms = table_of(arrays["vms"], VM)
+            cluster.tally = table_of(arrays["tally"], TALLY)[0]
         except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise SimulatorError(f"{path} is no checkpoint of a cluster: {error}") from error
-        cluster._work = new_work(len(cluster.vms.number))
+        cluster._work = new_work(len(cluster.vms))
         return cluster
-
-
-_NONE: Final = Arrivals(
-    at_s=np.zeros(0),
-    departs_s=np.zeros(0),
-    upper=np.zeros((0, WIDTH)),
-    minimum=np.zeros((0, WIDTH)),
-    sold_as=np.zeros(0, np.int64),
-    curve=np.zeros(0, np.int64),
-    draws=np.zeros((0, 2)),
-)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from simulator.cluster.state import LEAVING, NOBODY, Tally, Vms
-from simulator.compiling import compiled
+from simulator.compiling import inner
 
 
-@compiled
+@inner
 def sooner(vms: Vms, one: int, other: int) -> bool:
     """Whether the VM in one slot departs before that in the other."""
     if vms.departs_s[one] != vms.departs_s[other]:
@@ -16,14 +16,14 @@ def sooner(vms: Vms, one: int, other: int) -> bool:
     return bool(vms.number[one] < vms.number[other])
 
 
-@compiled
+@inner
 def put(vms: Vms, at: int, vm: int) -> None:
     """A slot stands at a place of the heap."""
     vms.heap[at] = vm
     vms.place[vm] = at
 
 
-@compiled
+@inner
 def rise(vms: Vms, at: int) -> None:
     """Move a slot up to where it belongs."""
     vm = vms.heap[at]
@@ -36,7 +36,7 @@ def rise(vms: Vms, at: int) -> None:
     put(vms, at, vm)
 
 
-@compiled
+@inner
 def sink(vms: Vms, at: int, length: int) -> None:
     """Move a slot down to where it belongs."""
     vm = vms.heap[at]
@@ -53,7 +53,7 @@ def sink(vms: Vms, at: int, length: int) -> None:
     put(vms, at, vm)
 
 
-@compiled
+@inner
 def expect(vms: Vms, tally: Tally, vm: int) -> None:
     """A VM will depart; one that is not seen to, never."""
     if vms.departs_s[vm] == math.inf:
@@ -65,7 +65,7 @@ def expect(vms: Vms, tally: Tally, vm: int) -> None:
     rise(vms, length)
 
 
-@compiled
+@inner
 def forget(vms: Vms, tally: Tally, vm: int) -> None:
     """A VM departs or is preempted: nobody waits for it any more."""
     at = vms.place[vm]

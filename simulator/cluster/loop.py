@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from deflation.kernels import DEFLATABLE, FIXED, WIDTH, fits
 from simulator.cluster.ballooning import balloon, least_loaded
 from simulator.cluster.checks import check
@@ -23,7 +21,7 @@ from simulator.cluster.state import (
     OFFERED,
     REFUSED,
     VICTIMS,
-    Arrivals,
+    Asked,
     Curves,
     Nodes,
     Rules,
@@ -31,7 +29,7 @@ from simulator.cluster.state import (
     Vms,
     Work,
 )
-from simulator.compiling import compiled
+from simulator.compiling import compiled, inner
 from simulator.inputs.batches import Indices
 
 
@@ -43,7 +41,7 @@ def advance(
     curves: Curves,
     rules: Rules,
     work: Work,
-    arrivals: Arrivals,
+    arrivals: Asked,
     until_s: float,
     outcomes: Indices,
     victims: Indices,
@@ -57,29 +55,25 @@ def advance(
     :param victims: filled with number and node of each VM that was preempted, and the number for which it was.
     :returns: False if a check has failed: see ``tally.fault``.
     """
-    rows = len(arrivals.at_s)
-    row = 0
-    while True:
-        arrival_s = arrivals.at_s[row] if row < rows else math.inf
-        departure_s = vms.departs_s[vms.heap[0]] if tally.state[LEAVING] > 0 else math.inf
-        if departure_s <= (arrival_s if row < rows else until_s):
-            move_clock(tally, departure_s)
+    rows = len(arrivals)
+    for row in range(rows + 1):
+        next_s = arrivals.at_s[row] if row < rows else until_s
+        while tally.state[LEAVING] > 0 and vms.departs_s[vms.heap[0]] <= next_s:
+            move_clock(tally, vms.departs_s[vms.heap[0]])
             depart(vms, nodes, tally, curves, rules, work, vms.heap[0])
-        elif row < rows:
-            move_clock(tally, arrival_s)
+            tally.state[EVENTS] += 1
+            if rules.validate and not check(vms, nodes, tally, rules):
+                return False
+        move_clock(tally, next_s)
+        if row < rows:
             outcomes[row] = arrive(vms, nodes, tally, curves, rules, work, arrivals, row, victims)
-            row += 1
-        else:
-            break
-        tally.state[EVENTS] += 1
-        if rules.validate and not check(vms, nodes, tally, curves, rules):
-            return False
-    if until_s < math.inf:
-        move_clock(tally, until_s)
+            tally.state[EVENTS] += 1
+            if rules.validate and not check(vms, nodes, tally, rules):
+                return False
     return True
 
 
-@compiled
+@inner
 def arrive(
     vms: Vms,
     nodes: Nodes,
@@ -87,7 +81,7 @@ def arrive(
     curves: Curves,
     rules: Rules,
     work: Work,
-    arrivals: Arrivals,
+    arrivals: Asked,
     row: int,
     victims: Indices,
 ) -> int:
@@ -128,10 +122,10 @@ def arrive(
     return node
 
 
-@compiled
+@inner
 def depart(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, vm: int) -> None:
     """A VM goes, and what it held goes back to the others."""
-    node = end_stay(vms, nodes, tally, vm, DEPARTED, -1)
+    node = end_stay(vms, nodes, tally, vm, DEPARTED)
     recount(vms, nodes, rules, node)
     if rules.balloons:
         balloon(vms, nodes, tally, curves, rules, node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from deflation.kernels import FIXED, WIDTH
 from deflation.utility import utility_at
 from simulator.cluster.state import (
@@ -26,7 +28,7 @@ from simulator.cluster.state import (
     Tally,
     Vms,
 )
-from simulator.compiling import compiled, shared
+from simulator.compiling import compiled, inner, shared
 
 CPU = 0
 MEMORY = 1
@@ -34,7 +36,7 @@ MEMORY = 1
 shared(utility_at)
 
 
-@compiled
+@inner
 def charge_of(vms: Vms, rules: Rules, vm: int, c: int) -> float:
     """What a VM takes from its node in one component."""
     return float(vms.current[vm, c] + rules.overhead_mib) if c == MEMORY else float(vms.current[vm, c])
@@ -65,13 +67,13 @@ def recount(vms: Vms, nodes: Nodes, rules: Rules, node: int) -> None:
         nodes.preemptable[node, c] = left_of(free, nodes.low[node, c], taken)
 
 
-@compiled
+@inner
 def left_of(free: float, beyond: float, taken: float) -> float:
     """What is left of both after something is taken, first of what is free."""
     return max(free - taken, 0.0) + max(beyond - max(taken - free, 0.0), 0.0)
 
 
-@compiled
+@inner
 def share_left(vms: Vms, vm: int) -> float:
     """The smallest share of its nominal size that a VM has left in any component."""
     least = 1.0
@@ -81,7 +83,7 @@ def share_left(vms: Vms, vm: int) -> float:
     return least
 
 
-@compiled
+@inner
 def rate_of(vms: Vms, curves: Curves, vm: int, share: float) -> float:
     """The throughput of a VM with a share of its nominal size, relative to that; high-priority VMs have no curve."""
     if vms.sold_as[vm] != LOW:
@@ -91,7 +93,7 @@ def rate_of(vms: Vms, curves: Curves, vm: int, share: float) -> float:
     return float(utility_at(curves.shares[row, :points], curves.utilities[row, :points], share))
 
 
-@compiled
+@inner
 def count_rate(vms: Vms, tally: Tally, vm: int, rate: float) -> None:
     """A VM's throughput has changed."""
     level = LOW_RATE if vms.sold_as[vm] == LOW else HIGH_RATE
@@ -99,7 +101,7 @@ def count_rate(vms: Vms, tally: Tally, vm: int, rate: float) -> None:
     vms.rate[vm] = rate
 
 
-@compiled
+@inner
 def resize(vms: Vms, tally: Tally, vm: int, c: int, size: float) -> None:
     """A VM has another size in one component; its throughput is to be counted anew."""
     grows = size - vms.current[vm, c]
@@ -110,7 +112,7 @@ def resize(vms: Vms, tally: Tally, vm: int, c: int, size: float) -> None:
         tally.levels[HELD_MIB] += grows
 
 
-@compiled
+@inner
 def join(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, node: int) -> None:
     """A VM runs on a node, with the size that it has."""
     vms.node[vm] = node
@@ -122,7 +124,7 @@ def join(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, node: in
     else:
         vms.after[last] = vm
     nodes.last[node] = vm
-    nodes.count[node] += 1
+    nodes.members[node] += 1
     vms.rate[vm] = 0.0
     settle_node(nodes, tally, node)
     nodes.sold_cores[node] += vms.upper[vm, CPU]
@@ -130,7 +132,7 @@ def join(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, node: in
     count_rate(vms, tally, vm, rate_of(vms, curves, vm, share_left(vms, vm)))
 
 
-@compiled
+@inner
 def leave(vms: Vms, nodes: Nodes, tally: Tally, vm: int) -> int:
     """A VM runs no more; its slot keeps its figures until it is given to another.
 
@@ -146,7 +148,7 @@ def leave(vms: Vms, nodes: Nodes, tally: Tally, vm: int) -> int:
         nodes.last[node] = before
     else:
         vms.before[after] = before
-    nodes.count[node] -= 1
+    nodes.members[node] -= 1
     vms.node[vm] = NOBODY
     settle_node(nodes, tally, node)
     nodes.sold_cores[node] -= vms.upper[vm, CPU]
@@ -155,7 +157,7 @@ def leave(vms: Vms, nodes: Nodes, tally: Tally, vm: int) -> int:
     return int(node)
 
 
-@compiled
+@inner
 def count_sizes(vms: Vms, tally: Tally, vm: int, sign: float) -> None:
     """What the cluster hosts, with a VM or without it."""
     tally.levels[HOSTED] += sign
@@ -166,13 +168,13 @@ def count_sizes(vms: Vms, tally: Tally, vm: int, sign: float) -> None:
     tally.levels[LOW_CORES if vms.sold_as[vm] == LOW else HIGH_CORES] += sign * vms.upper[vm, CPU]
 
 
-@compiled
+@inner
 def in_window(tally: Tally) -> bool:
     """Whether what happens now is measured."""
     return bool(tally.clock[WINDOW_FROM_S] <= tally.clock[NOW_S] < tally.clock[WINDOW_UNTIL_S])
 
 
-@compiled
+@inner
 def count(tally: Tally, sold_as: int, kind: int) -> None:
     """Something has happened to a VM."""
     tally.counts[0, sold_as, kind] += 1
@@ -180,19 +182,19 @@ def count(tally: Tally, sold_as: int, kind: int) -> None:
         tally.counts[1, sold_as, kind] += 1
 
 
-@compiled
+@inner
 def measured_s(tally: Tally, from_s: float, until_s: float) -> float:
     """How much of a stretch of time lies within the window."""
     begin = max(from_s, tally.clock[WINDOW_FROM_S])
     end = min(until_s, tally.clock[WINDOW_UNTIL_S])
-    return max(end - begin, 0.0)
+    return float(max(end - begin, 0.0))
 
 
-@compiled
+@inner
 def move_clock(tally: Tally, now_s: float) -> None:
     """Time passes, and everything stays as it is until then."""
     before_s = tally.clock[NOW_S]
-    if now_s <= before_s:
+    if now_s <= before_s or now_s == math.inf:
         return
     measured = measured_s(tally, before_s, now_s)
     for k in range(LEVELS):
@@ -203,7 +205,7 @@ def move_clock(tally: Tally, now_s: float) -> None:
     tally.clock[NOW_S] = now_s
 
 
-@compiled
+@inner
 def settle_node(nodes: Nodes, tally: Tally, node: int) -> None:
     """What a node has hosted until now is counted."""
     now_s = tally.clock[NOW_S]

@@ -16,7 +16,6 @@ from simulator.cluster.applications import APPLICATIONS, curves_of
 from simulator.cluster.cluster import CHUNK, Cluster
 from simulator.cluster.members import CPU, MEMORY
 from simulator.cluster.settings import ClusterPolicy, rules_of, under
-from simulator.cluster.state import Arrivals
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
 from simulator.experiments.model import INPUTS, POLICY, Input, Outcome, Progress
@@ -146,7 +145,7 @@ class ClusterModel:
         last = int(np.searchsorted(arrivals.at_s, settings.window_until_s))
         for start in range(0, last, CHUNK):
             end = min(start + CHUNK, last)
-            cluster.take(Arrivals(*(column[start:end] for column in arrivals)))
+            cluster.take(arrivals.part(slice(start, end)))
             progress(end / last)
         cluster.finish(settings.window_until_s)
         cores, mib = capacity[:, CPU].sum(), capacity[:, MEMORY].sum()

@@ -14,11 +14,11 @@ from simulator.cluster.resizing import deflate, gather, reinflate
 from simulator.cluster.slots import end_stay
 from simulator.cluster.starting import start_deflated
 from simulator.cluster.state import (
-    COHORT_PREEMPTED,
     MOST_NODES,
     NOBODY,
     NUMBER,
     PREEMPTED,
+    PURPOSE,
     VICTIMS,
     Curves,
     Nodes,
@@ -27,7 +27,7 @@ from simulator.cluster.state import (
     Vms,
     Work,
 )
-from simulator.compiling import compiled, shared
+from simulator.compiling import inner, shared
 from simulator.inputs.batches import Floats, Indices
 
 for kernel in (*admission.KERNELS, *placement_kernels.KERNELS):
@@ -52,25 +52,25 @@ FIRST_FIT = 1
 TWO_CHOICES = 2
 
 
-@compiled
-def choose(nodes: Nodes, rules: Rules, size: Floats, availability: Floats, draws: Floats) -> int:
-    """The node to try first; NOBODY if none can hold the size.
+@inner
+def choose(nodes: Nodes, tally: Tally, rules: Rules, availability: Floats, draws: Floats) -> int:
+    """The node to try first for the size that is asked for; NOBODY if none can hold it.
 
     :param draws: two numbers in [0, 1).
     """
     if rules.placement == FIRST_FIT:
-        return int(first_host(size, availability, nodes.capacity))
+        return int(first_host(tally.asked, availability, nodes.capacity))
     if rules.placement == TWO_CHOICES:
-        return draw(nodes, size, availability, draws)
-    return int(best_host(size, availability, nodes.capacity, nodes.factors))
+        return draw(nodes, tally, availability, draws)
+    return int(best_host(tally.asked, availability, nodes.capacity, tally.factors))
 
 
-@compiled
-def draw(nodes: Nodes, size: Floats, availability: Floats, draws: Floats) -> int:
+@inner
+def draw(nodes: Nodes, tally: Tally, availability: Floats, draws: Floats) -> int:
     """The fitter of two nodes that can hold the size, each pair as likely as any other."""
     able = 0
     for node in range(len(availability)):
-        if holds_demand(size, availability[node], nodes.capacity[node]):
+        if holds_demand(tally.asked, availability[node], nodes.capacity[node]):
             able += 1
     if able == 0:
         return NOBODY
@@ -81,16 +81,16 @@ def draw(nodes: Nodes, size: Floats, availability: Floats, draws: Floats) -> int
     one = other = NOBODY
     able = 0
     for node in range(len(availability)):
-        if holds_demand(size, availability[node], nodes.capacity[node]):
+        if holds_demand(tally.asked, availability[node], nodes.capacity[node]):
             if able == first:
                 one = node
             if able == second:
                 other = node
             able += 1
-    return int(fitter_host(size, availability, nodes.capacity, nodes.factors, one, other))
+    return int(fitter_host(tally.asked, availability, nodes.capacity, tally.factors, one, other))
 
 
-@compiled
+@inner
 def place(
     vms: Vms,
     nodes: Nodes,
@@ -108,66 +108,48 @@ def place(
     :returns: the node; NOBODY if the VM is refused.
     """
     for c in range(WIDTH):
-        work.size[c] = vms.upper[vm, c]
-        work.demand[c] = vms.upper[vm, c] + (rules.overhead_mib if c == MEMORY else 0.0)
-    purpose = PLACE
-    while purpose != REFUSE:
-        if purpose == DEFLATED:
-            for c in range(WIDTH):
-                work.size[c] = vms.minimum[vm, c]
-        found = look(vms, nodes, tally, curves, rules, work, vm, purpose, draws, victims)
+        tally.asked[c] = vms.upper[vm, c]
+        tally.demand[c] = vms.upper[vm, c] + (rules.overhead_mib if c == MEMORY else 0.0)
+    # In the tally and not in a variable: compilers take a constant that becomes a variable for two functions.
+    tally.state[PURPOSE] = PLACE
+    while tally.state[PURPOSE] != REFUSE:
+        purpose = tally.state[PURPOSE]
+        availability = nodes.preemptable if purpose == PREEMPTING else nodes.placeable
+        found, left, acted = NOBODY, 0, 0
+        while found == NOBODY and left < MOST_NODES and acted < MOST_HOSTS:
+            if purpose == DEFLATED:
+                for c in range(WIDTH):
+                    tally.asked[c] = vms.minimum[vm, c]
+            node = choose(nodes, tally, rules, availability, draws)
+            if node == NOBODY:
+                break
+            if purpose == DEFLATED:
+                started = start_deflated(vms, nodes, tally, curves, rules, work, node, vm)
+            else:
+                verdict, reclaims = make_room(
+                    vms, nodes, tally, curves, rules, work, node, purpose == PREEMPTING, victims
+                )
+                started = verdict == START
+                if reclaims and not started:
+                    reinflate(vms, nodes, tally, curves, rules, work, node)
+                    acted += 1
+            if started:
+                found = node
+            else:
+                # Out of the running, until it is recounted.
+                availability[node, CPU] = -1.0
+                tally.left[left] = node
+                left += 1
+        for k in range(left):
+            recount(vms, nodes, rules, tally.left[k])
         if found != NOBODY:
             return found
         purpose = next_purpose(purpose, vms.priority[vm], rules.start_deflated != 0)
-        if purpose == PREEMPTING and not rules.preempts:
-            purpose = REFUSE
+        tally.state[PURPOSE] = REFUSE if purpose == PREEMPTING and not rules.preempts else purpose
     return NOBODY
 
 
-@compiled
-def look(
-    vms: Vms,
-    nodes: Nodes,
-    tally: Tally,
-    curves: Curves,
-    rules: Rules,
-    work: Work,
-    vm: int,
-    purpose: int,
-    draws: Floats,
-    victims: Indices,
-) -> int:
-    """Try one node after another by what a placement looks for; see :func:`place`."""
-    availability = nodes.preemptable if purpose == PREEMPTING else nodes.placeable
-    found, left, acted = NOBODY, 0, 0
-    while left < MOST_NODES and acted < MOST_HOSTS:
-        node = choose(nodes, rules, work.size, availability, draws)
-        if node == NOBODY:
-            break
-        if purpose == DEFLATED:
-            if start_deflated(vms, nodes, tally, curves, rules, work, node, vm):
-                found = node
-                break
-            for c in range(WIDTH):
-                work.size[c] = vms.minimum[vm, c]
-        else:
-            verdict, reclaims = make_room(vms, nodes, tally, curves, rules, work, node, purpose == PREEMPTING, victims)
-            if verdict == START:
-                found = node
-                break
-            if reclaims:
-                reinflate(vms, nodes, tally, curves, rules, work, node)
-                acted += 1
-        # Out of the running, until it is recounted.
-        availability[node, CPU] = -1.0
-        work.left[left] = node
-        left += 1
-    for k in range(left):
-        recount(vms, nodes, rules, work.left[k])
-    return found
-
-
-@compiled
+@inner
 def make_room(
     vms: Vms,
     nodes: Nodes,
@@ -185,14 +167,14 @@ def make_room(
     """
     reclaims = preempted = 0
     while True:
-        missing_of(work.demand, nodes.free[node], nodes.capacity[node], work.missing)
-        need_of(work.missing, nodes.deflatable[node], work.need)
-        may_reclaim = reclaims < MOST_RECLAIMS and (reclaims == 0 or is_nothing(work.short))
-        verdict = decide(work.missing, nodes.deflatable[node], work.need, preempting, preempted > 0, may_reclaim)
+        missing_of(tally.demand, nodes.free[node], nodes.capacity[node], tally.missing)
+        need_of(tally.missing, nodes.deflatable[node], tally.need)
+        may_reclaim = reclaims < MOST_RECLAIMS and (reclaims == 0 or is_nothing(tally.short))
+        verdict = decide(tally.missing, nodes.deflatable[node], tally.need, preempting, preempted > 0, may_reclaim)
         if verdict == START:
             return START, reclaims
         if preempting and reclaims == 0 and preempted == 0:
-            set_goals(vms, nodes, rules, work, node)
+            set_goals(vms, nodes, tally, rules, work, node)
         if verdict == RECLAIM:
             deflate(vms, nodes, tally, curves, rules, work, node)
             reclaims += 1
@@ -202,8 +184,8 @@ def make_room(
             preempted += 1
 
 
-@compiled
-def set_goals(vms: Vms, nodes: Nodes, rules: Rules, work: Work, node: int) -> None:
+@inner
+def set_goals(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node: int) -> None:
     """The sizes by which victims are chosen are those before anything changes."""
     rows = gather(vms, nodes, rules, work, node)
     sizes_to_reach(
@@ -211,7 +193,7 @@ def set_goals(vms: Vms, nodes: Nodes, rules: Rules, work: Work, node: int) -> No
         work.upper[:rows],
         work.minimum[:rows],
         work.current[:rows],
-        work.missing,
+        tally.missing,
         work.order[:rows],
         work.targets[:rows],
     )
@@ -220,7 +202,7 @@ def set_goals(vms: Vms, nodes: Nodes, rules: Rules, work: Work, node: int) -> No
             vms.goal[work.vm[k], c] = work.targets[k, c]
 
 
-@compiled
+@inner
 def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node: int, victims: Indices) -> bool:
     """Stop one VM, the one farthest from its goal; False if even all would not do."""
     rows = gather(vms, nodes, rules, work, node)
@@ -232,7 +214,7 @@ def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node
         work.upper[:rows],
         work.current[:rows],
         work.charge[:rows],
-        work.missing,
+        tally.missing,
         work.targets[:rows],
         work.order[:rows],
         work.chosen[:rows],
@@ -245,6 +227,6 @@ def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node
     victims[written, 1] = node
     victims[written, 2] = tally.state[NUMBER]
     tally.state[VICTIMS] = written + 1
-    end_stay(vms, nodes, tally, vm, PREEMPTED, COHORT_PREEMPTED)
+    end_stay(vms, nodes, tally, vm, PREEMPTED)
     recount(vms, nodes, rules, node)
     return True

@@ -16,7 +16,7 @@ from simulator.cluster.state import (
     Vms,
     Work,
 )
-from simulator.compiling import compiled, shared
+from simulator.compiling import inner, shared
 
 for kernel in kernels.KERNELS:
     shared(kernel)
@@ -25,7 +25,7 @@ split = kernels.split
 share = kernels.share
 
 
-@compiled
+@inner
 def gather(vms: Vms, nodes: Nodes, rules: Rules, work: Work, node: int) -> int:
     """The VMs of a node that are not fixed, as rows; fixed ones are nobody's to touch.
 
@@ -49,7 +49,7 @@ def gather(vms: Vms, nodes: Nodes, rules: Rules, work: Work, node: int) -> int:
     return rows
 
 
-@compiled
+@inner
 def carry_out(
     vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int, rows: int
 ) -> None:
@@ -72,24 +72,24 @@ def carry_out(
     recount(vms, nodes, rules, node)
 
 
-@compiled
+@inner
 def deflate(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int) -> None:
-    """A node's VMs give ``work.need`` in proportion; ``work.short`` is what even that does not free."""
+    """A node's VMs give ``tally.need`` in proportion; ``tally.short`` is what even that does not free."""
     rows = gather(vms, nodes, rules, work, node)
     split(
         work.priority[:rows],
         work.upper[:rows],
         work.minimum[:rows],
         work.current[:rows],
-        work.need,
+        tally.need,
         work.order[:rows],
         work.targets[:rows],
-        work.short,
+        tally.short,
     )
     carry_out(vms, nodes, tally, curves, rules, work, node, rows)
 
 
-@compiled
+@inner
 def reinflate(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int) -> None:
     """What a node has free goes back to its deflated VMs."""
     rows = gather(vms, nodes, rules, work, node)

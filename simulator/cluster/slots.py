@@ -6,7 +6,9 @@ from simulator.cluster.departures import expect, forget
 from simulator.cluster.members import CPU, count, in_window, join, leave
 from simulator.cluster.state import (
     ALIVE,
+    COHORT_PREEMPTED,
     NOW_S,
+    PREEMPTED,
     SPARE,
     STAY_CORE_S,
     STAY_S,
@@ -16,10 +18,10 @@ from simulator.cluster.state import (
     Tally,
     Vms,
 )
-from simulator.compiling import compiled
+from simulator.compiling import inner
 
 
-@compiled
+@inner
 def take_slot(vms: Vms, tally: Tally) -> int:
     """A slot for the next VM; there is one, or the table had to be grown before."""
     height = tally.state[SPARE] - 1
@@ -27,14 +29,14 @@ def take_slot(vms: Vms, tally: Tally) -> int:
     return int(vms.spare[height])
 
 
-@compiled
+@inner
 def give_slot(vms: Vms, tally: Tally, vm: int) -> None:
     """A slot that nobody uses any more."""
     vms.spare[tally.state[SPARE]] = vm
     tally.state[SPARE] += 1
 
 
-@compiled
+@inner
 def begin_stay(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, node: int) -> None:
     """A VM starts on a node, with the size that it has."""
     vms.admitted_s[vm] = tally.clock[NOW_S]
@@ -43,20 +45,19 @@ def begin_stay(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, no
     expect(vms, tally, vm)
 
 
-@compiled
-def end_stay(vms: Vms, nodes: Nodes, tally: Tally, vm: int, kind: int, cohort_kind: int) -> int:
+@inner
+def end_stay(vms: Vms, nodes: Nodes, tally: Tally, vm: int, kind: int) -> int:
     """A VM departs or is preempted.
 
-    :param kind: as what that counts.
-    :param cohort_kind: as what it counts besides, within the window, of VMs that were admitted within it; -1: nothing.
+    :param kind: DEPARTED or PREEMPTED.
     :returns: the node that it was on.
     """
     forget(vms, tally, vm)
     node = leave(vms, nodes, tally, vm)
     sold_as = vms.sold_as[vm]
     count(tally, sold_as, kind)
-    if cohort_kind >= 0 and in_window(tally) and vms.admitted_s[vm] >= tally.clock[WINDOW_FROM_S]:
-        tally.counts[1, sold_as, cohort_kind] += 1
+    if kind == PREEMPTED and in_window(tally) and vms.admitted_s[vm] >= tally.clock[WINDOW_FROM_S]:
+        tally.counts[1, sold_as, COHORT_PREEMPTED] += 1
     stay_s = tally.clock[NOW_S] - vms.admitted_s[vm]
     tally.stays[STAY_S] += stay_s
     tally.stays[STAY_CORE_S] += stay_s * vms.upper[vm, CPU]

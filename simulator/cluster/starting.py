@@ -8,7 +8,7 @@ from deflation.placement_kernels import MAY_LACK
 from simulator.cluster.members import MEMORY
 from simulator.cluster.resizing import deflate, gather, reinflate
 from simulator.cluster.state import Curves, Nodes, Rules, Tally, Vms, Work
-from simulator.compiling import compiled, shared
+from simulator.compiling import inner, shared
 
 for kernel in (*kernels.KERNELS, *admission.KERNELS):
     shared(kernel)
@@ -21,7 +21,7 @@ need_of = admission.need_of
 room_to_start = admission.room_to_start
 
 
-@compiled
+@inner
 def start_deflated(
     vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int, vm: int
 ) -> bool:
@@ -37,7 +37,7 @@ def start_deflated(
         work.minimum[rows, c] = vms.minimum[vm, c]
         work.current[rows, c] = vms.upper[vm, c]
         undeclared = MAY_LACK[c] and nodes.capacity[node, c] <= 0.0
-        work.demand[c] = vms.upper[vm, c] if undeclared else nodes.free[node, c]
+        tally.demand[c] = vms.upper[vm, c] if undeclared else nodes.free[node, c]
     count = rows + 1
     able = join_split(
         work.priority[:count],
@@ -45,28 +45,28 @@ def start_deflated(
         work.minimum[:count],
         work.current[:count],
         work.order[:count],
-        work.demand,
+        tally.demand,
         vms.minimum[vm],
         rules.overhead_mib,
         work.targets[:count],
-        work.short,
-        work.need,
+        tally.short,
+        tally.need,
     )
     if not able:
         return False
     for c in range(WIDTH):
-        work.size[c] = work.targets[rows, c]
-        work.demand[c] = work.size[c] + (rules.overhead_mib if c == MEMORY else 0.0)
-    missing_of(work.demand, nodes.free[node], nodes.capacity[node], work.missing)
-    need_of(work.missing, nodes.deflatable[node], work.need)
-    reclaims = not is_nothing(work.need)
+        tally.asked[c] = work.targets[rows, c]
+        tally.demand[c] = tally.asked[c] + (rules.overhead_mib if c == MEMORY else 0.0)
+    missing_of(tally.demand, nodes.free[node], nodes.capacity[node], tally.missing)
+    need_of(tally.missing, nodes.deflatable[node], tally.need)
+    reclaims = not is_nothing(tally.need)
     if reclaims:
         deflate(vms, nodes, tally, curves, rules, work, node)
-    room_to_start(nodes.free[node], nodes.capacity[node], work.size, rules.overhead_mib, work.demand)
-    if not fits(vms.minimum[vm], work.demand):
+    room_to_start(nodes.free[node], nodes.capacity[node], tally.asked, rules.overhead_mib, tally.demand)
+    if not fits(vms.minimum[vm], tally.demand):
         if reclaims:
             reinflate(vms, nodes, tally, curves, rules, work, node)
         return False
     for c in range(WIDTH):
-        vms.current[vm, c] = work.demand[c]
+        vms.current[vm, c] = tally.demand[c]
     return True

@@ -6,7 +6,7 @@ number, which is that of their arrival.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,9 @@ NUMBER: Final = 3
 EVENTS: Final = 4
 #: Victims written down by this call.
 VICTIMS: Final = 5
-_CELLS: Final = 6
+#: By what the placement under way looks for nodes (`deflation.admission`).
+PURPOSE: Final = 6
+_CELLS: Final = 7
 
 # --- cells of Tally.clock ---
 NOW_S: Final = 0
@@ -83,101 +85,125 @@ FAULT_VM: Final = 2
 FAULT_COMPONENT: Final = 3
 
 
-class Vms(NamedTuple):
-    """The table of VMs; one row a slot."""
+#: The table of VMs; one row a slot.
+VM: Final = np.dtype(
+    [
+        # The arrival's number; also the order of names, by which ties are decided.
+        ("number", np.int64),
+        # As the policies know it: `deflation.kernels.FIXED` or `DEFLATABLE`.
+        ("priority", np.int64),
+        # As it was sold: HIGH or LOW.
+        ("sold_as", np.int64),
+        # Nominal, minimum and current size.
+        ("upper", np.float64, WIDTH),
+        ("minimum", np.float64, WIDTH),
+        ("current", np.float64, WIDTH),
+        # The size that a preemption would have deflated it to, while one is under way.
+        ("goal", np.float64, WIDTH),
+        ("admitted_s", np.float64),
+        # Infinite: not seen to depart.
+        ("departs_s", np.float64),
+        # The row of its utility curve.
+        ("curve", np.int64),
+        # Throughput relative to nominal, of its current size.
+        ("rate", np.float64),
+        # The node it is on; NOBODY: the slot is free.
+        ("node", np.int64),
+        # The members of its node that came before and after it.
+        ("before", np.int64),
+        ("after", np.int64),
+        # Its place in the heap of departures.
+        ("place", np.int64),
+        # Slots by departure, a binary heap, and free slots, a stack: no matter of the row's VM.
+        ("heap", np.int64),
+        ("spare", np.int64),
+    ]
+)
 
-    #: The arrival's number; also the order of names, by which ties are decided.
-    number: Indices
-    #: As the policies know it: ``deflation.kernels.FIXED`` or ``DEFLATABLE``.
-    priority: Indices
-    #: As it was sold: HIGH or LOW.
-    sold_as: Indices
-    #: Nominal, minimum and current size; shape (slots, 4).
-    upper: Floats
-    minimum: Floats
-    current: Floats
-    #: The size that a preemption would have deflated it to, while one is under way; shape (slots, 4).
-    goal: Floats
-    admitted_s: Floats
-    #: Infinite: not seen to depart.
-    departs_s: Floats
-    #: The row of its utility curve.
-    curve: Indices
-    #: Throughput relative to nominal, of its current size.
-    rate: Floats
-    #: The node it is on; NOBODY: the slot is free.
-    node: Indices
-    #: The members of its node that came before and after it.
-    before: Indices
-    after: Indices
-    #: Its place in the heap of departures.
-    place: Indices
-    #: Slots by departure, a binary heap.
-    heap: Indices
-    #: Free slots, a stack.
-    spare: Indices
+NODE: Final = np.dtype(
+    [
+        ("capacity", np.float64, WIDTH),
+        # What no VM holds, what deflation could free, what low-priority VMs are charged.
+        ("free", np.float64, WIDTH),
+        ("deflatable", np.float64, WIDTH),
+        ("low", np.float64, WIDTH),
+        # What placement may count on by deflation, and by preemption.
+        ("placeable", np.float64, WIDTH),
+        ("preemptable", np.float64, WIDTH),
+        # Members, in the order in which they came.
+        ("first", np.int64),
+        ("last", np.int64),
+        ("members", np.int64),
+        # Nominal cores hosted, their integral over the window, and until when it is complete.
+        ("sold_cores", np.float64),
+        ("sold_core_s", np.float64),
+        ("since_s", np.float64),
+    ]
+)
 
+#: Counters, clock and integrals of a cluster.
+TALLY: Final = np.dtype(
+    [
+        ("state", np.int64, _CELLS),
+        ("clock", np.float64, 3),
+        # Whole run or window, HIGH or LOW, kind.
+        ("counts", np.int64, (2, 2, _KINDS)),
+        ("levels", np.float64, LEVELS),
+        # Integrals of the levels over the whole run and over the window, and the highest within the window.
+        ("whole", np.float64, LEVELS),
+        ("window", np.float64, LEVELS),
+        ("peak", np.float64, LEVELS),
+        ("stays", np.float64, 2),
+        ("fault", np.int64, 4),
+        # What each component is multiplied with before a fitness.
+        ("factors", np.float64, WIDTH),
+        # Of the decision under way; nothing of it outlives that. The size that is asked for, and with what the VM costs
+        # besides; nodes that were left.
+        ("asked", np.float64, WIDTH),
+        ("demand", np.float64, WIDTH),
+        ("missing", np.float64, WIDTH),
+        ("need", np.float64, WIDTH),
+        ("short", np.float64, WIDTH),
+        ("left", np.int64, MOST_NODES),
+    ]
+)
 
-class Nodes(NamedTuple):
-    """The nodes; matrices have the shape (nodes, 4)."""
+#: Rows of one node's VMs for the policies; nothing in it outlives a decision.
+WORK: Final = np.dtype(
+    [
+        ("vm", np.int64),
+        ("priority", np.int64),
+        ("order", np.int64),
+        ("pressed", np.int64),
+        ("chosen", np.int64),
+        ("upper", np.float64, WIDTH),
+        ("minimum", np.float64, WIDTH),
+        ("current", np.float64, WIDTH),
+        ("charge", np.float64, WIDTH),
+        ("targets", np.float64, WIDTH),
+    ]
+)
 
-    capacity: Floats
-    #: What no VM holds, what deflation could free, what low-priority VMs are charged.
-    free: Floats
-    deflatable: Floats
-    low: Floats
-    #: What placement may count on by deflation, and by preemption.
-    placeable: Floats
-    preemptable: Floats
-    #: What each component is multiplied with before a fitness; shape (4,).
-    factors: Floats
-    #: Members, in the order in which they came.
-    first: Indices
-    last: Indices
-    count: Indices
-    #: Nominal cores hosted, their integral over the window, and until when it is complete.
-    sold_cores: Floats
-    sold_core_s: Floats
-    since_s: Floats
+#: A VM that is asked for, as the loop reads it: the columns of `Arrivals`.
+ARRIVAL: Final = np.dtype(
+    [
+        ("at_s", np.float64),
+        ("departs_s", np.float64),
+        ("upper", np.float64, WIDTH),
+        ("minimum", np.float64, WIDTH),
+        ("sold_as", np.int64),
+        ("curve", np.int64),
+        ("draws", np.float64, 2),
+    ]
+)
 
-
-class Tally(NamedTuple):
-    """Counters, clock and integrals."""
-
-    state: Indices
-    clock: Floats
-    #: Shape (2, 2, kinds): whole run or window, HIGH or LOW.
-    counts: Indices
-    levels: Floats
-    #: Integrals of the levels over the whole run and over the window, and the highest within the window.
-    whole: Floats
-    window: Floats
-    peak: Floats
-    stays: Floats
-    fault: Indices
-
-
-class Work(NamedTuple):
-    """Rows of one node's VMs for the policies; nothing in it outlives a decision."""
-
-    vm: Indices
-    priority: Indices
-    order: Indices
-    pressed: Indices
-    chosen: Indices
-    upper: Floats
-    minimum: Floats
-    current: Floats
-    charge: Floats
-    targets: Floats
-    #: Nodes that a placement has left.
-    left: Indices
-    #: Of one vector each; the demand with and without what the VM costs besides its size.
-    size: Floats
-    demand: Floats
-    missing: Floats
-    need: Floats
-    short: Floats
+#: Tables whose columns are attributes: ``vms.current[slot, component]``. One array each: functions that are handed
+#: dozens of arrays take minutes to compile.
+Vms: TypeAlias = Any
+Nodes: TypeAlias = Any
+Tally: TypeAlias = Any
+Work: TypeAlias = Any
+Asked: TypeAlias = Any
 
 
 class Curves(NamedTuple):
@@ -220,69 +246,36 @@ class Arrivals(NamedTuple):
     #: Two numbers in [0, 1) a row, for two-choices; shape (rows, 2).
     draws: Floats
 
-
-Group = TypeVar("Group", Vms, Nodes, Tally)
+    def part(self, rows: slice) -> Arrivals:
+        """Some of them."""
+        return Arrivals._make(column[rows] for column in self)
 
 
 def new_vms(slots: int) -> Vms:
     """A table of free slots."""
-    matrix, floats, ints = _matrix(slots), np.zeros(slots), np.zeros(slots, np.int64)
-    nobody = np.full(slots, NOBODY, np.int64)
-    return Vms(
-        number=ints.copy(),
-        priority=ints.copy(),
-        sold_as=ints.copy(),
-        upper=matrix.copy(),
-        minimum=matrix.copy(),
-        current=matrix.copy(),
-        goal=matrix.copy(),
-        admitted_s=floats.copy(),
-        departs_s=floats.copy(),
-        curve=ints.copy(),
-        rate=floats.copy(),
-        node=nobody.copy(),
-        before=nobody.copy(),
-        after=nobody.copy(),
-        place=nobody.copy(),
-        heap=nobody.copy(),
-        spare=np.arange(slots, dtype=np.int64)[::-1].copy(),
-    )
+    vms = _table(slots, VM)
+    for column in ("node", "before", "after", "place", "heap"):
+        vms[column] = NOBODY
+    vms.spare = np.arange(slots)[::-1]
+    return vms
 
 
 def grown(vms: Vms, tally: Tally, slots: int) -> Vms:
     """The same table with more slots."""
-    before = len(vms.number)
+    before, height = len(vms), int(tally.state[SPARE])
     larger = new_vms(slots)
-    for name, column in vms._asdict().items():
-        getattr(larger, name)[:before] = column
-    height = int(tally.state[SPARE])
-    more = slots - before
-    larger.spare[:height] = vms.spare[:height]
-    larger.spare[height : height + more] = np.arange(before, slots)
-    tally.state[SPARE] = height + more
+    larger[:before] = vms
+    larger.spare[height : height + slots - before] = np.arange(before, slots)
+    tally.state[SPARE] = height + slots - before
     return larger
 
 
 def new_nodes(capacity: Floats) -> Nodes:
     """Empty nodes; what placement may count on is not filled in yet."""
-    count = len(capacity)
-    matrix, floats = _matrix(count), np.zeros(count)
-    nobody = np.full(count, NOBODY, np.int64)
-    return Nodes(
-        capacity=np.ascontiguousarray(capacity, np.float64),
-        free=matrix.copy(),
-        deflatable=matrix.copy(),
-        low=matrix.copy(),
-        placeable=matrix.copy(),
-        preemptable=matrix.copy(),
-        factors=np.zeros(WIDTH),
-        first=nobody.copy(),
-        last=nobody.copy(),
-        count=np.zeros(count, np.int64),
-        sold_cores=floats.copy(),
-        sold_core_s=floats.copy(),
-        since_s=floats.copy(),
-    )
+    nodes = _table(len(capacity), NODE)
+    nodes.capacity = capacity
+    nodes.first = nodes.last = NOBODY
+    return nodes
 
 
 def new_tally(slots: int, window_s: tuple[float, float], from_s: float) -> Tally:
@@ -291,54 +284,34 @@ def new_tally(slots: int, window_s: tuple[float, float], from_s: float) -> Tally
     :param window_s: what is measured, begin and end.
     :param from_s: where time begins.
     """
-    state = np.zeros(_CELLS, np.int64)
-    state[SPARE] = slots
-    levels = np.zeros(LEVELS)
-    return Tally(
-        state=state,
-        clock=np.array([from_s, window_s[0], window_s[1]]),
-        counts=np.zeros((2, 2, _KINDS), np.int64),
-        levels=levels.copy(),
-        whole=levels.copy(),
-        window=levels.copy(),
-        peak=levels.copy(),
-        stays=np.zeros(2),
-        fault=np.zeros(4, np.int64),
-    )
+    tally = _table(1, TALLY)[0]
+    tally.state[SPARE] = slots
+    tally.clock[:] = from_s, *window_s
+    return tally
 
 
 def new_work(slots: int) -> Work:
     """Rows for as many VMs."""
-    matrix, ints, vector = _matrix(slots), np.zeros(slots, np.int64), np.zeros(WIDTH)
-    return Work(
-        vm=ints.copy(),
-        priority=ints.copy(),
-        order=ints.copy(),
-        pressed=ints.copy(),
-        chosen=ints.copy(),
-        upper=matrix.copy(),
-        minimum=matrix.copy(),
-        current=matrix.copy(),
-        charge=matrix.copy(),
-        targets=matrix.copy(),
-        left=np.zeros(MOST_NODES, np.int64),
-        size=vector.copy(),
-        demand=vector.copy(),
-        missing=vector.copy(),
-        need=vector.copy(),
-        short=vector.copy(),
-    )
+    return _table(slots, WORK)
 
 
-def arrays_of(group: Vms | Nodes | Tally, prefix: str) -> dict[str, NDArray[Any]]:
-    """The arrays of a group by name, as a checkpoint has them."""
-    return {f"{prefix}.{name}": column for name, column in group._asdict().items()}
+def asked(arrivals: Arrivals, rows: slice) -> Asked:
+    """Some arrivals as the loop reads them."""
+    table = _table(len(arrivals.at_s[rows]), ARRIVAL)
+    for name, column in arrivals._asdict().items():
+        table[name] = column[rows]
+    return table
 
 
-def group_of(kind: type[Group], arrays: dict[str, NDArray[Any]], prefix: str) -> Group:
-    """A group out of a checkpoint. Raises KeyError where one of its arrays is missing."""
-    return kind(*(np.ascontiguousarray(arrays[f"{prefix}.{name}"]) for name in kind._fields))
+def table_of(array: NDArray[Any], form: np.dtype[Any]) -> Any:
+    """A table out of a checkpoint.
+
+    :raises ValueError: it has other columns.
+    """
+    if array.dtype != form:
+        raise ValueError("its tables have other columns")
+    return np.ascontiguousarray(array).view(np.recarray)
 
 
-def _matrix(rows: int) -> Floats:
-    return np.zeros((rows, WIDTH))
+def _table(rows: int, form: np.dtype[Any]) -> Any:
+    return np.zeros(rows, form).view(np.recarray)

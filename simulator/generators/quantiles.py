@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -26,13 +27,9 @@ class Quantiles:
         shares, seconds = [p[0] for p in self.points], [p[1] for p in self.points]
         if len(self.points) < 2 or shares[0] != 0 or shares[-1] != 1:
             raise InvalidParameter("points", "must lead from share 0 to share 1")
-        if any(b <= a for a, b in zip(shares, shares[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(shares)):
             raise InvalidParameter("points", "must have ascending shares")
-        if (
-            not seconds[0] > 0
-            or not math.isfinite(seconds[-1])
-            or any(not b > a for a, b in zip(seconds, seconds[1:], strict=False))
-        ):
+        if not seconds[0] > 0 or not math.isfinite(seconds[-1]) or any(not b > a for a, b in pairwise(seconds)):
             raise InvalidParameter("points", "must have ascending durations above 0")
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
@@ -44,12 +41,13 @@ class Quantiles:
         """The exact mean; s."""
         return math.fsum(
             (share - before) * (end - begin) / math.log(end / begin)
-            for (before, begin), (share, end) in zip(self.points, self.points[1:], strict=False)
+            for (before, begin), (share, end) in pairwise(self.points)
         )
 
 
-#: Runtimes as in half a year of SURF's Lisa cluster (194,917 jobs, 2022): of its jobs 49, 65 and 79 % are shorter than 3 min, 15 min
-#: and 1 h, the median is 3.2 min, the 95th percentile 6 h; its mean of 1.83 h says how long the longest are.
+#: Runtimes as in half a year of SURF's Lisa cluster (194,917 jobs, 2022): of its jobs 49, 65 and 79 % are shorter than
+#: 3 min, 15 min and 1 h, the median is 3.2 min, the 95th percentile 6 h; its mean of 1.83 h says how long the longest
+#: are.
 SURF_HALF_YEAR: Final = Quantiles(
     ((0.0, 1.0), (0.49, 180.0), (0.5, 192.0), (0.65, 900.0), (0.79, 3600.0), (0.95, 21_600.0), (1.0, 246_200.0))
 )

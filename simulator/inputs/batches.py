@@ -76,6 +76,10 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: Index) -> Ragged:
+        if isinstance(index, slice) and index.step in (None, 1):
+            begin, end, _ = index.indices(len(self))
+            offsets = self.offsets[begin : max(begin, end) + 1]
+            return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
         starts, lengths = self.offsets[:-1][index], self.lengths[index]
         taken = Ragged.of(self.values, lengths)
         places = np.arange(int(taken.offsets[-1])) + np.repeat(starts - taken.offsets[:-1], lengths)

@@ -32,7 +32,9 @@ _HOOKS: Final = ("begin", "choose", "moved", "changed", "started", "ended")
 
 
 @functools.cache
-def _built(name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, allocates: bool, compile: bool) -> Advance:
+def _built(
+    name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, allocates: bool, compile: bool
+) -> Advance:
     given = dict(kernels)
     hooked = {hook: given.get(hook, getattr(hooks, hook)) for hook in _HOOKS}
     # A policy's own look at the queue starts tasks itself, and so belongs to what is bound.
@@ -42,13 +44,14 @@ def _built(name: str, kernels: tuple[tuple[str, Kernel], ...], by_demand: bool, 
     if not compile:
         return advance
     # What numba keeps on disk is found by this name.
-    advance.__qualname__ = f"advance_{name.replace('-', '_')}_{_stamp(given, by_demand)}"
+    advance.__qualname__ = f"advance_{name.replace('-', '_')}_{_stamp(given, by_demand, allocates)}"
     for kernel in hooked.values():
         shared(kernel)
     for called in advance.__code__.co_names:
         if isinstance(function := advance.__globals__.get(called), FunctionType):
             shared(function)
-    return compiled(advance, _nrt=allocates, error_model="numpy")
+    # Thirty arrays go from function to function: counting who holds them would cost ten times the work.
+    return compiled(advance, _nrt=allocates, error_model="numpy", forceinline=True)
 
 
 def build(policy: Policy, compile: bool = True) -> Advance:
@@ -65,7 +68,7 @@ def build(policy: Policy, compile: bool = True) -> Advance:
 
 
 def bind(functions: Sequence[tuple[str, Kernel]], replaced: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of functions of modules, by these names, that see other globals: what is ``replaced``, and those before them."""
+    """Copies of functions, by these names, that see other globals: what is ``replaced``, and those before them."""
     names = dict(replaced)
     for name, function in functions:
         assert isinstance(function, FunctionType)
@@ -73,9 +76,9 @@ def bind(functions: Sequence[tuple[str, Kernel]], replaced: Mapping[str, Any]) -
     return names
 
 
-def _stamp(kernels: Mapping[str, Kernel], by_demand: bool) -> str:
+def _stamp(kernels: Mapping[str, Kernel], *options: bool) -> str:
     """Changes with a policy's kernels and with their modules: also those that are not of this project."""
-    digest = hashlib.blake2b(f"{by_demand}".encode(), digest_size=6)
+    digest = hashlib.blake2b(f"{options}".encode(), digest_size=6)
     for hook, kernel in sorted(kernels.items()):
         file = getattr(sys.modules.get(kernel.__module__), "__file__", None)
         digest.update(f"{hook} {kernel.__module__} {kernel.__qualname__}\n".encode())

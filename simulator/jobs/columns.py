@@ -1,7 +1,7 @@
 """Where things stand in the engine's arrays, and the arrays themselves.
 
-One row a task, job, machine or queue; columns are named here. A kernel is compiled with these names as constants. Rows of
-tasks and jobs are used again as soon as theirs are done, so that the arrays grow with what is alive.
+One row a task, job, machine or queue; columns are named here. A kernel is compiled with these names as constants. Rows
+of tasks and jobs are used again as soon as theirs are done, so that the arrays grow with what is alive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-# Of a task, whole numbers. A task is in one list: of the waiting ones of its queue, or of the running ones of its machine.
+# Of a task, whole numbers. A task is in one list: of the waiting ones of its queue, or of the running ones of its
+# machine.
 T_JOB: Final = 0
 T_NUMBER: Final = 1
 T_QUEUE: Final = 2
@@ -28,11 +29,9 @@ T_ORDER: Final = 6
 T_START: Final = 7
 T_NEXT: Final = 8
 T_BEFORE: Final = 9
-#: Place in the heap of ends.
-T_HEAP: Final = 10
 #: How often it was killed.
-T_KILLS: Final = 11
-TASK_INTS: Final = 12
+T_KILLS: Final = 10
+TASK_INTS: Final = 11
 
 # Of a task, seconds.
 #: Useful runtime that is left; falls only by checkpoints.
@@ -138,7 +137,9 @@ C_BROKEN: Final = 30
 C_RESERVED: Final = 31
 #: 1: the policy's arrays are new, and it must hear of every machine.
 C_UNSETTLED: Final = 32
-COUNTS: Final = 33
+#: Number of the first job at hand among all.
+C_FIRST_JOB: Final = 33
+COUNTS: Final = 34
 
 # Of the whole run: options.
 O_DISCIPLINE: Final = 0
@@ -177,12 +178,7 @@ S_USED_MEASURED: Final = 20
 S_ALL_MEASURED: Final = 22
 SUMS: Final = 24
 
-#: Inputs at hand: job rows are (queue, first task, tasks, number); change rows (machine, cores, memory).
-IN_QUEUE: Final = 0
-IN_FIRST: Final = 1
-IN_TASKS: Final = 2
-IN_NUMBER: Final = 3
-IN_INTS: Final = 4
+#: Columns of `changes`: machine, cores, MiB.
 CHANGE_INTS: Final = 3
 
 #: Rows of what is written down: a job that is done, an attempt that ended.
@@ -227,9 +223,10 @@ class State(NamedTuple):
     #: Shapes (capacity, TASK_INTS), (capacity, TASK_FLOATS).
     tasks: Ints
     times: Floats
-    #: The heap of ends: times, and rows of `tasks`. As long as `tasks`.
+    #: The heap of ends (each above four): times, and rows of `tasks`; where each task stands in it. As long as `tasks`.
     heap_at: Floats
     heap_task: Ints
+    heap_place: Ints
     #: Shapes (capacity, JOB_INTS), (capacity, JOB_FLOATS).
     jobs: Ints
     job_times: Floats
@@ -242,7 +239,7 @@ class State(NamedTuple):
     counts: Ints
     options: Ints
     sums: Floats
-    #: How many values fell into each bin, their sum in each; rows as `MEASURES`. Then (sum, rest, squares, least, most).
+    #: How many values fell into each bin, their sum in each; rows as `MEASURES`. Then (sum, its rest, most).
     bins: Ints
     bin_sums: Floats
     moments: Floats
@@ -250,9 +247,11 @@ class State(NamedTuple):
     scratch: Ints
     scratch_times: Floats
     scratch_more: Ints
-    #: Inputs at hand, columns as IN_*; runtimes and estimates of their tasks; s.
+    #: Jobs at hand: when they come, their queues, where the tasks of each begin (and those of the last end); the tasks'
+    #: runtimes and estimates; s. Then changes at hand.
     in_at: Floats
-    in_jobs: Ints
+    in_queue: Ints
+    in_offsets: Ints
     in_runtime: Floats
     in_estimate: Floats
     change_at: Floats

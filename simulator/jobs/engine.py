@@ -25,6 +25,8 @@ from simulator.jobs.validation import RULES
 
 #: Events between two looks at the clock of the outside: progress, Ctrl-C.
 _EVENTS: Final = 1 << 18
+#: Tasks taken in at a time: what a processor's cache holds.
+_PORTION: Final = 1 << 13
 #: Of files with a saved engine.
 _VERSION: Final = 1
 
@@ -56,16 +58,16 @@ Sink = Callable[[Floats], None]
 class Engine:
     """One run: jobs on machines under a policy.
 
-    Jobs and changes are taken from their streams as time comes to them, so that memory is bounded by what is alive and by
-    the largest batch.
+    Jobs and changes are taken from their streams as time comes to them, so that memory is bounded by what is alive and
+    by the largest batch.
 
     :param jobs: batches in the order of submission.
     :param machines: those that keep their size; the machines of ``changes`` come after them.
     :param changes: what becomes of others: each machine is there from its first change on.
     :param policy: see `Policy`; a text names one of `nodes.KINDS`.
     :param seed: of the policy's chance.
-    :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known where there
-        are no changes; else such jobs wait.
+    :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known
+        where there are no changes; else such jobs wait.
     :param done: takes a row for each job that is done, ``attempts`` one for each attempt that ends; some at a time.
     :param compile: see `build`.
     :raises InvalidParameter: names the parameter.
@@ -91,7 +93,7 @@ class Engine:
         self.policy = nodes.policy(policy) if isinstance(policy, str) else policy
         self.machine_numbers: dict[str, int] = {}
         self._seed = seed
-        self._jobs = iter(jobs)
+        self._jobs: Iterator[JobBatch] = (part for batch in jobs for part in batch.portions(_PORTION))
         self._changes = iter(changes if changes is not None else ())
         self._demands = Demands()
         self._sinks = (done, attempts)
@@ -107,8 +109,8 @@ class Engine:
             self.state = state.with_machines(self.state, machines.count, 0.0)
             self.machine_numbers = {f"machine-{i}": i for i in range(machines.count)}
             self.state.machines[:, c.M_CORES] = machines.cpu_cores
-            unlimited = machines.memory_mib is None or not self.settings.memory
-            self.state.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB if unlimited else machines.memory_mib
+            memory_mib = machines.memory_mib if self.settings.memory else None
+            self.state.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB if memory_mib is None else memory_mib
             self.state.counts[c.C_ALL_CORES] = machines.count * machines.cpu_cores
         self.policy_state: Any = self.policy.resized(self.state, None, self._most, seed)
 
@@ -235,14 +237,19 @@ class Engine:
         if batch is None:
             s.counts[c.C_MORE_JOBS] = 0
             return
-        rows = job_rows(batch, self.settings, self._demands, self._rows["jobs"], self._last_s["jobs"])
+        rows = job_rows(batch, self.settings, self._demands, self._last_s["jobs"])
         if len(rows.demands):
             s = state.with_queues(s, rows.demands)
         s.counts[c.C_NEXT_JOB] = 0
+        s.counts[c.C_FIRST_JOB] = self._rows["jobs"]
         self._rows["jobs"] += len(batch)
         self._last_s["jobs"] = float(rows.in_at[-1])
         self.state = s._replace(
-            in_at=rows.in_at, in_jobs=rows.in_jobs, in_runtime=rows.in_runtime, in_estimate=rows.in_estimate
+            in_at=rows.in_at,
+            in_queue=rows.in_queue,
+            in_offsets=rows.in_offsets,
+            in_runtime=rows.in_runtime,
+            in_estimate=rows.in_estimate,
         )
         self._begin()
 
@@ -268,7 +275,7 @@ class Engine:
         self._begin()
 
     def _begin(self) -> None:
-        """Time begins with the first thing that happens; machines that are there from the start on are there since then."""
+        """Time begins with the first thing that happens; machines that keep their size are there since then."""
         s = self.state
         if self._begun or (s.counts[c.C_MORE_CHANGES] and not len(s.change_at)):
             return

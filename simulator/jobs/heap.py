@@ -1,80 +1,89 @@
-"""Ends of running tasks: a binary heap in arrays, by time, then by the order of starts. Kernels: compiled, no numba here.
+"""Ends of running tasks: a heap of fours in arrays, by time, then by the order of starts. Kernels, no numba here.
 
-Each task knows its place (`T_HEAP`), so that one that is killed goes at once: the heap holds what runs, and nothing else.
+The place of each task is known (`heap_place`), so that one that is killed goes at once: the heap holds what runs, and
+nothing else.
 """
 
 from __future__ import annotations
 
-from simulator.jobs.columns import T_HEAP, T_START, Floats, Ints
+from simulator.jobs.columns import T_START, Floats, Ints
 
 
-def sift_up(heap_at: Floats, heap_task: Ints, tasks: Ints, place: int) -> None:
+def sift_up(heap_at: Floats, heap_task: Ints, heap_place: Ints, tasks: Ints, place: int) -> None:
     """Move what stands at ``place`` towards the root as far as it belongs."""
     at_s = heap_at[place]
     task = heap_task[place]
     order = tasks[task, T_START]
     while place > 0:
-        above = (place - 1) >> 1
+        above = (place - 1) >> 2
         other_s = heap_at[above]
         if other_s < at_s or (other_s == at_s and tasks[heap_task[above], T_START] < order):
             break
         moved = heap_task[above]
         heap_at[place] = other_s
         heap_task[place] = moved
-        tasks[moved, T_HEAP] = place
+        heap_place[moved] = place
         place = above
     heap_at[place] = at_s
     heap_task[place] = task
-    tasks[task, T_HEAP] = place
+    heap_place[task] = place
 
 
-def sift_down(heap_at: Floats, heap_task: Ints, tasks: Ints, place: int, count: int) -> None:
+def sift_down(heap_at: Floats, heap_task: Ints, heap_place: Ints, tasks: Ints, place: int, count: int) -> None:
     """Move what stands at ``place`` away from the root as far as it belongs."""
     at_s = heap_at[place]
     task = heap_task[place]
-    order = tasks[task, T_START]
-    while True:
-        below = 2 * place + 1
-        if below >= count:
-            break
-        below_s = heap_at[below]
-        other = below + 1
-        if other < count:
+    # To the end of the heap, the smallest below moving up each time, and back as far as it belongs: what stands here
+    # came from the end and mostly belongs there. Which of four is the smallest is chance: so numbers and no branches.
+    below = 4 * place + 1
+    while below + 3 < count:
+        best = below
+        best_s = heap_at[below]
+        for other in range(below + 1, below + 4):
             other_s = heap_at[other]
-            if other_s < below_s or (
-                other_s == below_s and tasks[heap_task[other], T_START] < tasks[heap_task[below], T_START]
-            ):
-                below = other
-                below_s = other_s
-        if at_s < below_s or (at_s == below_s and order < tasks[heap_task[below], T_START]):
-            break
-        moved = heap_task[below]
-        heap_at[place] = below_s
+            smaller = int(other_s < best_s)
+            if other_s == best_s:
+                smaller = int(tasks[heap_task[other], T_START] < tasks[heap_task[best], T_START])
+            best += smaller * (other - best)
+            best_s = min(best_s, other_s)
+        moved = heap_task[best]
+        heap_at[place] = best_s
         heap_task[place] = moved
-        tasks[moved, T_HEAP] = place
-        place = below
+        heap_place[moved] = place
+        place = best
+        below = 4 * place + 1
+    if below < count:
+        best = below
+        for other in range(below + 1, count):
+            if heap_at[other] < heap_at[best] or (
+                heap_at[other] == heap_at[best] and tasks[heap_task[other], T_START] < tasks[heap_task[best], T_START]
+            ):
+                best = other
+        moved = heap_task[best]
+        heap_at[place] = heap_at[best]
+        heap_task[place] = moved
+        heap_place[moved] = place
+        place = best
     heap_at[place] = at_s
     heap_task[place] = task
-    tasks[task, T_HEAP] = place
+    sift_up(heap_at, heap_task, heap_place, tasks, place)
 
 
-def push(heap_at: Floats, heap_task: Ints, tasks: Ints, count: int, task: int, at_s: float) -> None:
+def push(heap_at: Floats, heap_task: Ints, heap_place: Ints, tasks: Ints, count: int, task: int, at_s: float) -> None:
     """Put a task that ends at ``at_s`` into a heap of ``count``."""
     heap_at[count] = at_s
     heap_task[count] = task
-    sift_up(heap_at, heap_task, tasks, count)
+    sift_up(heap_at, heap_task, heap_place, tasks, count)
 
 
-def remove(heap_at: Floats, heap_task: Ints, tasks: Ints, count: int, task: int) -> None:
+def remove(heap_at: Floats, heap_task: Ints, heap_place: Ints, tasks: Ints, count: int, task: int) -> None:
     """Take a task out of a heap of ``count``."""
-    place = tasks[task, T_HEAP]
+    place = heap_place[task]
     last = count - 1
-    tasks[task, T_HEAP] = -1
+    heap_place[task] = -1
     if place == last:
         return
-    moved = heap_task[last]
     heap_at[place] = heap_at[last]
-    heap_task[place] = moved
-    tasks[moved, T_HEAP] = place
-    sift_up(heap_at, heap_task, tasks, place)
-    sift_down(heap_at, heap_task, tasks, tasks[moved, T_HEAP], last)
+    heap_task[place] = heap_task[last]
+    # What stands there now may belong above as well as below: the way down ends with the way up.
+    sift_down(heap_at, heap_task, heap_place, tasks, place, last)

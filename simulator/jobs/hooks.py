@@ -1,7 +1,7 @@
 """Where a policy is heard. These stand in for one that has no opinion; `building` puts a policy's own in their places.
 
-Each is a kernel: numba must be able to compile it. ``s`` is the engine's state, which only `choose`, `begin` and the columns
-F_NOTE, M_HELD and S_WAKE of it are the policy's to change; ``p`` is the policy's own state, a tuple of arrays.
+Each is a kernel: numba must be able to compile it. ``s`` is the engine's state, which only `choose`, `begin` and the
+columns F_NOTE, M_HELD and S_WAKE of it are the policy's to change; ``p`` is the policy's own state, a tuple of arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def moved(s: State, p: Any, machine: int) -> None:
 
 
 def changed(s: State, p: Any, machine: int, now_s: float, cores_before: int) -> None:
-    """A machine's cores have changed; its columns say the new size and direction, its H_CHANGED is still the last time."""
+    """A machine's cores have changed: its columns say to what, its H_CHANGED still when it was before."""
 
 
 def started(s: State, p: Any, task: int, machine: int, now_s: float) -> None:

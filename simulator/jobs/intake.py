@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,8 @@ assert (LOW, HIGH) == (1, 2)
 #: What rounding leaves above a whole number of cores is no core more.
 _TOLERANCE: Final = 1e-9
 _MOST: Final = 1 << 40
+#: Cores up to which demands stand in a table.
+_TABLE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class JobRows:
     """Fields as the State's."""
 
     in_at: Floats
-    in_jobs: Ints
+    in_queue: Ints
+    in_offsets: Ints
     in_runtime: Floats
     in_estimate: Floats
     #: Demands that no job had before: rank, cores, MiB.
@@ -50,36 +54,39 @@ class Demands:
         """The queues that there were."""
         self._add(demands)
 
-    def queues(self, rank: Ints, cores: Ints, memory_mib: Ints) -> tuple[Ints, Ints]:
-        """The queue of each job, and the demands that are new."""
-        if memory_mib.any() or cores.max(initial=0) > 1 << 16:
-            found, inverse = np.unique(np.stack([rank, cores, memory_mib], axis=1), axis=0, return_inverse=True)
+    def queues(self, rank: Ints | None, cores: Ints, memory_mib: Ints | None) -> tuple[Ints, Ints]:
+        """The queue of each job, and the demands that are new; None: 0 for all."""
+        most = int(cores.max(initial=0))
+        if memory_mib is not None or most > _TABLE:
+            zeros = np.zeros(len(cores), np.int64)
+            columns = (zeros if rank is None else rank, cores, zeros if memory_mib is None else memory_mib)
+            found, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
             fresh = self._add(found)
             numbers = np.array([self._numbers[_key(row)] for row in found.tolist()], np.int64)
-            return numbers[inverse.ravel()], fresh
-        most = int(cores.max(initial=0))
-        if most >= self._table.shape[1]:
-            wider = np.full((3, 2 * most), -1, np.int64)
+            return np.ascontiguousarray(numbers[inverse.ravel()]), fresh
+        self._widen(most)
+        fresh = np.empty((0, 3), np.int64)
+        numbers = self._table[0][cores] if rank is None else self._table[rank, cores]
+        if numbers.min() < 0:
+            missing = numbers < 0
+            ranks = np.zeros(int(missing.sum()), np.int64) if rank is None else rank[missing]
+            pairs = np.unique(np.stack([ranks, cores[missing]], axis=1), axis=0)
+            fresh = self._add(np.column_stack([pairs, np.zeros(len(pairs), np.int64)]))
+            numbers = self._table[0][cores] if rank is None else self._table[rank, cores]
+        return numbers, fresh
+
+    def _widen(self, cores: int) -> None:
+        if cores >= self._table.shape[1]:
+            wider = np.full((3, 2 * cores), -1, np.int64)
             wider[:, : self._table.shape[1]] = self._table
             self._table = wider
-        numbers = self._table[rank, cores]
-        fresh = np.empty((0, 3), np.int64)
-        if (numbers < 0).any():
-            missing = numbers < 0
-            pairs = np.unique(np.stack([rank[missing], cores[missing]], axis=1), axis=0)
-            fresh = self._add(np.column_stack([pairs, np.zeros(len(pairs), np.int64)]))
-            numbers = self._table[rank, cores]
-        return numbers, fresh
 
     def _add(self, demands: Ints) -> Ints:
         fresh = [row for row in demands.tolist() if _key(row) not in self._numbers]
         for row in fresh:
             number = self._numbers[_key(row)] = len(self._numbers)
-            if row[2] == 0 and row[1] <= 1 << 16:
-                if row[1] >= self._table.shape[1]:
-                    wider = np.full((3, 2 * row[1]), -1, np.int64)
-                    wider[:, : self._table.shape[1]] = self._table
-                    self._table = wider
+            if row[2] == 0 and row[1] <= _TABLE:
+                self._widen(row[1])
                 self._table[row[0], row[1]] = number
         return np.array(fresh, np.int64).reshape(len(fresh), 3)
 
@@ -88,38 +95,31 @@ def _key(row: list[int]) -> tuple[int, int, int]:
     return row[0], row[1], row[2]
 
 
-def job_rows(batch: JobBatch, settings: Settings, demands: Demands, first: int, before_s: float) -> JobRows:
+def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: float) -> JobRows:
     """Jobs as rows.
 
-    :param first: number of the first of them among all.
     :param before_s: none may be submitted before.
     :raises InvalidParameter: jobs out of order, runtimes that are negative or no numbers, cores that are not positive.
     """
     submit_s = _own(batch.submit_s)
     _in_order("submit_s", submit_s, before_s)
     tasks = batch.task_runtime_s
-    lengths = tasks.lengths
-    if (lengths < 1).any():
-        raise InvalidParameter("task_runtime_s", f"must not be empty, but is at job {first + int(lengths.argmin())}")
-    values = tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
-    runtime_s = _own(values)
+    offsets = np.require(tasks.offsets - tasks.offsets[0], np.int64, ["C", "W"])
+    if not (offsets[1:] > offsets[:-1]).all():
+        raise InvalidParameter("task_runtime_s", "must not be empty")
+    runtime_s = _own(tasks.values[tasks.offsets[0] : tasks.offsets[-1]])
     _sound("task_runtime_s", runtime_s, 0.0)
     cores = whole("cpu_cores", batch.cpu_cores, least=1)
-    memory_mib = np.zeros(len(batch), np.int64)
-    if settings.memory:
-        memory_mib = whole("memory_mib", np.where(np.isnan(batch.memory_mib), 0.0, batch.memory_mib), least=0)
-    rank = _RANKS[batch.priority] if settings.priorities else np.zeros(len(batch), np.int64)
+    memory_mib = None
+    if settings.memory and not (unsaid := np.isnan(batch.memory_mib)).all():
+        memory_mib = whole("memory_mib", np.where(unsaid, 0.0, batch.memory_mib), least=0)
+    rank = _RANKS[batch.priority] if settings.priorities else None
     estimate_s = runtime_s
     if settings.estimates == "requested":
-        requested_s = np.repeat(batch.requested_s, lengths)
+        requested_s = np.repeat(batch.requested_s, np.diff(offsets))
         estimate_s = np.where(np.isfinite(requested_s) & (requested_s > 0), requested_s, runtime_s)
     queue, fresh = demands.queues(rank, cores, memory_mib)
-    rows = np.empty((len(batch), c.IN_INTS), np.int64)
-    rows[:, c.IN_QUEUE] = queue
-    rows[:, c.IN_FIRST] = tasks.offsets[:-1] - tasks.offsets[0]
-    rows[:, c.IN_TASKS] = lengths
-    rows[:, c.IN_NUMBER] = np.arange(first, first + len(batch))
-    return JobRows(submit_s, rows, runtime_s, estimate_s, fresh)
+    return JobRows(submit_s, queue, offsets, runtime_s, estimate_s, fresh)
 
 
 def change_rows(
@@ -181,7 +181,8 @@ def _sound(field: str, values: NDArray[np.float64], least: float) -> None:
 def _in_order(field: str, times: Floats, before_s: float) -> None:
     if not len(times):
         return
-    if not (np.isfinite(times).all() and (np.diff(times) >= 0).all()):
+    # In order, and so finite if the first and the last are; NaN is in no order.
+    if not (math.isfinite(times[0]) and math.isfinite(times[-1]) and (times[1:] >= times[:-1]).all()):
         raise InvalidParameter(field, "must be finite and in order")
     if times[0] < before_s:
         raise InvalidParameter(field, f"must be in order, but {times[0]:.12g} comes after {before_s:.12g}")

@@ -1,7 +1,7 @@
 """The loop: the next event, what it does, and a look at the queue once an instant is over. Kernels, no numba here.
 
-Events of one instant come in this order: ends of tasks by the order of their starts, changes of machines and then arrivals by
-their inputs; then one look at the queue. What starts there and takes no time ends at the same instant.
+Events of one instant come in this order: ends of tasks by the order of their starts, changes of machines and then
+arrivals by their inputs; then one look at the queue. What starts there and takes no time ends at the same instant.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from simulator.jobs.columns import (
     C_DONE_ROWS,
     C_DUE,
     C_EVENTS,
+    C_FIRST_JOB,
     C_FREE_JOB,
     C_FREE_TASK,
     C_JOB_ROOM,
@@ -44,10 +45,6 @@ from simulator.jobs.columns import (
     G_LOST,
     G_STARTED,
     G_SUBMITTED,
-    IN_FIRST,
-    IN_NUMBER,
-    IN_QUEUE,
-    IN_TASKS,
     J_KILLS,
     J_LEFT,
     J_NEXT,
@@ -70,7 +67,6 @@ from simulator.jobs.columns import (
     S_UNTIL,
     S_WAKE,
     T_CORES,
-    T_HEAP,
     T_JOB,
     T_KILLS,
     T_MEMORY,
@@ -89,9 +85,9 @@ from simulator.jobs.validation import check
 
 def admit(s: State, row: int, now_s: float) -> bool:
     """Take a job in: its tasks wait. False if there is no room in the arrays; nothing has changed then."""
-    queue = s.in_jobs[row, IN_QUEUE]
-    count = s.in_jobs[row, IN_TASKS]
-    first = s.in_jobs[row, IN_FIRST]
+    queue = s.in_queue[row]
+    first = s.in_offsets[row]
+    count = s.in_offsets[row + 1] - first
     cores = s.queues[queue, Q_CORES]
     if 0 < s.options[O_MOST_CORES] < cores:
         s.counts[C_REFUSED] += 1
@@ -103,7 +99,7 @@ def admit(s: State, row: int, now_s: float) -> bool:
     s.counts[C_FREE_JOB] = s.jobs[job, J_NEXT]
     s.counts[C_JOB_ROOM] -= 1
     s.counts[C_TASK_ROOM] -= count
-    s.jobs[job, J_NUMBER] = s.in_jobs[row, IN_NUMBER]
+    s.jobs[job, J_NUMBER] = s.counts[C_FIRST_JOB] + row
     s.jobs[job, J_TASKS] = count
     s.jobs[job, J_LEFT] = count
     s.jobs[job, J_KILLS] = 0
@@ -118,7 +114,6 @@ def admit(s: State, row: int, now_s: float) -> bool:
         s.tasks[task, T_QUEUE] = queue
         s.tasks[task, T_CORES] = cores
         s.tasks[task, T_MEMORY] = s.queues[queue, Q_MEMORY]
-        s.tasks[task, T_HEAP] = -1
         s.tasks[task, T_KILLS] = 0
         s.times[task, F_LEFT] = runtime_s
         s.times[task, F_ESTIMATE] = s.in_estimate[first + number]
@@ -146,7 +141,7 @@ def next_event(s: State) -> float:
         at_s = min(at_s, s.in_at[s.counts[C_NEXT_JOB]])
     if s.counts[C_NEXT_CHANGE] < len(s.change_at):
         at_s = min(at_s, s.change_at[s.counts[C_NEXT_CHANGE]])
-    return min(at_s, s.sums[S_WAKE])
+    return float(min(at_s, s.sums[S_WAKE]))
 
 
 def ended_well(s: State) -> int:

@@ -1,7 +1,7 @@
-"""What is measured while a run streams by: sums without drift, percentiles from narrow bins. Kernels, and their reading.
+"""What is measured while a run streams by: sums without drift, percentiles from narrow bins. Kernels.
 
-Bins are 1 % wide each and know the sum of what fell in: a percentile is the mean of its bin, so at most 1 % off, and exact
-where a bin holds equal values only.
+Bins are 1 % wide each and know the sum of what fell in: a percentile is the mean of its bin, so at most 1 % off, and
+exact where a bin holds equal values only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ GROWTH: Final = math.log(1.01)
 LEAST: Final = 1e-3
 BINS: Final = int(math.log(1e13 / LEAST) / GROWTH) + 3
 PERCENTILES: Final = (50, 90, 95, 99)
-#: Columns of `moments`: the sum in two parts, the squares in two parts, the least, the most.
-MOMENTS: Final = 6
+#: Columns of `moments`: the sum in two parts, the most.
+MOMENTS: Final = 3
 
 
 def add(sums: Floats, place: int, value: float) -> None:
@@ -41,11 +41,8 @@ def note(bins: Ints, bin_sums: Floats, moments: Floats, row: int, value: float) 
     bins[row, place] += 1
     bin_sums[row, place] += value
     add(moments[row], 0, value)
-    add(moments[row], 2, value * value)
-    if value < moments[row, 4]:
-        moments[row, 4] = value
-    if value > moments[row, 5]:
-        moments[row, 5] = value
+    if value > moments[row, 2]:
+        moments[row, 2] = value
 
 
 def overlap(begin_s: float, end_s: float, from_s: float, to_s: float) -> float:
@@ -59,8 +56,7 @@ def fresh() -> tuple[Ints, Floats, Floats]:
     """Empty bins, their sums, and moments."""
     rows = len(MEASURES)
     moments = np.zeros((rows, MOMENTS))
-    moments[:, 4] = np.inf
-    moments[:, 5] = -np.inf
+    moments[:, 2] = -np.inf
     return np.zeros((rows, BINS), np.int64), np.zeros((rows, BINS)), moments
 
 
@@ -79,5 +75,5 @@ def figures(bins: Ints, bin_sums: Floats, moments: Floats) -> dict[str, float]:
             if count:
                 place = int(np.searchsorted(upto, math.ceil(count * percent / 100)))
                 found[key] = float(bin_sums[row, place] / bins[row, place])
-        found[f"{stem}_max{unit}"] = float(moments[row, 5]) if count else math.nan
+        found[f"{stem}_max{unit}"] = float(moments[row, 2]) if count else math.nan
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Capacity as in seed 001 §4.1: a random walk of the share of machines that are on, the last on is the first off."""
+    """Capacity as in seed 001 §4.1: a share of machines is on and walks; the last on is the first off."""
 
     interval_s: float
     step: float
@@ -55,8 +55,7 @@ class Walk:
             rng, until_s, interval_s=self.interval_s, step=self.step, least=self.least, most=self.most, start=self.start
         )
         memory_mib = math.inf if machines.memory_mib is None else float(machines.memory_mib)
-        for batch in capacity.machines([shares], machines.count, machines.cpu_cores, min(memory_mib, 2.0**39)):
-            yield batch
+        yield from capacity.machines([shares], machines.count, machines.cpu_cores, min(memory_mib, 2.0**39))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class JobsModel:
             changes, machines = settings.changes.batches(rng, end_s, settings.machines), None
         elif settings.changes is not None:
             # An input says all that there is; `machines` only how much is wanted of it.
-            changes, machines = iter(settings.changes.trace()), None  # type: ignore[arg-type]
+            changes, machines = cast(Iterator[CapacityBatch], iter(settings.changes.trace())), None
         made: Iterator[Any]
         if isinstance(jobs, Made):
             made = jobs.batches(np.random.default_rng(job_seed), mean_cores)

@@ -87,7 +87,7 @@ def choose(s: State, p: Nodes, task: int, now_s: float) -> int:
     if kind == FILLING:
         reporting = p.facts[1]
         if reporting >= 0 and fits(s, reporting, task):
-            return reporting
+            return int(reporting)
     machine = random_fit(p.by_free, p.starts, p.spare, cores, memory_mib, p.draws)
     if kind == FILLING and machine >= 0:
         p.facts[1] = machine

@@ -1,7 +1,7 @@
 """Who starts next: one look at all that waits, in order, by the discipline. Kernels: compiled, no numba here.
 
-The order is: rank of the priority, then the place in the queue. Tasks of one rank that want the same wait in one queue, so that
-a task is found among as many candidates as there are different demands, however many wait.
+The order is: rank of the priority, then the place in the queue. Tasks of one rank that want the same wait in one
+queue, so that a task is found among as many candidates as there are different demands, however many wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from simulator.jobs.room import fits, free_cores, free_mib
 from simulator.jobs.running import start
 from task_matcher.backfilling import may_start_before, reservation
 
-#: Whether a policy that finds no machine for a task finds none for any other that wants the same. `building` replaces it.
+#: Whether a policy that finds no machine for a task finds none for any other that wants the same. `building` replaces
+#: it.
 BY_DEMAND = True
 
 
@@ -62,8 +63,8 @@ def next_waiting(s: State) -> int:
 def schedule(s: State, p: Any, now_s: float) -> None:
     """Start what may start now.
 
-    Strict: the first that cannot start blocks all others. Conserving: it is passed over. EASY: it is passed over by what
-    does not delay it, by the expected runtimes.
+    Strict: the first that cannot start blocks all others. Conserving: it is passed over. EASY: it is passed over by
+    what does not delay it, by the expected runtimes.
     """
     if s.counts[C_ACTIVE] == 0:
         return
@@ -127,7 +128,7 @@ def schedule(s: State, p: Any, now_s: float) -> None:
 
 
 def reserve(s: State, task: int, now_s: float) -> tuple[int, float, int, int]:
-    """The machine that has room for a task first, when, and what is then to spare there; machine -1 if none ever has."""
+    """The machine that has room for a task first (-1: none ever), when, and what is to spare there then."""
     found = -1
     found_s = math.inf
     found_cores = 0

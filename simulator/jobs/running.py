@@ -1,4 +1,4 @@
-"""What happens to tasks: they start, complete, are killed; machines change under them. Kernels: compiled, no numba here."""
+"""What happens to tasks: they start, complete, are killed; machines change under them. Kernels, no numba here."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def start(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
     job = s.tasks[task, T_JOB]
     if math.isnan(s.job_times[job, G_STARTED]):
         s.job_times[job, G_STARTED] = now_s
-    push(s.heap_at, s.heap_task, s.tasks, s.counts[C_RUNNING], task, ends_s)
+    push(s.heap_at, s.heap_task, s.heap_place, s.tasks, s.counts[C_RUNNING], task, ends_s)
     s.counts[C_RUNNING] += 1
     moved(s, p, machine)
     started(s, p, task, machine, now_s)
@@ -140,7 +140,7 @@ def start(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
 
 def stop(s: State, task: int, machine: int) -> None:
     """A task runs no more."""
-    remove(s.heap_at, s.heap_task, s.tasks, s.counts[C_RUNNING], task)
+    remove(s.heap_at, s.heap_task, s.heap_place, s.tasks, s.counts[C_RUNNING], task)
     s.counts[C_RUNNING] -= 1
     take_off(s, task)
     cores = s.tasks[task, T_CORES]
@@ -159,10 +159,12 @@ def account(s: State, task: int, now_s: float, useful_s: float, lost_s: float) -
     add(s.sums, S_LOST, lost)
     if now_s > began_s:
         # Of an attempt that reaches over an end of what is measured, the same share of both counts.
-        share = overlap(began_s, now_s, s.sums[S_FROM], s.sums[S_TO]) / (now_s - began_s)
+        share = 1.0
+        if began_s < s.sums[S_FROM] or now_s > s.sums[S_TO]:
+            share = overlap(began_s, now_s, s.sums[S_FROM], s.sums[S_TO]) / (now_s - began_s)
         add(s.sums, S_DONE_MEASURED, useful * share)
         add(s.sums, S_LOST_MEASURED, lost * share)
-    return lost
+    return float(lost)
 
 
 def finish(s: State, p: Any, task: int, now_s: float) -> None:

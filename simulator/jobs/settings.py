@@ -20,18 +20,19 @@ ESTIMATES: Final = ("exact", "requested")
 class Settings:
     """How a run goes.
 
-    :param discipline: ``strict``: the first that cannot start blocks all others; ``conserving``: it is passed over; ``easy``: EASY
-        backfilling (Lifka 1995): it is passed over by what does not delay it, by the estimates.
-    :param kills: which task of a machine that shrinks is killed first: the ``oldest`` start as YARN's CapacityScheduler does
-        (seed 000 §4.1), or the ``newest``.
-    :param requeue: where a killed task waits: at the ``tail`` of the queue, or at its ``head``, in the order of the kills.
-    :param estimates: what the scheduler believes of runtimes: the ``exact`` ones, or what the trace says was ``requested``, and
-        the exact ones where it says nothing.
+    :param discipline: ``strict``: the first that cannot start blocks all others; ``conserving``: it is passed over;
+        ``easy``: EASY backfilling (Lifka 1995): it is passed over by what does not delay it, by the estimates.
+    :param kills: which task of a machine that shrinks is killed first: the ``oldest`` start as YARN's
+        CapacityScheduler does (seed 000 §4.1), or the ``newest``.
+    :param requeue: where a killed task waits: at the ``tail`` of the queue, or at its ``head``, in the order of the
+        kills.
+    :param estimates: what the scheduler believes of runtimes: the ``exact`` ones, or what the trace says was
+        ``requested``, and the exact ones where it says nothing.
     :param priorities: whether jobs of high priority go before others, and those of low priority after them.
     :param memory: whether memory counts; where not, only cores do.
     :param depth: how many waiting tasks are looked at in one pass; 0: all.
-    :param checkpoint_every_s: useful seconds between two checkpoints of a task, 0: none; each takes checkpoint_cost_s, and a
-        killed task begins again at its last (seed 000 §B.1).
+    :param checkpoint_every_s: useful seconds between two checkpoints of a task, 0: none; each takes checkpoint_cost_s,
+        and a killed task begins again at its last (seed 000 §B.1).
     :param from_s, to_s: what is measured: jobs that were submitted, and work that was done, in [from_s, to_s).
     :param short_s: slowdown is completion time / max(longest task, short_s).
     :param validate: look at the whole state after every event.

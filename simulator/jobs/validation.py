@@ -44,7 +44,6 @@ from simulator.jobs.columns import (
     S_NOW,
     S_USED,
     T_CORES,
-    T_HEAP,
     T_MACHINE,
     T_MEMORY,
     T_NEXT,
@@ -123,17 +122,17 @@ def check_machines(s: State) -> int:
 def check_heap(s: State) -> int:
     for place in range(s.counts[C_RUNNING]):
         task = s.heap_task[place]
-        if s.tasks[task, T_HEAP] != place or s.tasks[task, T_MACHINE] < 0:
+        if s.heap_place[task] != place or s.tasks[task, T_MACHINE] < 0:
             return 3
         if s.heap_at[place] != s.times[task, F_ENDS] or s.heap_at[place] < s.sums[S_NOW]:
             return 3
         if place > 0:
-            above = (place - 1) >> 1
+            above = (place - 1) >> 2
             if s.heap_at[above] > s.heap_at[place]:
                 return 3
-            if s.heap_at[above] == s.heap_at[place]:
-                if s.tasks[s.heap_task[above], T_START] >= s.tasks[task, T_START]:
-                    return 3
+            tied = s.heap_at[above] == s.heap_at[place]
+            if tied and s.tasks[s.heap_task[above], T_START] >= s.tasks[task, T_START]:
+                return 3
     return 0
 
 

@@ -31,5 +31,5 @@ def test_surf_has_its_shares_median_mean_and_percentile() -> None:
     ],
 )
 def test_points_that_are_no_distribution_are_refused(points: tuple[tuple[float, float], ...]) -> None:
-    with pytest.raises(InvalidParameter, match="^points must"):
+    with pytest.raises(InvalidParameter, match=r"^points must"):
         Quantiles(points)

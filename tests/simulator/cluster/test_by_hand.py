@@ -93,7 +93,7 @@ def test_ballooning_shrinks_memory_to_four_fifths_of_the_node_and_slows_everybod
     assert sizes(host) == {0: (4, 4096)}
     assert fed(host, ClusterPolicy.MEMORY_BALLOONING, [FIRST]) == [0]
     # 80 % of 8192 MiB, of which the fixed VM has 4096.
-    assert sizes(host)[0] == (4, pytest.approx(6553.6 - 4096))
+    assert sizes(host)[0] == pytest.approx((4, 6553.6 - 4096))
     host.finish(20)
     # 6 cores are sold where there are 4, from 10 s to 20 s.
     assert metrics_of(host)["high_throughput"] == pytest.approx(4 / 6)

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.settings import ClusterPolicy, under
-from simulator.cluster.state import Arrivals
+from simulator.cluster.state import NODE, TALLY, Arrivals
 from simulator.errors import SimulatorError
 from simulator.inputs.batches import Indices
 from tests.simulator.cluster.vms import arrivals, cluster, crowd
@@ -18,14 +18,14 @@ NODES = [(8.0, 16384.0), (16.0, 24576.0), (4.0, 65536.0)]
 
 
 def rows(whole: Arrivals, begin: int, end: int) -> Arrivals:
-    return Arrivals(*(column[begin:end] for column in whole))
+    return whole.part(slice(begin, end))
 
 
 def course(host: Cluster) -> list[bytes]:
     """All that a run comes to, and where it stands, but for where in memory."""
-    tally = [column.tobytes() for name, column in host.tally._asdict().items() if name != "state"]
-    nodes = [column.tobytes() for name, column in host.nodes._asdict().items() if name not in ("first", "last")]
-    members = [repr(list(host.on(node))).encode() for node in range(len(host.nodes.capacity))]
+    tally = [host.tally[name].tobytes() for name in TALLY.names or () if name not in ("state", "fault")]
+    nodes = [host.nodes[name].tobytes() for name in NODE.names or () if name not in ("first", "last")]
+    members = [repr(list(host.on(node))).encode() for node in range(len(host.nodes))]
     return [*tally, *nodes, *members]
 
 
@@ -69,7 +69,7 @@ def test_memory_is_bounded_by_what_is_alive() -> None:
         host.take(later)
     assert host.taken == 10_000
     # Alive and one chunk of arrivals, not all that ever arrived.
-    assert len(host.vms.number) < 2500
+    assert len(host.vms) < 2500
 
 
 def test_what_is_no_checkpoint_is_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from deflation.placement_policies import PlacementPolicy
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.metrics import metrics_of
 from simulator.cluster.settings import ClusterPolicy
-from simulator.cluster.state import ALIVE, HELD_CORES, SPARE, STAY_S
+from simulator.cluster.state import ADMITTED, ALIVE, HELD_CORES, HIGH, OFFERED, SPARE, STAY_S, WHOLE
 from simulator.errors import ConservationBroken, InvalidParameter
 from tests.simulator.cluster.vms import NEVER, Vm, arrivals, cluster, crowd, fed, sizes
 
@@ -99,7 +99,7 @@ def _deflatable_forged(host: Cluster) -> None:
 
 
 def _member_lost(host: Cluster) -> None:
-    host.nodes.count[0] = 1
+    host.nodes.members[0] = 1
 
 
 def _departure_lost(host: Cluster) -> None:
@@ -162,7 +162,7 @@ def test_work_that_is_lost_is_found_at_the_end() -> None:
 def test_vms_that_vanish_are_found_at_the_end() -> None:
     host = cluster([(4.0, 8192.0)])
     fed(host, ClusterPolicy.DEFLATION, [Vm(0, 50, 1, 1024)])
-    host.tally.counts[0, 0, 1] += 1
+    host.tally.counts[WHOLE, HIGH, [OFFERED, ADMITTED]] += 1
     with pytest.raises(ConservationBroken, match="neither left nor are still there"):
         host.finish(10)
     assert host.tally.state[ALIVE] == 1

@@ -33,7 +33,7 @@ from simulator.inputs.batches import VmBatch, hints, texts, unknown
 
 def batch(count: int, *, groups: int = 10, first: int = 0, memory_mib: float = 1024.0) -> VmBatch:
     """VMs of 2 cores a 300 s apart that stay for 900 s, ``groups`` tenants in turn."""
-    at_s = (np.arange(count) + first) * 300.0
+    at_s = np.array([300.0 * (first + i) for i in range(count)])
     return VmBatch(
         id=texts(f"vm-{first + i}" for i in range(count)),
         group=texts(f"tenant-{(first + i) % groups}" for i in range(count)),

@@ -55,7 +55,7 @@ def cluster(
     overhead_mib: float = 0.0,
     start_deflated: bool = False,
     validate: bool = True,
-    applications: Sequence[str] = ("many",),
+    applications: Sequence[str] = ("many", "memcached", "spark-als"),
 ) -> Cluster:
     """Nodes of so many cores and MiB, checked after every event."""
     capacity: Floats = np.array([[cores, mib, 0.0, 0.0] for cores, mib in nodes])

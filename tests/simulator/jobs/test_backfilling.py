@@ -21,7 +21,7 @@ def reserved(
 
 
 def test_the_first_of_the_queue_starts_when_enough_has_ended() -> None:
-    """8 cores, 1 free, three of them until 10 s, two until 20 s and two until 30 s; 5 are wanted: at 20 s, with 1 to spare."""
+    """Of 8 cores 1 is free, 3 from 10 s on, 2 from 20 s, 2 from 30 s; 5 are wanted: at 20 s, with 1 to spare."""
     running = [(30.0, 2, 0), (10.0, 3, 0), (20.0, 2, 0)]
     assert reserved(running, (1, 0), (5, 0)) == (20.0, 1, 0)
     assert reserved(running, (1, 0), (4, 0)) == (10.0, 0, 0)

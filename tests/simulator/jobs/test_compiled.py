@@ -15,7 +15,6 @@ from simulator.errors import InvalidParameter
 from simulator.inputs.batches import JobBatch
 from simulator.jobs import state
 from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.nodes import KINDS
 from simulator.jobs.settings import Settings
 from tests.simulator.jobs import scenes
 
@@ -40,7 +39,7 @@ def same_state(one: Engine, other: Engine) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"{o['policy']} {o['discipline']}")
 def test_compiled_and_interpreted_are_the_same_to_the_last_bit(options: dict[str, Any]) -> None:
     kills = 0
-    for seed in range(6):
+    for seed in range(3):
         jobs, moves = scenes.random_scene(seed)
         one = scenes.run(jobs, None, moves, compile=True, seed=seed, **options)
         other = scenes.run(jobs, None, moves, compile=False, seed=seed, **options)
@@ -49,7 +48,7 @@ def test_compiled_and_interpreted_are_the_same_to_the_last_bit(options: dict[str
         np.testing.assert_equal(one.results.metrics, other.results.metrics)
         same_state(one.engine, other.engine)
         kills += one.results.kills
-    assert kills > 20
+    assert kills > 10
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"{o['policy']} {o['discipline']}")

@@ -6,20 +6,24 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from simulator.errors import InvalidParameter
-from simulator.experiments.model import Input, model_named
+from simulator.experiments import Input, run
+from simulator.experiments.model import model_named
 from simulator.jobs.model import MODEL
 from tests.simulator.test_excerpts import DATA
 
+ROOT = Path(__file__).resolve().parents[3]
 MADE: dict[str, Any] = {"machines": 20, "cpu_cores": 16, "load": 0.5, "days": 1.0, "job_cores": [1, 4]}
 
 
 def metrics(seed: int = 1, **given: Any) -> dict[str, float]:
     seen: list[float] = []
     settings = MODEL.settings({**MADE, **given})
-    outcome = MODEL.run(settings, seed, MODEL.prepare([settings], seen.append), seen.append)
+    MODEL.prepare([settings], seen.append)
+    outcome = MODEL.run(settings, seed, None, seen.append)
     assert seen == sorted(seen)
     assert not seen or seen[-1] <= 1
     return dict(outcome.metrics)
@@ -38,7 +42,14 @@ def test_load_is_what_was_asked_for_and_a_seed_decides() -> None:
 
 
 def test_a_walk_kills_and_checkpoints_save() -> None:
-    walk = {"capacity": "walk", "durations": "zipf", "exponent": 1.8, "load": 0.8, "days": 4.0}
+    walk: dict[str, Any] = {
+        "capacity": "walk",
+        "durations": "uniform",
+        "least_s": 60,
+        "most_s": 7200,
+        "load": 0.9,
+        "days": 4.0,
+    }
     plain = metrics(**walk)
     assert plain["kills"] > 10
     assert 0 < plain["waste"] < 1
@@ -48,8 +59,8 @@ def test_a_walk_kills_and_checkpoints_save() -> None:
 
 def test_a_trace_goes_in_with_its_own_capacity() -> None:
     path = DATA / "gaia_azure.csv"
-    given = {k: v for k, v in MADE.items() if k in ("machines", "cpu_cores")}
-    settings = MODEL.settings({**given, "inputs": {"jobs": Input(path)}})
+    given = {k: v for k, v in MADE.items() if k == "machines"}
+    settings = MODEL.settings({**given, "cpu_cores": 128, "inputs": {"jobs": Input(path)}})
     found = MODEL.run(settings, 1, None, lambda share: None).metrics
     assert found["jobs_done"] == 60
     assert math.isfinite(found["completion_mean_s"])
@@ -74,3 +85,17 @@ def test_a_trace_goes_in_with_its_own_capacity() -> None:
 def test_settings_that_cannot_be_name_their_field(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{problem}"):
         MODEL.settings({**MADE, **given})
+
+
+def test_the_experiment_that_is_shipped_runs_and_more_work_is_lost_the_more_is_asked_for(tmp_path: Path) -> None:
+    """A tenth of it, in this process."""
+    small = {"machines": 20, "seeds": 2, "from_s": 86400.0, "to_s": 259200.0, "days": 3.0, "load": [0.4, 0.9]}
+    found = run(
+        ROOT / "experiments" / "jobs-walk.toml",
+        output=tmp_path,
+        overrides={"policies": ["best-fit"], "checkpoint_every_s": [0], **small},
+        workers=0,
+    )
+    assert not any(found.columns["error"])
+    loads, wastes = np.asarray(found.columns["load"], float), np.asarray(found.columns["waste"], float)
+    assert wastes[loads == 0.9].mean() > wastes[loads == 0.4].mean() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -122,6 +123,6 @@ def test_draws_are_even_and_one_seed_gives_the_same() -> None:
     counts = np.bincount(values, minlength=10)
     assert len(counts) == 10
     assert ((counts - 2000) ** 2 / 2000).sum() < 60
-    pairs = np.bincount([10 * a + b for a, b in zip(values, values[1:], strict=False)], minlength=100)
+    pairs = np.bincount([10 * a + b for a, b in pairwise(values)], minlength=100)
     assert ((pairs - 200) ** 2 / 200).sum() < 250
     assert {draws.draw(state, 1) for _ in range(10)} == {0}

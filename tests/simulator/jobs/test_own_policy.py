@@ -36,7 +36,7 @@ def test_compiled_and_interpreted_agree_on_it() -> None:
         runs = [scenes.run(jobs, None, moves, policy=delaying.DELAYING, compile=how) for how in (False, True)]
         assert runs[0].rows == runs[1].rows
         assert runs[0].results.kills > 0
-        assert [r.engine.policy_state.seen.tolist() for r in runs][0] == runs[1].engine.policy_state.seen.tolist()
+        assert runs[0].engine.policy_state.seen.tolist() == runs[1].engine.policy_state.seen.tolist()
 
 
 def test_a_kernel_of_no_hook_is_refused() -> None:

@@ -79,7 +79,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], problem: 
 def test_a_run_needs_machines_and_a_policy_that_there_is() -> None:
     with pytest.raises(InvalidParameter, match="machines are missing"):
         Engine([])
-    with pytest.raises(InvalidParameter, match="policy must be one of best-fit, .*, not 'worst'"):
+    with pytest.raises(InvalidParameter, match=r"policy must be one of best-fit, .*, not 'worst'"):
         Engine([], Machines(1, 1), policy="worst")
     with pytest.raises(InvalidParameter, match="cpu_cores must be at least 1"):
         Machines(1, 0)
