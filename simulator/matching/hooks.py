@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-from task_matcher.backfilling import reservation
-
 from simulator.jobs.columns import (
     F_BEGAN,
     F_ESTIMATE,
@@ -50,6 +48,7 @@ from simulator.matching.arrays import (
     R_MEMORY,
     Matching,
 )
+from task_matcher.backfilling import reservation
 from task_matcher.choices import choose as choose_machine
 from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, chances, learn
 from task_matcher.landmarks import LEAST, fill_lasts, look, remember
