@@ -11,7 +11,7 @@ from cluster_manager import schema
 from cluster_manager.hosts import Hosts
 from cluster_manager.plans import VMPhase
 from cluster_manager.rows import StoredChange
-from cluster_manager.store import LIVING, Store
+from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.messages import VMSpec, VMState
 from task_matcher.expectation import HistoryPredictor, Predictor
@@ -51,7 +51,7 @@ class TaskMachines:
         names = sorted(names)
         # SQLite takes a limited number of values in one statement.
         for begin in range(0, len(names), 500):
-            query = select(table).where(table.c.name.in_(names[begin : begin + 500]), LIVING)
+            query = select(table).where(table.c.name.in_(names[begin : begin + 500]), schema.LIVING)
             for row in await self._store.rows(query):
                 if row.phase != VMPhase.RUNNING.value:
                     found[row.name] = 0
