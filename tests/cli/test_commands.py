@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebb.main import COMMANDS, app, image_app, lab_app, sim_app, token_app
+from ebb.main import COMMANDS, app, image_app, lab_app, sim_app, tasks_app, token_app
 
 PREFIXES = {
     id(app): [],
     id(lab_app): ["lab"],
     id(image_app): ["lab", "image"],
     id(sim_app): ["sim"],
+    id(tasks_app): ["tasks"],
     id(token_app): ["token"],
 }
 WORDS = [[*PREFIXES[id(group)], name] for group, name, _, _ in COMMANDS]
