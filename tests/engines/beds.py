@@ -42,7 +42,8 @@ def settings_of(cluster: SlurmCluster | DaskCluster) -> EngineSettings:
 
 def counting(runs: Path, seconds: float) -> tuple[str, ...]:
     """A command that appends a line to a file of its own when it begins and when it ends."""
-    script = 'echo begun >> "$1"; sleep "$2"; echo ended >> "$1"'
+    # Slurm may end sleep before its shell, which then would say that all went well.
+    script = 'echo begun >> "$1"; sleep "$2" && echo ended >> "$1"'
     return ("/bin/sh", "-c", script, "task", str(runs), f"{seconds:g}")
 
 
