@@ -130,10 +130,9 @@ class ClusterModel:
         capacity = np.zeros((nodes, WIDTH))
         capacity[:, CPU], capacity[:, MEMORY] = settings.node_cpu_cores, settings.node_memory_mib
         curves = curves_of(settings.applications)
-        arrivals = under(
-            settings.policy,
-            workload.arrivals_of(sample, settings.low_share, settings.minimum_share, len(curves.points), of_vms),
-        )
+        asked = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, len(curves.points), of_vms)
+        least = workload.offered(workload.at_minimums(sample, asked), settings.window_s)
+        arrivals = under(settings.policy, asked)
         rules = rules_of(
             settings.policy,
             settings.placement,
@@ -154,9 +153,8 @@ class ClusterModel:
             "offered_overcommitment_mean": demand.mean_cores / cores,
             "offered_memory_overcommitment": demand.peak_memory_mib / mib,
             "offered_peak_cores": demand.peak_cores,
-            "incompressible": workload.incompressible(
-                demand.peak_cores / cores, settings.low_share, settings.minimum_share
-            ),
+            "incompressible_cpu": least.peak_cores / cores,
+            "incompressible_memory": least.peak_memory_mib / mib,
         } | metrics.metrics_of(cluster)
         days = np.arange(len(demand.daily_mean_cores), dtype=np.int64)
         return Outcome(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -185,6 +185,16 @@ def arrivals_of(
         sold_as=np.where(low, LOW, HIGH).astype(np.int64),
         curve=curve.astype(np.int64),
         draws=draws,
+    )
+
+
+def at_minimums(sample: Sample, arrivals: Arrivals) -> Sample:
+    """The same VMs, those of low priority at their minimums: what no deflation can free, as the coins have fallen."""
+    low = arrivals.sold_as == LOW
+    return replace(
+        sample,
+        cpu_cores=np.where(low, arrivals.minimum[:, CPU], sample.cpu_cores),
+        memory_mib=np.where(low, arrivals.minimum[:, MEMORY], sample.memory_mib),
     )
 
 

@@ -19,6 +19,7 @@ from simulator.cluster.workload import (
     DAY_S,
     Sample,
     arrivals_of,
+    at_minimums,
     incompressible,
     minimum_of,
     moved_off_grid,
@@ -118,6 +119,15 @@ def test_coins_are_the_same_at_every_share() -> None:
     assert (few.sold_as == LOW).mean() == pytest.approx(0.3, abs=0.08)
     assert few.draws.tolist() == many.draws.tolist()
     assert (few.minimum == few.upper)[few.sold_as != LOW].all()
+
+
+def test_what_is_left_at_the_minimums_is_near_the_bound() -> None:
+    sample = sampled([batch(2000)])
+    arrivals = arrivals_of(sample, 0.6, 0.25, 1, np.random.default_rng(5))
+    window_s = (0.0, 600_000.0)
+    whole, least = (offered(one, window_s) for one in (sample, at_minimums(sample, arrivals)))
+    assert least.peak_cores / whole.peak_cores == pytest.approx(incompressible(1.0, 0.6, 0.25), rel=0.1)
+    assert least.peak_memory_mib / whole.peak_memory_mib == pytest.approx(0.55, rel=0.1)
 
 
 def test_what_the_trace_says_of_priority_goes_before_the_coin() -> None:
