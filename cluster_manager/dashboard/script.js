@@ -129,9 +129,9 @@
 
   function showEvent(event) {
     lastEvent = Math.max(lastEvent, event.id);
-    const about = [event.vm, event.host].filter(Boolean).join(" on ");
+    const about = [event.vm, event.host].filter((name) => name && !event.sentence.includes(name)).join(" on ");
     const time = make("time", clock(event.at));
-    byId("events").prepend(make("li", null, "", [time, make("strong", event.kind), ` ${about} ${event.sentence}`]));
+    byId("events").prepend(make("li", null, "", [time, make("strong", event.kind), ` ${about ? about + ": " : ""}${event.sentence}`]));
     while (byId("events").children.length > MOST_EVENTS) byId("events").lastChild.remove();
   }
 
