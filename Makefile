@@ -41,7 +41,7 @@ lint: install ## ruff, mypy, import-linter
 	@PYTHONPATH=. $(BIN)/lint-imports
 
 test: lint ## All checks and all tests, with real guests (root)
-	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint ## What needs neither root nor guests
 	@$(BIN)/python -m pytest -n auto -m "not guest and not service"

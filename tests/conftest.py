@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from app_adapters import server
@@ -19,6 +19,8 @@ from app_adapters import server
 #: What wants most of the machine, or whose times depend on it: one after another, when all else is done.
 ALONE = ("adapters", "chaos", "engines", "faults", "guests")
 GROUP = "alone"
+#: A loop is compiled once for all of these, in the first minutes of a fresh machine.
+COMPILED = ("simulator",)
 TESTS = Path(__file__).parent
 
 # In CI the same examples every time: what fails there fails here, too. Everywhere else the search goes on at random.
@@ -27,29 +29,40 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """For ``-n 2 --dist loadgroup``: files stay together, and what is to be alone is one group."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real guests are for tests that are alone: whoever shares the machine with another one is told."""
     for item in items:
-        path = item.path.relative_to(TESTS)
-        alone = path.parts[0] in ALONE or item.get_closest_marker("guest") is not None
-        item.add_marker(pytest.mark.xdist_group(GROUP if alone else str(path)))
-    # Before xdist reads the groups.
-    yield
+        if item.get_closest_marker("guest") is not None and scope_of(item.nodeid) != GROUP:
+            raise pytest.UsageError(f"{item.nodeid} has real guests: it belongs into one of {', '.join(ALONE)}")
 
 
-class AloneLast(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
-    """The group that is to be alone goes to one process when nothing else is left to begin."""
+def scope_of(nodeid: str) -> str:
+    """What stays together in one process: a file, all that is to be alone, all that compiles the same loops."""
+    file = nodeid.partition("::")[0]
+    room = file.split("/")[1]
+    if room in ALONE:
+        return GROUP
+    return room if room in COMPILED else file
+
+
+class AloneLast(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """For ``-n 2 --dist loadfile``: what takes longest begins first; the group that is to be alone begins last."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
+        for scope in COMPILED:
+            if scope in self.workqueue:
+                self.workqueue.move_to_end(scope, last=False)
         if GROUP in self.workqueue:
             self.workqueue.move_to_end(GROUP)
         super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
-    return AloneLast(config, log) if config.getvalue("dist") == "loadgroup" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return AloneLast(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 class OneSession:

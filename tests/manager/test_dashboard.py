@@ -43,6 +43,7 @@ def elements() -> Elements:
     return parser
 
 
+@pytest.mark.usefixtures("each_store")
 async def test_the_page_is_served_without_a_token_and_with_its_policy(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab, aiohttp.ClientSession() as session:
         async with session.get(f"{lab.url}/") as answer:
