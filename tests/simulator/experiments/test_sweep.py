@@ -222,7 +222,15 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, 
     words = [sys.executable, "-m", "ebb.main", "sim", "run", str(put(tmp_path, text)), "--output", str(out)]
     words += ["--workers", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Where the tests themselves run in the background of a shell, Ctrl-C is ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         wait_for(lambda: len(list(out.glob("runs/*.npz"))) >= 2)
         children = psutil.Process(process.pid).children(recursive=True)
