@@ -119,8 +119,9 @@ class Manager:
         performer = Performer(agents, self.hosts, limits, generator, self.epoch)
         chooser = Performer(agents, self.hosts, limits, np.random.default_rng(self.settings.seed), self.epoch)
         self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
-        await self.operations.start(performer)
         await self.tasks.start()
+        # Last: what is under way goes on from this moment.
+        await self.operations.start(performer)
         self.feed.start()
         self._housekeeping.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))

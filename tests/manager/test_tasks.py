@@ -82,6 +82,7 @@ async def test_the_same_submission_again_is_one_task_and_another_one_is_refused(
         assert [row["name"] for row in (await cluster.get("/v1/tasks"))["tasks"]] == ["train"]
 
 
+@each_store
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -101,6 +102,7 @@ async def test_bad_input_names_the_field(tmp_path: Path, fields: dict[str, Any],
         assert (await cluster.get("/v1/tasks"))["tasks"] == []
 
 
+@each_store
 async def test_without_an_engine_tasks_are_refused_and_said_to_be(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as cluster:
         status, problem = await cluster.call("POST", "/v1/tasks", json=body("train"))
@@ -132,6 +134,7 @@ async def test_lists_are_filtered_and_come_in_pages(tmp_path: Path) -> None:
         assert (await cluster.call("GET", "/v1/tasks?after=x"))[0] == 400
 
 
+@each_store
 async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None:
     engine = FakeEngine(far=2)
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
@@ -172,6 +175,7 @@ async def test_cancelling_ends_what_waits_and_what_runs(tmp_path: Path) -> None:
 # --- cores -----------------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_the_cores_of_the_vms_are_the_cores_of_the_machines(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     engine = FakeEngine(**{"low-1": 4, "low-2": 4})
@@ -203,6 +207,7 @@ async def test_the_cores_of_the_vms_are_the_cores_of_the_machines(tmp_path: Path
         assert [m.usable_cores for m in engine.machines.values()] == [3, 3]
 
 
+@each_store
 async def test_a_vm_that_is_stopped_has_no_cores(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     engine = FakeEngine(**{"low-1": 4})
@@ -217,6 +222,7 @@ async def test_a_vm_that_is_stopped_has_no_cores(tmp_path: Path) -> None:
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
+@each_store
 async def test_an_engine_that_is_away_is_said_and_tasks_wait_for_it(tmp_path: Path) -> None:
     engine = FakeEngine(far=4)
     engine.unreachable = {"start", "look"}
@@ -234,6 +240,7 @@ async def test_an_engine_that_is_away_is_said_and_tasks_wait_for_it(tmp_path: Pa
         assert (await cluster.get("/v1/engine"))["reachable"] is True
 
 
+@each_store
 async def test_what_one_machine_is_refused_keeps_no_other_task(tmp_path: Path) -> None:
     engine = FakeEngine(far=4)
     engine.refusing = {"set_usable_cores", "forget"}
@@ -312,6 +319,7 @@ async def all_done(cluster: Cluster, engine: FakeEngine, *names: str) -> None:
     await cluster.until(ended)
 
 
+@each_store
 async def test_an_engine_and_a_manager_that_die_again_and_again_lose_and_double_nothing(tmp_path: Path) -> None:
     chance = random.Random(11)
     engine = FakeEngine(near=2, far=4)
@@ -351,6 +359,7 @@ def called(engine: FakeEngine, many: int) -> bool:
     return len(engine.calls) > many
 
 
+@each_store
 async def test_strays_of_ended_tasks_are_ended_and_those_of_nobody_left_alone(tmp_path: Path) -> None:
     engine = FakeEngine(far=4)
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
