@@ -40,8 +40,9 @@ lint: install ## ruff, mypy, import-linter
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
 
+# A fixed order of sets, so that what fails once fails again.
 test: lint ## All checks and all tests, with real guests (root)
-	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint ## What needs neither root nor guests
 	@$(BIN)/python -m pytest -n auto -m "not guest and not service"

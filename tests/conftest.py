@@ -19,6 +19,8 @@ from app_adapters import server
 #: What wants most of the machine, or whose times depend on it: one after another, when all else is done.
 ALONE = ("adapters", "chaos", "engines", "faults", "guests")
 GROUP = "alone"
+#: The same of other rooms: one measures, one finds more of what it looks for the more real threads wait for a CPU.
+ALONE_FILES = ("tests/cli/test_memcached_benchmark.py", "tests/hostagent/test_rules_stateful.py")
 #: A loop is compiled once for all of these, in the first minutes of a fresh machine.
 COMPILED = ("simulator",)
 TESTS = Path(__file__).parent
@@ -40,7 +42,7 @@ def scope_of(nodeid: str) -> str:
     """What stays together in one process: a file, all that is to be alone, all that compiles the same loops."""
     file = nodeid.partition("::")[0]
     room = file.split("/")[1]
-    if room in ALONE:
+    if room in ALONE or file in ALONE_FILES:
         return GROUP
     return room if room in COMPILED else file
 
