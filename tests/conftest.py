@@ -23,7 +23,6 @@ GROUP = "alone"
 ALONE_FILES = ("tests/cli/test_memcached_benchmark.py", "tests/hostagent/test_rules_stateful.py")
 #: A loop is compiled once for all of these, in the first minutes of a fresh machine.
 COMPILED = ("simulator",)
-TESTS = Path(__file__).parent
 
 # In CI the same examples every time: what fails there fails here, too. Everywhere else the search goes on at random.
 settings.register_profile("ci", derandomize=True, print_blob=True)
