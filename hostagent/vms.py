@@ -362,12 +362,16 @@ class ManagedVM:
 
     async def commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
         """Write down the size that was measured and hold the VM to it from outside."""
-        size = reached.smaller(self.allocation().upper)
+        row = self.allocation()
+        size = reached.smaller(row.upper)
         if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
             # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
             size = size.with_component("cpu_cores", outcome.target.cpu_cores)
+        if size.cpu_cores > row.current.cpu_cores:
+            # CPUs of which nobody can tell whether they are on line: a quota holds it to what it is charged with.
+            size = size.with_component("cpu_cores", row.current.cpu_cores)
         # Whatever a resize that broke off has left: it is charged with its minimum at least, and its quota set to that.
-        size = size.larger(self.allocation().minimum)
+        size = size.larger(row.minimum)
         bound = outcome.after
         quota = quota_of(size.cpu_cores, bound.cpus_online)
         if quota != bound.quota_per_cpu or bound.size.cpu_cores > size.cpu_cores:

@@ -41,6 +41,13 @@ UNDER_LIMIT = 0.9
 BESIDE_MIB = 70
 ROOM = 1.6
 DEADLINE_S = 60.0
+#: How often a run may begin anew because the kernel killed the JVM: it does so now and then when its own swapping out
+#: makes no progress for a moment, however much swap is free.
+TRIES = 3
+
+
+class Killed(BenchmarkFailed):
+    """The JVM is gone."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +91,36 @@ def run(how: Pass) -> Figures:
         _compile(Path(directory))
         found: dict[tuple[bool, float], list[Window]] = {}
         for number in range(how.runs):
-            full_mib = 0.0
-            # Which one comes first changes, so that what the machine does besides meets both.
-            for follows in (True, False) if number % 2 == 0 else (False, True):
-                with _service(group, Path(directory), size) as service:
-                    full_mib = full_mib or service.warm(size)
-                    for share in (1.0, *SHARES):
-                        window = service.at(share * full_mib if share < 1 else UNLIMITED, follows, size)
-                        found.setdefault((follows, share), []).append(window)
-                        how.report(
-                            f"run {number + 1} of {how.runs}, {'heap follows' if follows else 'heap stays'}, "
-                            f"{share:.0%} of {full_mib:.0f} MiB: median {window.median_us:.0f} us, p99 "
-                            f"{window.p99_us:.0f} us, mean {window.mean_us:.0f} us, hits {window.hit_ratio:.2f}"
-                        )
+            for left in reversed(range(TRIES)):
+                try:
+                    windows = _run(number, group, Path(directory), size, how)
+                    break
+                except Killed as error:
+                    if not left:
+                        raise
+                    how.report(f"run {number + 1} of {how.runs} begins again: {error}")
+            for which, window in windows.items():
+                found.setdefault(which, []).append(window)
     return _figures(found, f"-Xmx{size.heap_mib}m, Shenandoah, {size.cache_mib} MiB of cache at full size")
+
+
+def _run(number: int, group: MemoryGroup, directory: Path, size: Size, how: Pass) -> dict[tuple[bool, float], Window]:
+    """Both JVMs, one after the other: the window of each (whether the heap follows, share of memory)."""
+    found: dict[tuple[bool, float], Window] = {}
+    full_mib = 0.0
+    # Which one comes first changes, so that what the machine does besides meets both.
+    for follows in (True, False) if number % 2 == 0 else (False, True):
+        with _service(group, directory, size) as service:
+            full_mib = full_mib or service.warm(size)
+            for share in (1.0, *SHARES):
+                window = service.at(share * full_mib if share < 1 else UNLIMITED, follows, size)
+                found[follows, share] = window
+                how.report(
+                    f"run {number + 1} of {how.runs}, {'heap follows' if follows else 'heap stays'}, "
+                    f"{share:.0%} of {full_mib:.0f} MiB: median {window.median_us:.0f} us, p99 "
+                    f"{window.p99_us:.0f} us, mean {window.mean_us:.0f} us, hits {window.hit_ratio:.2f}"
+                )
+    return found
 
 
 def _figures(found: dict[tuple[bool, float], list[Window]], conditions: str) -> Figures:
@@ -130,11 +153,14 @@ class _Service:
     def say(self, line: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Killed("the JVM had ended; was it killed for want of swap?") from None
         answer = self._process.stdout.readline().strip()
         if not answer:
-            raise BenchmarkFailed("the JVM ended; was it killed for want of swap?")
+            raise Killed("the JVM ended; was it killed for want of swap?")
         return answer
 
     def warm(self, size: Size) -> float:

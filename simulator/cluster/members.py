@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from deflation.kernels import FIXED, WIDTH
+from deflation.placement_kernels import left_of
 from deflation.utility import utility_at
 from simulator.cluster.state import (
     HELD_CORES,
@@ -34,6 +35,7 @@ CPU = 0
 MEMORY = 1
 
 shared(utility_at)
+shared(left_of)
 
 
 @inner
@@ -65,12 +67,6 @@ def recount(vms: Vms, nodes: Nodes, rules: Rules, node: int) -> None:
         nodes.free[node, c] = free
         nodes.placeable[node, c] = left_of(free, nodes.deflatable[node, c], taken)
         nodes.preemptable[node, c] = left_of(free, nodes.low[node, c], taken)
-
-
-@inner
-def left_of(free: float, beyond: float, taken: float) -> float:
-    """What is left of both after something is taken, first of what is free."""
-    return max(free - taken, 0.0) + max(beyond - max(taken - free, 0.0), 0.0)
 
 
 @inner

@@ -20,6 +20,7 @@ from typing import Any
 from deflation.allocations import Priority
 from deflation.messages import Vector, VMSpec
 from ebb import paths
+from ebb.errors import ReadingError
 from ebb.lab.domains import LOGS, remove_domains, remove_logs
 from ebb.lab.guestlink import LabLink
 from ebb.lab.image import build_image
@@ -46,7 +47,10 @@ class SoloGuest:
 
     def alive(self) -> bool:
         """Whether the very same QEMU process runs."""
-        return qemu_pid(self.domain) == self.pid
+        try:
+            return qemu_pid(self.domain) == self.pid
+        except ReadingError:
+            return False
 
     def how_ended(self) -> str:
         """What is left to tell of a QEMU process that is gone: the end of its log, and whom the kernel killed."""

@@ -66,3 +66,19 @@ async def test_a_resize_that_broke_off_below_the_minimum_is_charged_with_it_and_
         await vm.commit(outcome, ResourceVector(1.0, 1024.0), left.size, "t")
     assert vm.intent.committed.cpu_cores == 0.5
     assert two_vms[0].quota == 0.5
+
+
+async def test_cpus_of_which_nobody_could_tell_whether_they_are_on_line_are_not_charged_anew(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    """A reading without a guest takes all plugged CPUs for being on line: no growth that anybody asked for."""
+    body = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 1.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    vm = host.vms["low-1"]
+    before = Bound(1, None, 1024.0, 1024.0)
+    after = Bound(4, None, 900.0, 900.0)
+    outcome = Outcome(before, after, ResourceVector(1.0, 800.0), (), ResourceVector(), 1.0, "time was up")
+    async with vm.lock:
+        await vm.commit(outcome, ResourceVector(1.0, 1024.0), ResourceVector(4.0, 900.0), "t")
+    assert (vm.intent.committed.cpu_cores, vm.intent.committed.memory_mib) == (1.0, 900.0)
+    assert two_vms[0].quota == 0.25
