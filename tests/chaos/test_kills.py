@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class Cluster:
         for agent in self.agents:
             await agent.settle()
         await self.client.finish(60)
+        await self.client.in_calm()
         left = await settled(self.process.database, 20)
         assert not left, f"{when}: not settled: {left}"
         await grown(self.agents, 20)
@@ -74,6 +76,7 @@ class Cluster:
 
     async def ask(self) -> None:
         """A few requests at once."""
+        await self.client.learn()
         requests = [self.client.think_of() for _ in range(self.chance.randint(2, 6))]
         await asyncio.gather(*(self.client.send(request) for request in requests))
 
@@ -191,6 +194,8 @@ def _worked(cluster: Cluster) -> None:
     ends = [(r.kind, r.end["state"]) for r in cluster.client.requests if r.end]
     refused = [request.kind for request in cluster.client.requests if request.accepted is False]
     print({key: ends.count(key) for key in sorted(set(ends))}, f"preempted {len(cluster.watch.preempted)}")
+    problems = Counter((r.kind, r.problem[:150]) for r in cluster.client.requests if r.problem)
+    print(*problems.most_common(20), sep="\n")
     print("refused", {kind: refused.count(kind) for kind in sorted(set(refused))})
     kinds = ("create", "delete", "target", "stop", "start", "resize", "migrate")
     for what in (("create", "failed"), *((kind, "done") for kind in kinds)):

@@ -46,6 +46,8 @@ class Client:
     generation: int = 1
     #: Of the VM that had the name last.
     priority: dict[str, str] = field(default_factory=dict)
+    #: The VM that the next request is to be about; None: any.
+    only: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +59,7 @@ class Client:
                     names[request.vm] = None
             elif request.kind == "delete":
                 names.pop(request.vm, None)
-        return list(names)
+        return [name for name in names if self.only in (None, name)]
 
     @property
     def stopped(self) -> list[str]:
@@ -114,6 +116,11 @@ class Client:
             request.end = found
         return request.end is not None
 
+    async def learn(self) -> None:
+        """What has ended meanwhile: else most of what is asked for next is about VMs that never came to be."""
+        running = [request for request in self.requests if request.accepted and request.end is None]
+        await asyncio.gather(*(self.look(request, 0) for request in running))
+
     async def finish(self, limit_s: float) -> None:
         """Repeat what was not answered, and wait until everything that was accepted has ended."""
         async with asyncio.timeout(limit_s):
@@ -124,6 +131,28 @@ class Client:
                 while request.accepted and request.end is None:
                     if not await self.look(request, 2.0):
                         await asyncio.sleep(0.05)
+
+    async def in_calm(self) -> None:
+        """One of each kind about VMs that are there and at rest: most of what storms is refused or fails."""
+        for build, state in (
+            (target, "running"),
+            (resize, "running"),
+            (migrate, "running"),
+            (stop, "running"),
+            (start, "stopped"),
+        ):
+            known = set(self.names)
+            rows = [row for row in await self.vms() if row["name"] in known and row["state"] == state]
+            if build is target:
+                rows = [row for row in rows if row["priority"] != "fixed"]
+            if not rows:
+                continue
+            self.only = self.chance.choice(rows)["name"]
+            request, self.only = build(self, f"r-{len(self.requests)}"), None
+            if request is not None:
+                self.requests.append(request)
+                await self.send(request)
+                await self.finish(60)
 
     async def vms(self) -> list[dict[str, Any]]:
         """The VMs as the manager shows them."""
@@ -183,7 +212,7 @@ def stop(client: Client, request_id: str) -> Request | None:
 def start(client: Client, request_id: str) -> Request | None:
     # Most VMs run: one that may have been stopped is meant.
     stopped = client.stopped
-    if not stopped and client.chance.random() < 0.9:
+    if not stopped and client.only is None and client.chance.random() < 0.9:
         return None
     elsewhere = {"anywhere": True, "lose_disk": True} if client.chance.random() < 0.5 else {}
     request = _about(client, request_id, "start", deadline_s=2.0, **elsewhere)
