@@ -6,6 +6,7 @@ agree on what a number, a text and a choice look like.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -108,7 +109,7 @@ class Rows:
 Options: TypeAlias = Mapping[str, float | str]
 
 
-class Builder:
+class Builder(ABC):
     """Makes rows of well-formed lines. Of formats of events it remembers what is under way.
 
     :param options: the format's own, checked, with all defaults.
@@ -118,9 +119,9 @@ class Builder:
         self.options = options
         self.report = report
 
+    @abstractmethod
     def add(self, table: Table) -> Rows | None:
         """The rows that are complete with these lines."""
-        raise NotImplementedError
 
     def end(self) -> Rows | None:
         """The rows that are complete with the end of the file."""

@@ -196,7 +196,8 @@ class Dask:
                 tls_client_cert=str(settings.dask_certificate_file),
                 tls_client_key=str(settings.dask_key_file),
             )
-        self._client = await _dask.Client(
+        # Known before it is connected: one that nobody closes would complain when it is collected.
+        self._client = _dask.Client(
             settings.dask_scheduler,
             asynchronous=True,
             set_as_default=False,
@@ -204,6 +205,7 @@ class Dask:
             security=security,
             timeout=settings.answer_s,
         )
+        await self._client
 
 
 def _seen(task: Mapping[str, Any], record: Record) -> Seen:

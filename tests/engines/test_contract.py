@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 
@@ -191,3 +192,6 @@ async def test_an_engine_that_is_not_there_is_said_to_be_unreachable(bed: Bed) -
     with pytest.raises(EngineUnreachable):
         await away.look([])
     await away.stop()
+    del away
+    # A connection that nobody closed would complain now.
+    gc.collect()
