@@ -70,7 +70,7 @@ class Manager:
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
         self.lists = Lists(self.store, self._managed, self.operations.view)
         self.feed = EventFeed(self.store)
-        self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy)
+        self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
         self.tasks = TaskService(
             self.store,
             TaskMachines(self.store, self.hosts, clock),

@@ -23,6 +23,7 @@ from cluster_manager.making_room import (
 )
 from cluster_manager.patience import wait
 from cluster_manager.plans import (
+    GONE_S,
     MOST_HOSTS,
     MOST_LAPSES,
     ChooseHosts,
@@ -64,12 +65,13 @@ def start_migration(
     limit_s: float,
     deadline_s: float,
     policy: PlacementPolicy,
+    gone_s: float = GONE_S,
 ) -> PlanState:
     """A migration before its first instruction is carried out.
 
     :param host: where to; None: where it fits best.
     :param limit_s: for the guest's own power-off; ``deadline_s``: for finding a place by deflation, and for how long a
-        host that does not answer is waited for.
+        host that does not answer is waited for; ``gone_s``: for how long after that the VM waits for it.
     """
     first = ChooseHosts(purpose="place") if host is None else ReadHost(host=host)
     return PlanState(
@@ -82,7 +84,7 @@ def start_migration(
         host=host,
         deadline_s=deadline_s,
         policy=policy,
-        life=Life(home=home, limit_s=limit_s, off=not running, was_running=running),
+        life=Life(home=home, limit_s=limit_s, off=not running, was_running=running, gone_s=gone_s),
     )
 
 

@@ -323,7 +323,7 @@ class Operations:
         elif not await self._hold(running, host):
             return HostFailed(self._clock() - started_at, f"{host} is busy with another plan", uncertain=False)
         event = await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
-        if isinstance(event, HostRead) and state.life is not None and state.life.stage == "clear":
+        if isinstance(event, HostRead) and state.life is not None and state.life.stage in ("clear", "left"):
             rows = await self._store.vms(state.vm)
             event = replace(event, kept=any(row.host == host for row in rows))
         return event

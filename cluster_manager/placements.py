@@ -221,7 +221,7 @@ def _on_present(state: PlanState, present: VMStatus, elapsed_s: float) -> Step:
     if not state.starts:
         said = f"{present.host} has a VM named {present.name} that was not placed by this manager"
         return _leave(state, said, elapsed_s)
-    if present.state in (VMState.STARTING, VMState.STOPPED):
+    if present.state in (VMState.STARTING, VMState.STOPPING, VMState.STOPPED):
         return _clean_up(state, f"{present.name} did not come up")
     return _placed(state, f"{present.name} runs on {present.host}")
 
