@@ -56,6 +56,8 @@ from deflation.modes import HostEvent, refusal
 from deflation.resources import ZERO, ResourceVector
 from deflation.respec import size_after
 
+#: For how long a host that does not say whether it has adopted a domain is waited for, in seconds.
+ADOPTION_S = 60.0
 DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
 
 
@@ -93,7 +95,7 @@ def start_adoption(plan_id: str, name: str, request: AdoptRequest) -> PlanState:
     """A domain that somebody else has made is to be looked after."""
     life = Life(home=request.host, domain=request.domain, priority=request.priority, minimum=request.minimum)
     first = ReadHost(host=request.host)
-    return _begun("adopt", plan_id, request.request_id, name, request.host, first, life=life, deadline_s=60.0)
+    return _begun("adopt", plan_id, request.request_id, name, request.host, first, life=life, deadline_s=ADOPTION_S)
 
 
 def start_release(plan_id: str, request_id: str, vm: str, host: str, deadline_s: float) -> PlanState:
