@@ -99,9 +99,8 @@ async def machines(request: web.Request) -> web.Response:
 )
 async def machine(request: web.Request) -> web.Response:
     query, name = parameters_of(request), request.match_info["name"]
-    for ranked in await request.app[MANAGER].core_changes.ranking(query["duration_s"]):
-        if ranked.machine == name:
-            return answer(ranked)
+    for ranked in await request.app[MANAGER].core_changes.ranking(query["duration_s"], name):
+        return answer(ranked)
     raise RequestError(404, f"there is no running machine named {name}", "name")
 
 

@@ -73,8 +73,8 @@ class CoreChanges:
             self._learn(report.id, await self._store.core_changes_of(report.id, self._learned.get(report.id, 0)))
         return self.acknowledged(report.id)
 
-    async def ranking(self, duration_s: float) -> list[MachineRanking]:
-        """The running machines for a task of this duration, best first, unknown ones last.
+    async def ranking(self, duration_s: float, name: str | None = None) -> list[MachineRanking]:
+        """The running machines, or the one of a name, for a task of this duration, best first, unknown ones last.
 
         The pool that teaches the distribution is every VM whose cores can be taken; a fixed VM keeps its cores while it
         lives, so it neither teaches nor has a probability.
@@ -82,7 +82,7 @@ class CoreChanges:
         :raises InvalidField: a duration that is negative or not finite.
         """
         now = self._clock()
-        running = (row for row in await self._store.vms() if row.phase is VMPhase.RUNNING)
+        running = (row for row in await self._store.vms(name) if row.phase is VMPhase.RUNNING)
         rows = {row.name: row for row in running if not self._is_off(row)}
         self.check.advance(now)
         machines = [

@@ -342,7 +342,10 @@ def sold_as(spec: VMSpec, status: VMStatus | None) -> VMSpec:
     except (ValidationError, InvalidField):
         pass  # What was asked for contradicts what the host says.
     untold = {field: getattr(spec, field) for field in ("xml", "template", "boot_memory_mib", "start")}
-    return spec_of(status).model_copy(update=untold)
+    try:
+        return spec_of(status).model_copy(update=untold)
+    except (ValidationError, InvalidField):
+        return spec  # What the host says contradicts itself.
 
 
 def advance_release(state: PlanState, event: Event) -> Step:

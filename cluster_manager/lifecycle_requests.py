@@ -195,6 +195,8 @@ class Lifecycle:
         precondition(row)
         if row.phase in BUSY:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        if row.owes_removal:
+            raise RequestError(409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name")
         if (other := self._operations.changing(name)) is not None:
             raise RequestError(409, f"{name} is being changed: wait for operation {other}", "name")
         return row
