@@ -147,10 +147,8 @@ def advance_start(state: PlanState, event: Event) -> Step:
         case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
             step = _stays_off(state, event.sentence, share=False)
             return step.also(OweReinflation(host, True)) if uncertain and state.reclaims else step
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(state, f"{host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
         case Start(), OperationEnded(operation=operation) if operation.state is DONE:
             return end(
                 state, DONE, operation.sentence, SetVM(vm, VMPhase.RUNNING, host, operation.sentence), share=False
@@ -229,10 +227,8 @@ def advance_resize(state: PlanState, event: Event) -> Step:
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
             owed = (OweReinflation(host, True),) if uncertain and state.reclaims else ()
             return end(state, FAILED, f"{vm} stays what it is: {event.sentence}", *owed, share=False)
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(state, f"{host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
         case Respec(), OperationEnded(operation=operation):
             changes = {"outcomes": operation.vms}
             # What came free, and what was reclaimed and not needed, goes to the others: they are told afterwards.
@@ -367,10 +363,8 @@ def advance_release(state: PlanState, event: Event) -> Step:
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
             owed = (OweReinflation(host, True),) if uncertain and state.reclaims else ()
             return end(state, FAILED, f"{vm} stays adopted: {event.sentence}", *owed, share=False)
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(state, f"{host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
         case Release(), OperationEnded(operation=operation) if operation.state is DONE:
             row = SetVM(vm, VMPhase.ENDED, host, operation.sentence)
             return end(state, DONE, operation.sentence, row, share=True, outcomes=operation.vms)

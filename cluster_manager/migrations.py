@@ -112,12 +112,8 @@ def advance_migration(state: PlanState, event: Event) -> Step:
             if life_of(state).stage == "home":
                 return go_home(state, said).also(owed)
             return _next(state.model_copy(update={"progress": (*state.progress, said)})).also(owed)
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(
-                state, f"{state.host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse
-            )
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
     match life_of(state).stage:
         case "room":
             return _finding_room(state, event)

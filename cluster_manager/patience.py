@@ -51,7 +51,7 @@ def wait(state: PlanState, why: str, stage: Stage, host: str, elapsed_s: float) 
     if until_s is not None and elapsed_s >= until_s:
         return hand_over(state, why)
     said = f"{why}: waiting for {host}"
-    if state.progress and state.progress[-1] == said:
+    if said in state.progress[-8:]:
         said = ""  # said already: a host may be away for long
     return instruct(state, AwaitHost(host=host, until_s=until_s), said)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_manager.plans import PlanState, VMPhase
+from deflation.allocations import Priority
 from deflation.messages import CoreChange, VMSpec
 
 
@@ -32,6 +33,15 @@ class StoredVM:
     owes_removal: bool
     request_id: str
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningVM:
+    """A VM that runs, as far as rankings of very many need it."""
+
+    name: str
+    host: str | None
+    priority: Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from cluster_manager import schema
 from cluster_manager.engines import upsert
 from cluster_manager.plans import Effect, Finish, Handover, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
 from cluster_manager.rows import (
+    RunningVM,
     StoredChange,
     StoredEvent,
     StoredHost,
@@ -22,6 +23,7 @@ from cluster_manager.rows import (
     stored_vm,
 )
 from cluster_manager.task_store import TaskRows
+from deflation.allocations import Priority
 from deflation.messages import CoreChange, HostReport, VMSpec
 
 #: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
@@ -156,6 +158,17 @@ class Store(TaskRows):
             query if name is None else query.where(table.c.name == name),
             table.c.name,
             stored_vm,
+        )
+
+    async def running_vms(self, name: str | None = None) -> list[RunningVM]:
+        """Those that run by their rows, or the one that has this name, without their specs; by name."""
+        table = schema.vms
+        query = select(table.c.name, table.c.host, table.c.priority).where(
+            schema.LIVING, table.c.phase == VMPhase.RUNNING.value
+        )
+        query = query if name is None else query.where(table.c.name == name)
+        return await self._values(
+            query, table.c.name, lambda row: RunningVM(row.name, row.host, Priority(row.priority))
         )
 
     async def owed_removals(self) -> dict[str, str]:

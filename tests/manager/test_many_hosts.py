@@ -123,13 +123,13 @@ async def test_one_machine_is_ranked_without_reading_the_others(
             await cluster.create(vm(name))
         whole = {row["machine"]: row for row in (await cluster.get("/v1/machines"))["machines"]}
         assert cluster.manager is not None
-        read, asked = cluster.manager.store.vms, []
+        read, asked = cluster.manager.store.running_vms, []
 
         async def vms(name: str | None = None) -> Any:
             asked.append(name)
             return await read(name)
 
-        monkeypatch.setattr(cluster.manager.store, "vms", vms)
+        monkeypatch.setattr(cluster.manager.store, "running_vms", vms)
         one = await cluster.get("/v1/machines/low-2")
         assert asked == ["low-2"]
         moving = ("since_change_s", "completion_probability")

@@ -9,15 +9,25 @@ from pathlib import Path
 import pytest
 
 from cluster_manager import operations
-from cluster_manager.plans import ChooseHosts, Create, Effect, HostFailed, PlanState, ReadHost, SetVM, VMPhase
+from cluster_manager.plans import (
+    ChooseHosts,
+    Create,
+    Effect,
+    Forgotten,
+    HostFailed,
+    PlanState,
+    ReadHost,
+    SetVM,
+    VMPhase,
+)
 from cluster_manager.removals import start_removal
-from cluster_manager.running_plans import defect
+from cluster_manager.running_plans import defect, looks
 from cluster_manager.transitions import advance
 from deflation.messages import HostTemplate, OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
-from tests.manager.lifecycle import ask, consistent, seen, send
+from tests.manager.lifecycle import ask, consistent, one_record, seen, send
 from tests.manager.plan_events import chosen, placement, read, spec_of
 
 each_store = pytest.mark.usefixtures("each_store")
@@ -166,3 +176,47 @@ async def test_a_step_that_the_store_refuses_ends_the_plan_with_a_sentence(
         assert "the manager failed at" in stopped.sentence
         # Nothing is held by it any more.
         assert (await ask(cluster, "low-1", "stop", request_id="again")).state is OperationState.DONE
+
+
+# --- a host that others want, too ------------------------------------------------------------------------------------
+
+
+@each_store
+async def test_a_vm_that_has_started_is_not_given_up_because_its_host_is_busy_after_a_restart(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        await cluster.create(vm("low-1"))
+        agent.trouble.hangs_at = len(agent.arrived) + 1
+        request = {"request_id": "create-low-2", "vm": vm("low-2"), "deadline_s": 1.0}
+        assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
+        async with asyncio.timeout(10):
+            await agent.hanging.wait()
+        assert (await cluster.call("DELETE", "/v1/vms/low-1?request_id=delete-low-1"))[0] == 202
+        await cluster.kill_manager()
+        # The agent has forgotten the start: the plan is to look whether the VM is there, and is killed once more.
+        agent.trouble.hangs_at, agent.trouble.mute = None, True
+        agent.forget()
+        await cluster.start_manager()
+        reading = asyncio.create_task(one_record(cluster), name="one record")
+        await asyncio.sleep(0)
+        agent.trouble.mute = False
+        await reading
+        await cluster.kill_manager()
+        agent.trouble.never_ends = True
+        await cluster.start_manager()
+        await cluster.ready()
+        made = await cluster.ended("create-low-2")
+        assert (made.state, made.host) == (OperationState.DONE, "host-a"), made.sentence
+        agent.end_pending()
+        assert (await cluster.ended("delete-low-1")).state is OperationState.DONE
+        await consistent(cluster)
+
+
+def test_only_a_plan_that_may_go_elsewhere_looks_for_no_longer_than_its_deadline() -> None:
+    looking = advance(placement(spec_of("high-1")), chosen("host-a")).state
+    assert looks(looking)
+    starting = advance(looking, read("host-a")).state
+    assert not looks(starting), "it commands"
+    again = advance(starting, Forgotten(0.0, lapse=True)).state
+    assert isinstance(again.instruction, ReadHost)
+    assert not looks(again), "its VM may be there"
