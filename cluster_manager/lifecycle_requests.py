@@ -133,6 +133,7 @@ class Lifecycle:
                 host,
                 host=request.host,
                 running=phase is VMPhase.RUNNING,
+                stopped=phase is VMPhase.STOPPED and row.phase is VMPhase.STOPPED,
                 limit_s=request.limit_s,
                 deadline_s=request.deadline_s,
                 policy=self._policy,

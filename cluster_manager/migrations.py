@@ -62,6 +62,7 @@ def start_migration(
     *,
     host: str | None,
     running: bool,
+    stopped: bool | None = None,
     limit_s: float,
     deadline_s: float,
     policy: PlacementPolicy,
@@ -70,10 +71,13 @@ def start_migration(
     """A migration before its first instruction is carried out.
 
     :param host: where to; None: where it fits best.
+    :param stopped: whether it was stopped on command; None: if it does not run. One that powered off by itself may be
+        started again at any moment, so its host is told to keep it off before it is started elsewhere.
     :param limit_s: for the guest's own power-off; ``deadline_s``: for finding a place by deflation, and for how long a
         host that does not answer is waited for; ``gone_s``: for how long after that the VM waits for it.
     """
     first = ChooseHosts(purpose="place") if host is None else ReadHost(host=host)
+    off = not running if stopped is None else stopped
     return PlanState(
         kind="migrate",
         id=plan_id,
@@ -84,7 +88,7 @@ def start_migration(
         host=host,
         deadline_s=deadline_s,
         policy=policy,
-        life=Life(home=home, limit_s=limit_s, off=not running, was_running=running, gone_s=gone_s),
+        life=Life(home=home, limit_s=limit_s, off=off, was_running=running, gone_s=gone_s),
     )
 
 

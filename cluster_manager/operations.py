@@ -268,7 +268,11 @@ class Operations:
             return
         report, reserved = known.report, self._hosts.availability.reserved(host)
         async with self._locks.setdefault(host, asyncio.Lock()):
-            await self._performer.grant(host, partial(budget_for, report, reserved))
+            try:
+                await self._performer.grant(host, partial(budget_for, report, reserved))
+            except StoreError as error:
+                # The store has told of it itself, and nobody waits for this.
+                log.warning("budget not granted", host=host, why=str(error))
 
     def _owes(self, host: str) -> bool:
         """Whether a host has something to be removed or reinflated, and would not refuse."""

@@ -161,7 +161,8 @@ async def test_a_step_that_the_store_refuses_ends_the_plan_with_a_sentence(
         await cluster.create(vm("low-1"))
         assert cluster.manager is not None
         store = cluster.manager.store
-        save, refused = store.save_step, []
+        save = store.save_step
+        refused: list[PlanState] = []
 
         async def once(state: PlanState, effects: Iterable[Effect]) -> float:
             if not refused and state.kind == "stop":
