@@ -17,18 +17,19 @@ from cluster_manager.plans import (
     HostFailed,
     PlanState,
     ReadHost,
+    Remove,
     SetVM,
     VMPhase,
 )
 from cluster_manager.removals import start_removal
 from cluster_manager.running_plans import defect, looks
 from cluster_manager.transitions import advance
-from deflation.messages import HostTemplate, OperationState
+from deflation.messages import HostTemplate, OperationState, VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, one_record, seen, send
-from tests.manager.plan_events import chosen, placement, read, spec_of
+from tests.manager.plan_events import chosen, placement, read, spec_of, status_of
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -221,3 +222,13 @@ def test_only_a_plan_that_may_go_elsewhere_looks_for_no_longer_than_its_deadline
     again = advance(starting, Forgotten(0.0, lapse=True)).state
     assert isinstance(again.instruction, ReadHost)
     assert not looks(again), "its VM may be there"
+
+
+@pytest.mark.parametrize("state", [VMState.STARTING, VMState.STOPPING, VMState.STOPPED])
+def test_a_start_that_is_found_on_its_way_down_counts_for_nothing(state: VMState) -> None:
+    spec = spec_of("high-1")
+    starting = advance(advance(placement(spec), chosen("host-a")).state, read("host-a")).state
+    again = advance(starting, Forgotten(0.0, lapse=True)).state
+    found = advance(again, read("host-a", status_of(spec, "host-a", state=state))).state
+    assert isinstance(found.instruction, Remove)
+    assert (found.instruction.vm, found.instruction.host) == ("high-1", "host-a")
