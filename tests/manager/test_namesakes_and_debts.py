@@ -158,7 +158,8 @@ async def test_a_step_that_the_store_refuses_ends_the_plan_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    # Writing such a defect down can take longer than a host may be silent in other tests.
+    async with cluster_of(tmp_path, agent, silent_after_s=30.0) as cluster:
         await cluster.create(vm("low-1"))
         assert cluster.manager is not None
         store = cluster.manager.store
