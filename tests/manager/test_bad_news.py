@@ -32,8 +32,10 @@ async def tell(cluster: Cluster, body: str) -> tuple[int, Any]:
 
 
 @each_store
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize("field", ["cores_after", "at", "vm_overhead_mib"])
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [("cores_after", "NaN"), ("cores_after", "1e999"), ("at", "Infinity"), ("vm_overhead_mib", "-Infinity")],
+)
 async def test_a_number_that_is_none_is_refused_and_keeps_no_manager_from_leading(
     tmp_path: Path, field: str, number: str
 ) -> None:

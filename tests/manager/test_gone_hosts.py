@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deflation.messages import OperationState
 from deflation.resources import ResourceVector
-from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, seen, send
@@ -23,7 +24,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """low-1 on host-a, and host-b with room for it; nobody waits long."""
     first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, first, second, gone_s=1.0) as made:
+    async with cluster_of(tmp_path, first, second, gone_s=1.0, agents=replace(QUICK, answer_s=2.5)) as made:
         assert (await made.create(vm("low-1"), policy="first-fit")).host == "host-a"
         yield made
 

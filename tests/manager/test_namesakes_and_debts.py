@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from cluster_manager.removals import start_removal
 from cluster_manager.running_plans import defect, looks
 from cluster_manager.transitions import advance
 from deflation.messages import HostTemplate, OperationState, VMState
-from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, one_record, seen, send
@@ -85,7 +86,7 @@ async def test_a_removal_that_is_owed_and_refused_once_is_owed_still(
 ) -> None:
     monkeypatch.setattr(operations, "RETRY_S", 0.1)
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=2.5)) as cluster:
         await a_lost_start(cluster)
         assert runs(agent.vms["low-1"])
         if how == "refused":
@@ -116,7 +117,7 @@ async def test_a_vm_that_is_to_be_removed_is_not_moved_or_started_meanwhile(
 ) -> None:
     monkeypatch.setattr(operations, "RETRY_S", 0.1)
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=2.5)) as cluster:
         await a_lost_start(cluster)
         # It is heard of again, and what is owed cannot be seen to yet.
         monkeypatch.setattr(operations.Operations, "_owes", lambda self, host: False)
