@@ -14,7 +14,7 @@ from deflation.messages import HostReport, HostStatus, ModeCommand, Name, Operat
 from deflation.modes import HostMode
 from deflation.pages import HostPage
 from rest.descriptions import Parameter, describe
-from rest.pages import AFTER, LIMIT, key_of, page_of
+from rest.pages import AFTER, LIMIT, cursor_of, key_of
 from rest.parameters import check_parameters, parameters_of
 from rest.settings import is_protected
 from rest.versions import IF_NONE_MATCH, UNCHANGED, answer_tagged, tagged
@@ -56,15 +56,12 @@ async def take_report(request: web.Request) -> web.Response:
 @describe("All hosts that ever reported", tag="hosts", query=(LIMIT, AFTER, _STATE, _MODE), answers={200: HostPage})
 async def hosts(request: web.Request) -> web.Response:
     query = parameters_of(request)
-    registry = request.app[MANAGER].hosts
-    statuses = [status for known in registry.all() if (status := registry.status(known.report.id)) is not None]
-    if (state := query["state"]) is not None:
-        statuses = [status for status in statuses if status.state == state]
-    if (mode := query["mode"]) is not None:
-        statuses = [status for status in statuses if status.mode is mode]
-    after = key_of("hosts", query["after"], (str,))
-    rows, following = page_of("hosts", statuses, lambda status: (status.id,), query["limit"], after)
-    return answer(HostPage(hosts=tuple(rows), next=following))
+    limit, after = query["limit"], key_of("hosts", query["after"], (str,))
+    found = await request.app[MANAGER].hosts.page(
+        limit, after[0] if after else None, state=query["state"], mode=query["mode"]
+    )
+    following = cursor_of("hosts", (found[limit - 1].id,)) if len(found) > limit else None
+    return answer(HostPage(hosts=tuple(found[:limit]), next=following))
 
 
 @routes.get("/v1/hosts/{id}", allow_head=False)

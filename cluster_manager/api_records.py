@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from aiohttp import web
 from pydantic import Field
 
 from cluster_manager.api_forms import LONGEST_DURATION_S, LONGEST_WAIT_S, MANAGER, answer
+from cluster_manager.core_changes import rank_of
 from cluster_manager.errors import RequestError
 from deflation.machine_messages import MachineRanking
 from deflation.messages import Name, Operation, OperationState, RequestId
 from deflation.pages import CoreChangePage, MachinePage, OperationPage
 from rest.descriptions import Parameter, describe
-from rest.pages import AFTER, LIMIT, key_of, page_of
+from rest.pages import AFTER, LIMIT, cursor_of, key_of
 from rest.parameters import parameters_of
 
 #: A moment, in seconds since the epoch.
@@ -82,10 +83,12 @@ async def core_changes(request: web.Request) -> web.Response:
 )
 async def machines(request: web.Request) -> web.Response:
     query = parameters_of(request)
-    ranking = await request.app[MANAGER].core_changes.ranking(query["duration_s"])
-    after = key_of("machines", query["after"], (int, float, int, str))
-    rows, following = page_of("machines", ranking, _rank, query["limit"], after)
-    return answer(MachinePage(machines=tuple(rows), next=following))
+    limit = query["limit"]
+    after: Any = key_of("machines", query["after"], (int, float, int, str))
+    ranking = request.app[MANAGER].core_changes.ranking
+    found = await ranking(query["duration_s"], most=limit + 1, after=after)
+    following = cursor_of("machines", rank_of(found[limit - 1])) if len(found) > limit else None
+    return answer(MachinePage(machines=tuple(found[:limit]), next=following))
 
 
 @routes.get("/v1/machines/{name}", allow_head=False)
@@ -99,13 +102,6 @@ async def machines(request: web.Request) -> web.Response:
 )
 async def machine(request: web.Request) -> web.Response:
     query, name = parameters_of(request), request.match_info["name"]
-    for ranked in await request.app[MANAGER].core_changes.ranking(query["duration_s"]):
-        if ranked.machine == name:
-            return answer(ranked)
+    for ranked in await request.app[MANAGER].core_changes.ranking(query["duration_s"], name):
+        return answer(ranked)
     raise RequestError(404, f"there is no running machine named {name}", "name")
-
-
-def _rank(row: MachineRanking) -> tuple[int, float, int, str]:
-    """The order of :func:`task_matcher.ranking.rank_machines`; probabilities move between two pages, names do not."""
-    unknown = row.completion_probability is None
-    return int(unknown), -(row.completion_probability or 0.0), -row.cores, row.machine

@@ -11,12 +11,11 @@ from cluster_manager.admin_fields import check_admin
 from cluster_manager.api_forms import MANAGER, WENT_OUT, answer, body_of
 from cluster_manager.errors import RequestError
 from cluster_manager.versions import only
-from deflation.allocations import Priority, check_target
+from deflation.allocations import Priority
 from deflation.explanations import Forecast, VMExplanation
 from deflation.messages import ManagedVM, Name, RequestId, TargetCommand, Vector, VMRequest, VMSpec
 from deflation.pages import VMPage
 from deflation.rehearsals import Rehearsal
-from deflation.resources import ZERO
 from rest.descriptions import Answer, Parameter, describe
 from rest.pages import AFTER, LIMIT
 from rest.parameters import check_parameters, parameters_of
@@ -124,13 +123,10 @@ async def target(request: web.Request) -> web.Response:
     check_parameters(request)
     manager, name, precondition = request.app[MANAGER], request.match_info["name"], only(wanted_versions(request))
     command = await body_of(request, TargetCommand)
-    for row in await manager.store.vms(name):
-        if command.dry_run:
-            precondition(row)
-        reported = manager.hosts.vm(row.host, name)
-        allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
-        check_target(allocation, command.target.vector())
     if command.dry_run:
+        row = await manager.operations.existing(name)
+        precondition(row)
+        manager.operations.check_size(row, command)
         return answer(await manager.questions.forecast(await _shown(request), command))
     return answer(await manager.operations.target(name, command, precondition), 202)
 

@@ -6,7 +6,7 @@ The old host is read before anything is removed there: it may have been away for
 from __future__ import annotations
 
 from cluster_manager.making_room import life_of, status_in, vm_of
-from cluster_manager.patience import hand_over, staged, wait
+from cluster_manager.patience import Stage, hand_over, staged, wait
 from cluster_manager.plans import (
     AwaitHost,
     Event,
@@ -39,8 +39,11 @@ def arrived(state: PlanState, said: str) -> Step:
 
 
 def advance_clearing(state: PlanState, event: Event) -> Step:
-    """See :func:`cluster_manager.transitions.advance`."""
-    vm, life = vm_of(state), life_of(state)
+    """What is left of the VM where it does not belong: on its old host, or on one that was waited for no longer.
+
+    See :func:`cluster_manager.transitions.advance`.
+    """
+    vm, (stage, host) = vm_of(state), _place(state)
     match state.instruction, event:
         case ReadHost(), HostRead():
             return _on_reading(state, event)
@@ -48,35 +51,46 @@ def advance_clearing(state: PlanState, event: Event) -> Step:
             return _cleared(state, operation.sentence)
         case ((Remove() | ReadHost()), (OperationEnded() | HostFailed())):
             why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
-            return wait(
-                state, f"{why}: what is left of {vm} there goes when it can", "clear", life.home, event.elapsed_s
-            )
+            return wait(state, f"{why}: what is left of {vm} there goes when it can", stage, host, event.elapsed_s)
         case AwaitHost(), HostBack():
-            return instruct(state, ReadHost(host=life.home))
+            return instruct(state, ReadHost(host=host))
         case AwaitHost(), HostFailed(sentence=sentence):
             return hand_over(state, sentence)
     raise unexpected(state, event)
 
 
+def _place(state: PlanState) -> tuple[Stage, str]:
+    """What is cleared away, and on which host."""
+    if life_of(state).stage == "left":
+        assert state.host is not None, "at a host"
+        return "left", state.host
+    return "clear", life_of(state).home
+
+
 def _on_reading(state: PlanState, event: HostRead) -> Step:
-    vm, home = vm_of(state), life_of(state).home
+    vm, (stage, host) = vm_of(state), _place(state)
     found = status_in(event.report, vm)
-    if found is None:
-        return _cleared(state, f"{home} has no {vm} any more")
     if event.kept:
-        return _cleared(state, f"{vm} is on {home} by a later request: it stays")
+        return _cleared(state, f"{vm} is on {host} by a later request: it stays")
+    if stage == "left":
+        # Also where it is not there yet: the removal fences a start that comes late.
+        return instruct(state, Remove(host=host, step=state.step, vm=vm, reason="delete"))
+    if found is None:
+        return _cleared(state, f"{host} has no {vm} any more")
     if found.state is VMState.STOPPING:
-        return wait(state, f"{vm} is being stopped on {home}", "clear", home, event.elapsed_s)
+        return wait(state, f"{vm} is being stopped on {host}", stage, host, event.elapsed_s)
     if found.state is not VMState.STOPPED:
         # It was off when it moved: somebody has started it past the manager, who would lose it without a word.
-        said = f"{vm} runs on {home} too, where somebody has started it: it is left alone there"
-        return _cleared(state, said).also(Note("failed", vm, home, said))
-    return instruct(state, Remove(host=home, step=state.step, vm=vm, reason="delete"))
+        said = f"{vm} runs on {host} too, where somebody has started it: it is left alone there"
+        return _cleared(state, said).also(Note("failed", vm, host, said))
+    return instruct(state, Remove(host=host, step=state.step, vm=vm, reason="delete"))
 
 
 def _cleared(state: PlanState, said: str) -> Step:
-    life = life_of(state)
-    sentence = f"moved {vm_of(state)} from {life.home} to {state.host}"
+    vm, (stage, host) = vm_of(state), _place(state)
+    sentence = f"moved {vm} from {life_of(state).home} to {state.host}"
+    if stage == "left":
+        sentence = f"nothing of {vm} is left on {host}"
     state = state.model_copy(update={"progress": (*state.progress, said)})
-    # Its old host shares what came free by itself; the operation still says where the VM is.
-    return finish(state, OperationState.DONE, sentence).also(OweReinflation(life.home, True))
+    # That host shares what came free by itself; the operation still says where the VM is.
+    return finish(state, OperationState.DONE, sentence).also(OweReinflation(host, True))

@@ -9,7 +9,9 @@ from typing import Final
 import numpy as np
 
 from cluster_manager.plans import Purpose
-from deflation.allocations import Priority
+from cluster_manager.readings import low_priority
+from deflation import admission
+from deflation.kernels import fits
 from deflation.messages import HostReport, Vector
 from deflation.placement import HostView, available
 from deflation.placement_index import PlacementIndex
@@ -17,18 +19,21 @@ from deflation.placement_policies import PlacementPolicy
 from deflation.resources import COMPONENTS, ResourceVector
 
 _Amounts = tuple[float, ...]
-_NOTHING: Final[_Amounts] = (0.0,) * len(COMPONENTS)
 _MEMORY: Final = COMPONENTS.index("memory_mib")
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """One host's figures, in the order of ``COMPONENTS``. ``low``: what its low-priority VMs are charged."""
+    """One host's figures, in the order of ``COMPONENTS``.
+
+    ``low``: what its low-priority VMs are charged; ``above``: what they have above their minimums.
+    """
 
     capacity: _Amounts
     free: _Amounts
     deflatable: _Amounts
     low: _Amounts
+    above: _Amounts
     overhead_mib: float
 
 
@@ -49,12 +54,14 @@ class Availability:
 
     def open(self, report: HostReport) -> None:
         """A host takes VMs, with these figures."""
-        low = _NOTHING
-        for vm in report.vms:
-            if vm.priority is not Priority.FIXED:
-                low = _plus(low, _plus(_amounts(vm.current), _memory(vm.overhead_mib)))
+        low, above = low_priority(report)
         self._offers[report.id] = _Offer(
-            _amounts(report.capacity), _amounts(report.free), _amounts(report.deflatable), low, report.vm_overhead_mib
+            _amounts(report.capacity),
+            _amounts(report.free),
+            _amounts(report.deflatable),
+            low,
+            above,
+            report.vm_overhead_mib,
         )
         self._renew(report.id)
 
@@ -97,6 +104,21 @@ class Availability:
         :param accepts: whether a host that could hold it comes into question.
         """
         return self._index_of[purpose].rank(demand, most, policy, generator, accepts)
+
+    def minimums_allow(self, size: ResourceVector) -> Callable[[str], bool]:
+        """Whether an open host could hold a VM with everybody at the minimum, whatever can be taken at this moment.
+
+        Asked of every host that could hold it by preemption: a few microseconds each.
+        """
+        wanted, missing = tuple(size), [0.0] * len(COMPONENTS)
+
+        def allow(host: str) -> bool:
+            offer = self._offers[host]
+            demand = _plus(wanted, _memory(offer.overhead_mib))
+            admission.missing_of(demand, offer.free, offer.capacity, missing)
+            return fits(missing, offer.above)
+
+        return allow
 
     def offers(self, purpose: Purpose, most: int) -> list[tuple[str, ResourceVector]]:
         """The first open hosts by id with what each has for another VM."""

@@ -6,23 +6,30 @@ sequence over a restart, and one that lost it goes on above what the manager ack
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from cluster_manager.hosts import Hosts
-from cluster_manager.plans import VMPhase
-from cluster_manager.rows import StoredChange, StoredVM
+from cluster_manager.rows import StoredChange
 from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.machine_messages import MachineRanking
 from deflation.messages import HostReport, VMState
 from task_matcher.prediction import WINDOW_S, Change, whole_cores
 from task_matcher.predictor import Predictor
-from task_matcher.ranking import Machine, rank_machines
+from task_matcher.ranking import Machine, RankedMachine, rank_machines
 from task_matcher.self_check import SelfCheck
 
 log = structlog.get_logger()
+
+#: So many machines are ranked before the loop's other work gets its turn.
+BATCH: Final = 1000
+#: The order of :func:`task_matcher.ranking.rank_machines`.
+Rank = tuple[int, float, int, str]
 
 
 class CoreChanges:
@@ -73,8 +80,13 @@ class CoreChanges:
             self._learn(report.id, await self._store.core_changes_of(report.id, self._learned.get(report.id, 0)))
         return self.acknowledged(report.id)
 
-    async def ranking(self, duration_s: float) -> list[MachineRanking]:
-        """The running machines for a task of this duration, best first, unknown ones last.
+    async def ranking(
+        self, duration_s: float, name: str | None = None, *, most: int | None = None, after: Rank | None = None
+    ) -> list[MachineRanking]:
+        """The running machines, or the one of a name, for a task of this duration, best first, unknown ones last.
+
+        :param most: so many at the most.
+        :param after: the rank behind which they begin.
 
         The pool that teaches the distribution is every VM whose cores can be taken; a fixed VM keeps its cores while it
         lives, so it neither teaches nor has a probability.
@@ -82,24 +94,35 @@ class CoreChanges:
         :raises InvalidField: a duration that is negative or not finite.
         """
         now = self._clock()
-        running = (row for row in await self._store.vms() if row.phase is VMPhase.RUNNING)
-        rows = {row.name: row for row in running if not self._is_off(row)}
+        rows = await self._store.running_vms(name)
         self.check.advance(now)
-        machines = [
-            Machine(row.name, self._cores(row), variable=row.spec.priority is not Priority.FIXED)
-            for row in rows.values()
-        ]
+        hosts: dict[str, str | None] = {}
+        found: list[RankedMachine] = []
+        for begin in range(0, len(rows), BATCH):
+            machines = []
+            for row in rows[begin : begin + BATCH]:
+                reported = self._hosts.vm(row.host, row.name)
+                if reported is not None and reported.state is VMState.STOPPED:
+                    continue  # It has powered itself off: no task can run there.
+                # Whole cores that it has now, as its host last reported.
+                cores = whole_cores(reported.current.cpu_cores if reported is not None else 0.0)
+                machines.append(Machine(row.name, cores, variable=row.priority is not Priority.FIXED))
+                hosts[row.name] = row.host
+            found += rank_machines(machines, self.predictor, now, duration_s)
+            await asyncio.sleep(0)
+        if after is not None:
+            found = [ranked for ranked in found if rank_of(ranked) > after]
         return [
             MachineRanking(
                 machine=ranked.name,
-                host=rows[ranked.name].host,
+                host=hosts[ranked.name],
                 cores=ranked.cores,
                 since_change_s=ranked.since_change_s,
                 last_change=ranked.last_change.value if ranked.last_change is not None else None,
                 duration_s=duration_s,
                 completion_probability=ranked.completion_probability,
             )
-            for ranked in rank_machines(machines, self.predictor, now, duration_s)
+            for ranked in (heapq.nsmallest(most, found, rank_of) if most is not None else sorted(found, key=rank_of))
         ]
 
     def _learn(self, host: str, changes: list[StoredChange]) -> None:
@@ -114,15 +137,12 @@ class CoreChanges:
             self.check.observe(change)
             self.predictor.observe(change, now, stored.variable)
 
-    def _is_off(self, row: StoredVM) -> bool:
-        """Whether a machine has powered itself off: no task can run there."""
-        reported = self._hosts.vm(row.host, row.name)
-        return reported is not None and reported.state is VMState.STOPPED
 
-    def _cores(self, row: StoredVM) -> int:
-        """Whole cores that the machine has now, as its host last reported."""
-        reported = self._hosts.vm(row.host, row.name)
-        return whole_cores(reported.current.cpu_cores if reported is not None else 0.0)
+def rank_of(machine: RankedMachine | MachineRanking) -> Rank:
+    """The place of a machine among all; probabilities move between two pages, names do not."""
+    name = machine.name if isinstance(machine, RankedMachine) else machine.machine
+    probability = machine.completion_probability
+    return int(probability is None), -(probability or 0.0), -machine.cores, name
 
 
 def _change(stored: StoredChange) -> Change:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
 from cluster_manager.availability import Availability
@@ -24,6 +25,8 @@ from deflation.resources import TOLERANCE
 #: What is not worth a write: free memory and throttling move all the time, and core changes have their own table.
 _MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms"})
 _MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure"})
+#: So many hosts are looked at before the loop's other work gets its turn.
+LOOKS: Final = 50
 
 
 class Host:
@@ -225,6 +228,31 @@ class Hosts:
     def all(self) -> list[Host]:
         """By id."""
         return [self._hosts[host_id] for host_id in sorted(self._hosts)]
+
+    async def page(
+        self, limit: int, after: str | None, *, state: str | None = None, mode: HostMode | None = None
+    ) -> list[HostStatus]:
+        """Hosts as clients see them, by id, and one more than ``limit`` where there are more.
+
+        :param after: the id behind which they begin.
+        :param state: only ``ready`` or only ``silent`` ones.
+        """
+        ids = sorted(self._hosts)
+        found: list[HostStatus] = []
+        for looked, host_id in enumerate(islice(ids, bisect_right(ids, after) if after is not None else 0, None)):
+            if looked % LOOKS == LOOKS - 1:
+                # Reports of an earlier run are read only now: thousands of them would hold the loop up for seconds.
+                await asyncio.sleep(0)
+            if state is not None and self.is_ready(host_id) is not (state == "ready"):
+                continue
+            if mode is not None and self._hosts[host_id].report.mode is not mode:
+                continue
+            status = self.status(host_id)
+            if status is not None:
+                found.append(status)
+            if len(found) > limit:
+                break
+        return found
 
     def ready(self) -> list[Host]:
         """Those that have reported lately, by id."""

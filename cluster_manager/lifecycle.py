@@ -24,6 +24,7 @@ from cluster_manager.making_room import (
 )
 from cluster_manager.migrations import advance_migration, begin_moving
 from cluster_manager.plans import (
+    GONE_S,
     Adopt,
     AwaitHost,
     Event,
@@ -55,6 +56,8 @@ from deflation.modes import HostEvent, refusal
 from deflation.resources import ZERO, ResourceVector
 from deflation.respec import size_after
 
+#: For how long a host that does not say whether it has adopted a domain is waited for, in seconds.
+ADOPTION_S = 60.0
 DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
 
 
@@ -65,10 +68,20 @@ def start_stop(plan_id: str, request_id: str, vm: str, host: str, limit_s: float
 
 
 def start_start(
-    plan_id: str, request_id: str, vm: str, host: str, spec: VMSpec, anywhere: bool, deadline_s: float
+    plan_id: str,
+    request_id: str,
+    vm: str,
+    host: str,
+    spec: VMSpec,
+    anywhere: bool,
+    deadline_s: float,
+    gone_s: float = GONE_S,
 ) -> PlanState:
-    """A VM that is off is to run again, on its host or, where that has no room, anywhere."""
-    life = Life(home=host, anywhere=anywhere, off=True, was_running=False, spec=spec)
+    """A VM that is off is to run again, on its host or, where that has no room, anywhere.
+
+    :param gone_s: see :func:`cluster_manager.migrations.start_migration`.
+    """
+    life = Life(home=host, anywhere=anywhere, off=True, was_running=False, spec=spec, gone_s=gone_s)
     return _begun("start", plan_id, request_id, vm, host, ReadHost(host=host), life=life, deadline_s=deadline_s)
 
 
@@ -82,7 +95,7 @@ def start_adoption(plan_id: str, name: str, request: AdoptRequest) -> PlanState:
     """A domain that somebody else has made is to be looked after."""
     life = Life(home=request.host, domain=request.domain, priority=request.priority, minimum=request.minimum)
     first = ReadHost(host=request.host)
-    return _begun("adopt", plan_id, request.request_id, name, request.host, first, life=life, deadline_s=60.0)
+    return _begun("adopt", plan_id, request.request_id, name, request.host, first, life=life, deadline_s=ADOPTION_S)
 
 
 def start_release(plan_id: str, request_id: str, vm: str, host: str, deadline_s: float) -> PlanState:
@@ -134,10 +147,8 @@ def advance_start(state: PlanState, event: Event) -> Step:
         case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
             step = _stays_off(state, event.sentence, share=False)
             return step.also(OweReinflation(host, True)) if uncertain and state.reclaims else step
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(state, f"{host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
         case Start(), OperationEnded(operation=operation) if operation.state is DONE:
             return end(
                 state, DONE, operation.sentence, SetVM(vm, VMPhase.RUNNING, host, operation.sentence), share=False
@@ -163,6 +174,8 @@ def _start_where_it_is(state: PlanState, event: HostRead) -> Step:
     found = status_in(report, vm)
     if found is None:
         return _stays_off(state, f"{report.id} has no VM {vm} any more")
+    if found.state is VMState.STOPPING:
+        return _stays_off(state, f"it is still being stopped on {report.id}")
     if found.state is not VMState.STOPPED:
         sentence = f"{vm} runs on {report.id}"
         return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))
@@ -214,10 +227,8 @@ def advance_resize(state: PlanState, event: Event) -> Step:
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
             owed = (OweReinflation(host, True),) if uncertain and state.reclaims else ()
             return end(state, FAILED, f"{vm} stays what it is: {event.sentence}", *owed, share=False)
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(state, f"{host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
         case Respec(), OperationEnded(operation=operation):
             changes = {"outcomes": operation.vms}
             # What came free, and what was reclaimed and not needed, goes to the others: they are told afterwards.
@@ -266,6 +277,8 @@ def advance_adoption(state: PlanState, event: Event) -> Step:
             return instruct(state, adopt, f"adopting {life.domain} on {host}", starts=1)
         case ReadHost(), HostFailed() if not state.starts:
             return _not_adopted(state, event.sentence)
+        case AwaitHost(), HostFailed():
+            return _not_adopted(state, _unknown(state, event.sentence))
         case Adopt(), OperationEnded(operation=operation) if operation.state is DONE:
             return again(state, operation.sentence)
         case Adopt(), OperationEnded(operation=operation):
@@ -273,7 +286,12 @@ def advance_adoption(state: PlanState, event: Event) -> Step:
         case Adopt(), HostFailed(uncertain=False):
             return _not_adopted(state, event.sentence)
         case ((Adopt() | ReadHost()), HostFailed()):
-            return instruct(state, AwaitHost(host=host), f"{event.sentence}: waiting for {host} to say")
+            until_s = life.waits_until_s if life.waits_until_s is not None else event.elapsed_s + state.deadline_s
+            if event.elapsed_s >= until_s:
+                return _not_adopted(state, _unknown(state, event.sentence))
+            life = life.model_copy(update={"waits_until_s": until_s})
+            said = f"{event.sentence}: waiting for {host} to say"
+            return instruct(state, AwaitHost(host=host, until_s=until_s), said, life=life)
         case AwaitHost(), HostBack():
             return again(state)
     raise unexpected(state, event)
@@ -282,6 +300,12 @@ def advance_adoption(state: PlanState, event: Event) -> Step:
 def _not_adopted(state: PlanState, why: str) -> Step:
     sentence = f"{life_of(state).domain} is not adopted: {why}"
     return end(state, FAILED, sentence, SetVM(vm_of(state), VMPhase.ENDED, None, sentence), share=False)
+
+
+def _unknown(state: PlanState, why: str) -> str:
+    """Nobody's VM: an adoption that was carried out all the same is found by the next one."""
+    host = life_of(state).home
+    return f"{host} does not say whether it has adopted it ({why}); ask again when {host} answers"
 
 
 def spec_of(status: VMStatus) -> VMSpec:
@@ -314,7 +338,10 @@ def sold_as(spec: VMSpec, status: VMStatus | None) -> VMSpec:
     except (ValidationError, InvalidField):
         pass  # What was asked for contradicts what the host says.
     untold = {field: getattr(spec, field) for field in ("xml", "template", "boot_memory_mib", "start")}
-    return spec_of(status).model_copy(update=untold)
+    try:
+        return spec_of(status).model_copy(update=untold)
+    except (ValidationError, InvalidField):
+        return spec  # What the host says contradicts itself.
 
 
 def advance_release(state: PlanState, event: Event) -> Step:
@@ -336,10 +363,8 @@ def advance_release(state: PlanState, event: Event) -> Step:
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
             owed = (OweReinflation(host, True),) if uncertain and state.reclaims else ()
             return end(state, FAILED, f"{vm} stays adopted: {event.sentence}", *owed, share=False)
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(state, f"{host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
         case Release(), OperationEnded(operation=operation) if operation.state is DONE:
             row = SetVM(vm, VMPhase.ENDED, host, operation.sentence)
             return end(state, DONE, operation.sentence, row, share=True, outcomes=operation.vms)

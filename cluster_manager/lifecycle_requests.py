@@ -13,7 +13,7 @@ from cluster_manager.hosts import Hosts
 from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_resize, start_start, start_stop
 from cluster_manager.migrations import start_migration
 from cluster_manager.operations import BUSY, Operations, plan_id
-from cluster_manager.plans import VMPhase
+from cluster_manager.plans import GONE_S, VMPhase
 from cluster_manager.rows import StoredVM
 from cluster_manager.running_plans import Prepared
 from cluster_manager.store import Store
@@ -40,13 +40,17 @@ class Lifecycle:
     """Stop, start, resize, migrate, adopt, release.
 
     :param policy: how a migration's host is chosen.
+    :param gone_s: for how long a VM waits for a host that has not answered until a request's own deadline.
     """
 
-    def __init__(self, operations: Operations, store: Store, hosts: Hosts, policy: PlacementPolicy) -> None:
+    def __init__(
+        self, operations: Operations, store: Store, hosts: Hosts, policy: PlacementPolicy, gone_s: float = GONE_S
+    ) -> None:
         self._operations = operations
         self._store = store
         self._hosts = hosts
         self._policy = policy
+        self._gone_s = gone_s
 
     async def stop(self, name: str, request: StopRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Have a VM power off. Raises :class:`RequestError`: 404 unknown, 409 stopped already, 503 silent host."""
@@ -75,7 +79,16 @@ class Lifecycle:
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             new_id = plan_id("start", name)
-            state = start_start(new_id, request.request_id, name, host, row.spec, request.anywhere, request.deadline_s)
+            state = start_start(
+                new_id,
+                request.request_id,
+                name,
+                host,
+                row.spec,
+                request.anywhere,
+                request.deadline_s,
+                gone_s=self._gone_s,
+            )
             return Prepared(state, phase=VMPhase.STARTING)
 
         return await self._begin("start", name, request, prepare)
@@ -120,9 +133,11 @@ class Lifecycle:
                 host,
                 host=request.host,
                 running=phase is VMPhase.RUNNING,
+                stopped=phase is VMPhase.STOPPED and row.phase is VMPhase.STOPPED,
                 limit_s=request.limit_s,
                 deadline_s=request.deadline_s,
                 policy=self._policy,
+                gone_s=self._gone_s,
             )
             return Prepared(state, phase=VMPhase.MIGRATING)
 
@@ -181,6 +196,8 @@ class Lifecycle:
         precondition(row)
         if row.phase in BUSY:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        if row.owes_removal:
+            raise RequestError(409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name")
         if (other := self._operations.changing(name)) is not None:
             raise RequestError(409, f"{name} is being changed: wait for operation {other}", "name")
         return row

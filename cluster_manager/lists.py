@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from cluster_manager import queries
-from cluster_manager.plans import PlanState, VMPhase
-from cluster_manager.rows import StoredPlan, StoredVM
+from cluster_manager.plans import VMPhase
+from cluster_manager.rows import StoredPlan, StoredVM, stored_core_change, stored_plan, stored_vm
 from cluster_manager.store import Store
 from deflation.allocations import Priority
-from deflation.messages import CoreChange, ManagedVM, Operation, OperationState, VMSpec
+from deflation.messages import ManagedVM, Operation, OperationState
 from deflation.pages import CoreChangePage, Event, EventPage, OperationPage, VMPage
 from rest.pages import cursor_of, key_of
 
@@ -19,20 +19,28 @@ Shown = list[tuple[R, Any]]
 _RUNNING, _STOPPED, _FAILED = VMPhase.RUNNING.value, VMPhase.STOPPED.value, VMPhase.FAILED.value
 #: The stored phases of what is shown as a state: its host's report may say that a VM is off, runs, or is not there.
 _SHOWN_OF = {_FAILED: [_FAILED, _RUNNING], _STOPPED: [_STOPPED, _RUNNING], _RUNNING: [_RUNNING, _STOPPED]}
+#: Rows that are read at once where most of them may not be what is asked for.
+_SEARCH: Final = 1000
 
 
 class Lists:
     """Reads pages.
 
     :param show_vm: a VM's row as clients see it.
+    :param shown_phase: what such a row is shown as, given its phase, host and name, and without looking at the rest.
     :param show_plan: a plan as clients see it.
     """
 
     def __init__(
-        self, store: Store, show_vm: Callable[[StoredVM], ManagedVM], show_plan: Callable[[StoredPlan], Operation]
+        self,
+        store: Store,
+        show_vm: Callable[[StoredVM], ManagedVM],
+        shown_phase: Callable[[VMPhase, str | None, str], VMPhase],
+        show_plan: Callable[[StoredPlan], Operation],
     ) -> None:
         self._store = store
         self._show_vm = show_vm
+        self._shown_phase = shown_phase
         self._show_plan = show_plan
 
     async def vms(
@@ -49,15 +57,20 @@ class Lists:
         key = key_of("vms", after, (str,))
         phases = None if state is None else _SHOWN_OF.get(state, [state])
 
-        async def read(number: int, last: Any) -> Shown[ManagedVM]:
+        def show(row: Any) -> ManagedVM | None:
+            """None: it is not asked for. Thousands may not be, so the cheap question comes first."""
+            if state is not None and self._shown_phase(VMPhase(row.phase), row.host, row.name).value != state:
+                return None
+            vm = self._show_vm(stored_vm(row))
+            return vm if priority is None or vm.priority is priority else None
+
+        async def read(number: int, last: Any) -> Shown[ManagedVM | None]:
             wanted = priority.value if priority is not None else None
             query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix)
-            return [(self._show_vm(_stored_vm(row)), row.name) for row in await self._store.rows(query)]
+            return [(show(row), row.name) for row in await self._store.rows(query)]
 
-        def fits(vm: ManagedVM) -> bool:
-            return (state is None or vm.state == state) and (priority is None or vm.priority is priority)
-
-        rows, last = await _page(read, fits, limit, key[0] if key else None)
+        number = limit + 1 if state is None else max(limit + 1, _SEARCH)
+        rows, last = await _page(read, number, limit, key[0] if key else None)
         return VMPage(vms=tuple(rows), next=None if last is None else cursor_of("vms", (last,)))
 
     async def operations(
@@ -75,7 +88,7 @@ class Lists:
         key = key_of("operations", after, (int,))
         wanted: Any = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
         found = await self._store.rows(queries.plans(limit + 1, key[0] if key else None, **wanted))
-        rows = tuple(self._show_plan(_stored_plan(row)) for row in found[:limit])
+        rows = tuple(self._show_plan(stored_plan(row)) for row in found[:limit])
         last = found[limit - 1].number if len(found) > limit else None
         return OperationPage(operations=rows, next=None if last is None else cursor_of("operations", (last,)))
 
@@ -92,24 +105,25 @@ class Lists:
         """Newest first."""
         key: Any = key_of("core-changes", after, (float, int, str))
         found = await self._store.rows(queries.core_changes(limit + 1, key, machine=machine, since=since))
-        rows = tuple(_change(row) for row in found[:limit])
+        rows = tuple(stored_core_change(row) for row in found[:limit])
         last = (rows[-1].at, rows[-1].sequence, rows[-1].host) if len(found) > limit else None
         return CoreChangePage(core_changes=rows, next=None if last is None else cursor_of("core-changes", last))
 
 
 async def _page(
-    read: Callable[[int, Any], Awaitable[Shown[R]]], fits: Callable[[R], bool], limit: int, last: Any
+    read: Callable[[int, Any], Awaitable[Shown[R | None]]], number: int, limit: int, last: Any
 ) -> tuple[list[R], Any]:
-    """Read on until a page of rows that fit is full.
+    """Read on until a page is full.
 
-    :param read: so many rows behind a key, each with its key.
+    :param read: so many rows behind a key, each with its key; None in place of one that is not asked for.
+    :param number: rows that are read at once, more than ``limit``.
     :returns: the rows, and the key of the last one; None: nothing comes after it.
     """
     rows: list[tuple[R, Any]] = []
     while len(rows) <= limit:
-        batch = await read(limit + 1, last)
-        rows += [(row, key) for row, key in batch if fits(row)]
-        if len(batch) <= limit:
+        batch = await read(number, last)
+        rows += [(row, key) for row, key in batch if row is not None]
+        if len(batch) < number:
             break
         last = batch[-1][1]
     return [row for row, _ in rows[:limit]], rows[limit - 1][1] if len(rows) > limit else None
@@ -118,32 +132,3 @@ async def _page(
 def event_of(row: Any) -> Event:
     """A row of the event log as it goes over the wire."""
     return Event(id=row.id, at=row.at, vm=row.vm, host=row.host, kind=row.kind, sentence=row.sentence)
-
-
-def _stored_vm(row: Any) -> StoredVM:
-    return StoredVM(
-        row.name,
-        row.host,
-        VMPhase(row.phase),
-        VMSpec.model_validate_json(row.spec),
-        row.sentence,
-        bool(row.owes_removal),
-        row.request_id,
-        row.generation,
-    )
-
-
-def _stored_plan(row: Any) -> StoredPlan:
-    return StoredPlan(PlanState.model_validate_json(row.state), row.fingerprint, row.started_at, row.updated_at)
-
-
-def _change(row: Any) -> CoreChange:
-    return CoreChange(
-        sequence=row.sequence,
-        machine=row.machine,
-        host=row.host,
-        at=row.at,
-        cores_before=row.cores_before,
-        cores_after=row.cores_after,
-        cause=row.cause,
-    )

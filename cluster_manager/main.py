@@ -16,6 +16,7 @@ from cluster_manager.api import make_app
 from cluster_manager.database import database_of
 from cluster_manager.errors import ManagerError, SettingsError
 from cluster_manager.manager import Manager
+from cluster_manager.plans import GONE_S
 from cluster_manager.pruning import DAY_S, Retention
 from cluster_manager.settings import Settings
 from deflation.placement_policies import PlacementPolicy
@@ -117,6 +118,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the chance in two-choices; default: %(default)s")
     parser.add_argument(
+        "--gone-s", type=float, default=GONE_S, metavar="SECONDS",
+        help="how long a VM that is being moved waits for a host that does not answer any more, beyond its request's "
+        "deadline; default: %(default)g",
+    )  # fmt: skip
+    parser.add_argument(
         "--engine-file", type=Path, metavar="FILE", help="TOML: the Slurm or Dask that runs tasks (docs/tasks.md)"
     )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
@@ -132,6 +138,8 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         raise SettingsError("--seed must not be negative")
     if not 1 <= options.keep_days <= MOST_DAYS:
         raise SettingsError(f"--keep-days must be within [1, {MOST_DAYS}]")
+    if not 1 <= options.gone_s <= MOST_DAYS * DAY_S:
+        raise SettingsError(f"--gone-s must be within [1, {MOST_DAYS * DAY_S:g}]")
     if options.keep_events < 1:
         raise SettingsError("--keep-events must be at least 1")
     if options.url is not None and not options.url.startswith(("http://", "https://")):
@@ -157,6 +165,7 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         port=int(port),
         policy=options.policy,
         seed=options.seed,
+        gone_s=options.gone_s,
         agent_tls=gate.calls,
         insecure=options.insecure,
         url=options.url.rstrip("/") if options.url else listens_at,

@@ -10,6 +10,7 @@ from cluster_manager.plans import (
     Effect,
     Event,
     Finish,
+    Forgotten,
     HostFailed,
     Life,
     Note,
@@ -23,7 +24,7 @@ from cluster_manager.plans import (
 from cluster_manager.readings import failed_layer, missing_on, reclaim_need
 from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
 from deflation import admission
-from deflation.messages import HostReport, Operation, OperationState, Vector, VMStatus
+from deflation.messages import HostReport, OperationState, Vector, VMStatus
 from deflation.resources import ResourceVector
 
 _PAST: Final[Mapping[str, str]] = {
@@ -99,8 +100,12 @@ def make_room(
     return instruct(state, reclaim, f"reclaiming {need} on {report.id}", reclaims=state.reclaims + 1)
 
 
-def reclaimed(state: PlanState, operation: Operation) -> Step:
-    """A reclaim has ended: what it came to is seen by reading its host."""
+def reclaimed(state: PlanState, event: OperationEnded | Forgotten) -> Step:
+    """A reclaim has ended, or its host has forgotten it: what it came to is seen by reading the host."""
+    if isinstance(event, Forgotten):
+        said = f"{state.host} does not know of the reclaim: reading it again"
+        return again(state, said, lapses=state.lapses + event.lapse)
+    operation = event.operation
     layer = failed_layer(operation) if operation.state is not OperationState.DONE else None
     return again(
         state,

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Final, cast
 
 import aiohttp
 import numpy as np
@@ -33,11 +33,19 @@ from cluster_manager.store import Store
 from cluster_manager.task_machines import TaskMachines
 from cluster_manager.tasks import TaskService
 from cluster_manager.versions import vm_version
+from deflation.errors import InvalidField
 from deflation.messages import HostReport, ManagedState, ManagedVM, ReportReply, Vector, VMState
 from deflation.resources import ZERO
 from rest.settings import is_protected
 
 log = structlog.get_logger()
+
+#: Why a VM is shown in another phase than its row's.
+_SAID: Final = {
+    VMPhase.STOPPED: "{host} says that it is off; {sentence}",
+    VMPhase.FAILED: "{host} reports no VM named {name} any more",
+    VMPhase.RUNNING: "{host} says that it runs; {sentence}",
+}
 
 
 class Manager:
@@ -68,9 +76,9 @@ class Manager:
         self.hosts = Hosts(self.store, settings.silent_after_s, clock)
         self.core_changes = CoreChanges(self.store, self.hosts, clock)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
-        self.lists = Lists(self.store, self._managed, self.operations.view)
+        self.lists = Lists(self.store, self._managed, self._shown_phase, self.operations.view)
         self.feed = EventFeed(self.store)
-        self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy)
+        self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
         self.tasks = TaskService(
             self.store,
             TaskMachines(self.store, self.hosts, clock),
@@ -129,15 +137,15 @@ class Manager:
 
     async def end_term(self) -> None:
         """Stop the plans where they are, close the store; the next term, of whatever manager, goes on from there."""
-        await self.feed.stop()
-        await self.tasks.stop()
-        await self.operations.stop()
-        await self._housekeeping.stop()
         session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-        await self.store.close()
         gc.unfreeze()
+        # In the opposite order; whatever one of them fails with, the others are stopped.
+        async with contextlib.AsyncExitStack() as parts:
+            parts.push_async_callback(self.store.close)
+            if session is not None:
+                parts.push_async_callback(session.close)
+            for stop in (self._housekeeping.stop, self.operations.stop, self.tasks.stop, self.feed.stop):
+                parts.push_async_callback(stop)
         log.info("term ended", epoch=self.epoch)
 
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
@@ -170,21 +178,32 @@ class Manager:
             return None
         return host.report.url
 
+    def _shown_phase(self, phase: VMPhase, host: str | None, name: str) -> VMPhase:
+        """The phase of a VM's row as clients see it: of one that runs or is off its host's last report says more."""
+        if host is None or phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
+            return phase
+        if phase is VMPhase.RUNNING and not self.hosts.is_ready(host):
+            return phase
+        reported = self.hosts.vm(host, name)
+        if reported is None:
+            return VMPhase.FAILED if phase is VMPhase.RUNNING else phase
+        return VMPhase.STOPPED if reported.state is VMState.STOPPED else VMPhase.RUNNING
+
     def _managed(self, row: StoredVM) -> ManagedVM:
         """The store knows what should be, the host's last report what is."""
         reported = self.hosts.vm(row.host, row.name)
-        phase, sentence = row.phase, row.sentence
-        if phase is VMPhase.RUNNING and row.host is not None:
-            if not self.hosts.is_ready(row.host):
-                sentence = f"{row.host} is silent; as it last reported: {sentence}"
-            elif reported is not None and reported.state is VMState.STOPPED:
-                phase, sentence = VMPhase.STOPPED, f"{row.host} says that it is off; {sentence}"
-            elif reported is None:
-                phase, sentence = VMPhase.FAILED, f"{row.host} reports no VM named {row.name} any more"
-        elif phase is VMPhase.STOPPED and reported is not None and reported.state is not VMState.STOPPED:
-            phase, sentence = VMPhase.RUNNING, f"{row.host} says that it runs; {sentence}"
+        phase, sentence = self._shown_phase(row.phase, row.host, row.name), row.sentence
+        if phase is not row.phase:
+            sentence = _SAID[phase].format(host=row.host, name=row.name, sentence=sentence)
+        elif phase is VMPhase.RUNNING and row.host is not None and not self.hosts.is_ready(row.host):
+            sentence = f"{row.host} is silent; as it last reported: {sentence}"
         sold = sold_as(row.spec, reported)
-        allocation = sold.allocation(reported.current.vector() if reported is not None else ZERO)
+        try:
+            allocation = sold.allocation(reported.current.vector() if reported is not None else ZERO)
+        except InvalidField as error:
+            # One host must not spoil the list of all VMs.
+            allocation = sold.allocation(ZERO)
+            sentence = f"{row.host} says of it what cannot be ({error}); {sentence}"
         return ManagedVM(
             name=row.name,
             host=row.host,

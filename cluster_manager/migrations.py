@@ -23,6 +23,7 @@ from cluster_manager.making_room import (
 )
 from cluster_manager.patience import wait
 from cluster_manager.plans import (
+    GONE_S,
     MOST_HOSTS,
     MOST_LAPSES,
     ChooseHosts,
@@ -61,17 +62,22 @@ def start_migration(
     *,
     host: str | None,
     running: bool,
+    stopped: bool | None = None,
     limit_s: float,
     deadline_s: float,
     policy: PlacementPolicy,
+    gone_s: float = GONE_S,
 ) -> PlanState:
     """A migration before its first instruction is carried out.
 
     :param host: where to; None: where it fits best.
+    :param stopped: whether it was stopped on command; None: if it does not run. One that powered off by itself may be
+        started again at any moment, so its host is told to keep it off before it is started elsewhere.
     :param limit_s: for the guest's own power-off; ``deadline_s``: for finding a place by deflation, and for how long a
-        host that does not answer is waited for.
+        host that does not answer is waited for; ``gone_s``: for how long after that the VM waits for it.
     """
     first = ChooseHosts(purpose="place") if host is None else ReadHost(host=host)
+    off = not running if stopped is None else stopped
     return PlanState(
         kind="migrate",
         id=plan_id,
@@ -82,7 +88,7 @@ def start_migration(
         host=host,
         deadline_s=deadline_s,
         policy=policy,
-        life=Life(home=home, limit_s=limit_s, off=not running, was_running=running),
+        life=Life(home=home, limit_s=limit_s, off=off, was_running=running, gone_s=gone_s),
     )
 
 
@@ -110,12 +116,8 @@ def advance_migration(state: PlanState, event: Event) -> Step:
             if life_of(state).stage == "home":
                 return go_home(state, said).also(owed)
             return _next(state.model_copy(update={"progress": (*state.progress, said)})).also(owed)
-        case Reclaim(), OperationEnded(operation=operation):
-            return reclaimed(state, operation)
-        case Reclaim(), Forgotten(lapse=lapse):
-            return again(
-                state, f"{state.host} does not know of the reclaim: reading it again", lapses=state.lapses + lapse
-            )
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
     match life_of(state).stage:
         case "room":
             return _finding_room(state, event)

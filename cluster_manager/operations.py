@@ -31,7 +31,6 @@ from cluster_manager.plans import (
     OweReinflation,
     PlanKind,
     PlanState,
-    ReadHost,
     SetSpec,
     SetVM,
     Target,
@@ -41,11 +40,12 @@ from cluster_manager.plans import (
 from cluster_manager.readings import asked_of_hosts
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.rows import StoredPlan, StoredVM
-from cluster_manager.running_plans import Prepared, RunningPlan, defect, operation_of
+from cluster_manager.running_plans import Prepared, RunningPlan, defect, looks, operation_of
 from cluster_manager.steps import Step
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
 from cluster_manager.versions import ANY_VERSION, Precondition
+from deflation.allocations import check_target
 from deflation.messages import Operation, OperationState, TargetCommand, Vector, VMRequest
 from deflation.modes import HostEvent, Reaction, reaction
 from deflation.placement_policies import PlacementPolicy
@@ -95,7 +95,7 @@ class Operations:
         # One that is past its first instruction had its host before; the others may have been waiting for it.
         for running in sorted(plans, key=lambda running: running.state.step == 1):
             host = host_of(running.state.instruction)
-            if host is not None and not isinstance(running.state.instruction, ReadHost) and not self._is_busy(host):
+            if host is not None and not looks(running.state) and not self._is_busy(host):
                 await self._hold(running, host)
         for running in plans:
             log.info("plan resumed", plan=running.state.id, vm=running.state.vm, at=running.state.instruction.do)
@@ -175,6 +175,7 @@ class Operations:
                 return known
             row = await self.existing(name)
             precondition(row)
+            self.check_size(row, command)
             if row.phase is not VMPhase.RUNNING or row.host is None:
                 raise RequestError(409, f"{name} is {row.phase}, not running", "name")
             reported = self._hosts.vm(row.host, name)
@@ -187,6 +188,12 @@ class Operations:
             target = Target(**command.model_dump(include={"generation", "target", "deadline_s", "mode"}))
             state = start_target(plan_id("target", name), command.request_id, name, row.host, target)
             return self._launch(await self._store.add_plan(state, fingerprint, generation=command.generation))
+
+    def check_size(self, row: StoredVM, command: TargetCommand) -> None:
+        """Whether a VM may be brought to a size. Raises InvalidField."""
+        reported = self._hosts.vm(row.host, row.name)
+        allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
+        check_target(allocation, command.target.vector())
 
     async def operation(self, request_id: str, wait_s: float) -> Operation | None:
         """The operation of a request, when it has ended or after ``wait_s``; None if there is none."""
@@ -261,7 +268,11 @@ class Operations:
             return
         report, reserved = known.report, self._hosts.availability.reserved(host)
         async with self._locks.setdefault(host, asyncio.Lock()):
-            await self._performer.grant(host, partial(budget_for, report, reserved))
+            try:
+                await self._performer.grant(host, partial(budget_for, report, reserved))
+            except StoreError as error:
+                # The store has told of it itself, and nobody waits for this.
+                log.warning("budget not granted", host=host, why=str(error))
 
     def _owes(self, host: str) -> bool:
         """Whether a host has something to be removed or reinflated, and would not refuse."""
@@ -299,11 +310,21 @@ class Operations:
                     log.exception("plan failed by a defect of the manager", plan=plan_id, vm=running.state.vm)
                     step = defect(running.state, error)
                 resumed = False
-                await self._save(running, step)
+                try:
+                    await self._save(running, step)
+                except StoreError:
+                    raise
+                except Exception as error:
+                    if running.state.finished:
+                        raise
+                    log.exception("a step was not stored, by a defect", plan=plan_id, vm=running.state.vm)
+                    await self._save(running, defect(running.state, error))
         except StoreError as error:
             # Whether this step was stored is unknown: the next term goes on from what the store says.
             log.warning("plan left where it is", plan=plan_id, vm=running.state.vm, why=str(error))
             self._store.give_up(str(error))
+        except Exception:
+            log.exception("plan left where it is, by a defect of the manager", plan=plan_id, vm=running.state.vm)
         finally:
             self._release(running)
             self._hosts.availability.reserve(plan_id, None, ZERO)
@@ -323,7 +344,7 @@ class Operations:
         elif not await self._hold(running, host):
             return HostFailed(self._clock() - started_at, f"{host} is busy with another plan", uncertain=False)
         event = await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
-        if isinstance(event, HostRead) and state.life is not None and state.life.stage == "clear":
+        if isinstance(event, HostRead) and state.life is not None and state.life.stage in ("clear", "left"):
             rows = await self._store.vms(state.vm)
             event = replace(event, kept=any(row.host == host for row in rows))
         return event
@@ -372,9 +393,7 @@ class Operations:
             return True
         self._release(running)
         lock, state = self._locks.setdefault(host, asyncio.Lock()), running.state
-        # There is nothing else to look for where a VM has arrived, or is to run at home again.
-        looks = isinstance(state.instruction, ReadHost) and (state.life is None or state.life.stage == "room")
-        limit_s = max(state.deadline_s, 1.0) if looks else None
+        limit_s = max(state.deadline_s, 1.0) if looks(state) else None
         try:
             async with asyncio.timeout(limit_s):
                 await lock.acquire()

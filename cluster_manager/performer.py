@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable
@@ -36,7 +35,7 @@ from cluster_manager.plans import (
     Remove,
     SetTarget,
 )
-from cluster_manager.readings import asked_of_hosts, demand_of, has_template, minimums_allow
+from cluster_manager.readings import asked_of_hosts, has_template
 from cluster_manager.settings import AgentLimits
 from deflation.budget_messages import Budget
 from deflation.messages import (
@@ -146,7 +145,11 @@ class Performer:
         chosen: list[str] = []
         if purpose == "preempt":
             # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
-            spared = functools.partial(self._minimums_allow, spec)
+            allow = open_hosts.minimums_allow(spec.nominal.vector())
+
+            def spared(host_id: str) -> bool:
+                return allow(host_id) and offered(host_id)
+
             chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, spared)
         others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, offered)
         chosen = list(dict.fromkeys((*chosen, *others)))[:LINE]
@@ -165,12 +168,6 @@ class Performer:
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
-
-    def _minimums_allow(self, spec: VMSpec, host_id: str) -> bool:
-        host = self._hosts.get(host_id)
-        if host is None or not has_template(host.report, spec):
-            return False
-        return minimums_allow(host.report, demand_of(spec, host.report))
 
     def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
         """Whether a host has what a VM is made of."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cluster_manager.making_room import reclaimed
 from cluster_manager.plans import (
     MOST_HOSTS,
     MOST_LAPSES,
@@ -36,16 +37,15 @@ from cluster_manager.preemption import why_preempted, with_reason
 from cluster_manager.readings import (
     allocations_of,
     demand_of,
-    failed_layer,
     missing_on,
     reclaim_need,
     room_for_start,
     start_size,
 )
-from cluster_manager.steps import Step, finish, instruct, resize_notes, unexpected
+from cluster_manager.steps import Step, finish, instruct, unexpected
 from deflation import admission
 from deflation.allocations import Priority
-from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
+from deflation.messages import HostReport, OperationState, Vector, VMSpec, VMState, VMStatus
 from deflation.modes import HostEvent, refusal
 from deflation.placement_policies import PlacementPolicy
 from deflation.proportional import CODES, choose_victims
@@ -90,11 +90,11 @@ def advance_placement(state: PlanState, event: Event) -> Step:
             return _lose(state, event.sentence)
         case ((ReadHost() | Reclaim()), HostFailed()):
             return _leave(state, event.sentence, event.elapsed_s, reachable=not event.uncertain)
-        case ((Reclaim() | Create()), Forgotten()):
-            said = f"{state.host} does not know of {state.instruction.do}: reading it again"
-            return _read(state, said, lapses=state.lapses + int(event.lapse))
-        case Reclaim(), OperationEnded():
-            return _on_reclaimed(state, event.operation)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
+        case Create(), Forgotten():
+            said = f"{state.host} does not know of the start: reading it again"
+            return _read(state, said, lapses=state.lapses + event.lapse)
         case Create(), OperationEnded():
             return _on_created(state, event)
         case Create(), HostFailed():
@@ -221,7 +221,7 @@ def _on_present(state: PlanState, present: VMStatus, elapsed_s: float) -> Step:
     if not state.starts:
         said = f"{present.host} has a VM named {present.name} that was not placed by this manager"
         return _leave(state, said, elapsed_s)
-    if present.state in (VMState.STARTING, VMState.STOPPED):
+    if present.state in (VMState.STARTING, VMState.STOPPING, VMState.STOPPED):
         return _clean_up(state, f"{present.name} did not come up")
     return _placed(state, f"{present.name} runs on {present.host}")
 
@@ -263,20 +263,6 @@ def _reclaim(state: PlanState, host: str, need: ResourceVector, left_s: float) -
     instruction = Reclaim(host=host, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3))
     tried = state.tried + (1 if state.reclaims == 0 else 0)
     return instruct(state, instruction, f"reclaiming {need} on {host}", reclaims=state.reclaims + 1, tried=tried)
-
-
-def _on_reclaimed(state: PlanState, operation: Operation) -> Step:
-    layer = failed_layer(operation) if operation.state is not OperationState.DONE else None
-    said = f"{state.host}: {operation.sentence}"
-    return _read(
-        state,
-        said,
-        outcomes=operation.vms,
-        shortfall=operation.shortfall,
-        rounds=state.rounds + 1,
-        reclaimed=operation.state,
-        failed_layer=layer or state.failed_layer,
-    ).also(*resize_notes("deflated", state, operation))
 
 
 def _on_created(state: PlanState, event: OperationEnded) -> Step:

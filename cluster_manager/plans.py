@@ -21,6 +21,8 @@ from deflation.placement_policies import PlacementPolicy
 
 #: Hosts that a placement acts on before it gives up or preempts.
 MOST_HOSTS: Final = admission.MOST_HOSTS
+#: For how long a VM whose plan waits for a host stays with that plan, in seconds; then its owner may go on without.
+GONE_S: Final = 3600.0
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 
@@ -331,8 +333,8 @@ class Life(Record):
     #: The host that the VM is bound to.
     home: str
     #: Where a migration is: finding room, unsure whether the VM runs on its new host, removing what must not be there,
-    #: going back home, clearing away what is left there.
-    stage: Literal["room", "unsure", "clean", "home", "clear"] = "room"
+    #: going back home, clearing away what is left there, removing it from a new host that was waited for no longer.
+    stage: Literal["room", "unsure", "clean", "home", "clear", "left"] = "room"
     #: Time for a guest's own power-off, in seconds.
     limit_s: float = 60.0
     #: Resizes: what the VM is to be sold as.
@@ -345,8 +347,9 @@ class Life(Record):
     was_running: bool = True
     #: Until when hosts that do not answer are waited for, as ``elapsed_s``; None: nobody was waited for yet.
     waits_until_s: float | None = None
-    #: Whether this is what an operation left that has ended: it waits for as long as it takes.
+    #: Whether this is what an operation left that has ended, and for how long it waits then for a host that has its VM.
     rest: bool = False
+    gone_s: float = GONE_S
     #: Adoptions.
     domain: str = ""
     priority: Priority = Priority.DEFLATABLE

@@ -105,7 +105,8 @@ async def _passed_on(asked: Awaitable[T]) -> T:
         return await asked
     except AgentRefused as error:
         problem = error.problem
-        if problem is None or error.status == 401:
+        # That the host does not let this manager in is not about the client's token.
+        if problem is None or error.status in (401, 403):
             raise RequestError(503, str(error)) from error
         raise RequestError(error.status, problem.error, problem.field) from error
     except AgentError as error:

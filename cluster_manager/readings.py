@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from cluster_manager.plans import Purpose
 from deflation import admission
-from deflation.allocations import Allocation, deflatable_capacity, undeclared
+from deflation.allocations import Allocation, Priority, undeclared
 from deflation.messages import HostReport, Operation, VMSpec
 from deflation.proportional import Joining, joining
 from deflation.resources import COMPONENTS, ResourceVector
+
+_MEMORY: Final = COMPONENTS.index("memory_mib")
 
 
 def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = None) -> ResourceVector:
@@ -59,9 +62,22 @@ def reclaim_need(missing: ResourceVector, report: HostReport) -> ResourceVector:
     return ResourceVector(*need)
 
 
-def minimums_allow(report: HostReport, demand: ResourceVector) -> bool:
-    """Whether the host could hold a demand with everybody at the minimum, whatever can be taken at this moment."""
-    return missing_on(report, demand).fits_in(deflatable_capacity(allocations_of(report)))
+def low_priority(report: HostReport) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What a host's low-priority VMs are charged, and what they have above their minimums, in ``COMPONENTS``' order.
+
+    The same as of :func:`allocations_of`, without making those rows: every report is read for this.
+    """
+    charged, above = [0.0] * len(COMPONENTS), [0.0] * len(COMPONENTS)
+    for vm in report.vms:
+        if vm.priority is Priority.FIXED:
+            continue
+        current, minimum = vm.current.__dict__, vm.minimum.__dict__
+        for at, component in enumerate(COMPONENTS):
+            has = current[component]
+            charged[at] += has
+            above[at] += max(has - minimum[component], 0.0)
+        charged[_MEMORY] += vm.overhead_mib
+    return tuple(charged), tuple(above)
 
 
 def allocations_of(report: HostReport) -> list[Allocation]:

@@ -42,6 +42,9 @@ def advance_removal(state: PlanState, event: Event) -> Step:
             return instruct(state, Reinflate(host=host, step=state.step), sentence).also(
                 SetVM(vm, VMPhase.ENDED, host, sentence), Note("deleted", vm, host, sentence)
             )
+        case Remove(), (OperationEnded() | HostFailed()) if _is_owed(state):
+            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+            return _not_removed(state, f"{vm} is still to be removed: {why}", VMPhase.FAILED, owed=True)
         case Remove(), OperationEnded(operation=operation):
             return _not_removed(state, f"{vm} could not be deleted: {operation.sentence}", VMPhase.FAILED)
         case Remove(), HostFailed(uncertain=True):
@@ -52,6 +55,11 @@ def advance_removal(state: PlanState, event: Event) -> Step:
         case Reinflate(), (OperationEnded() | HostFailed()):
             return _reinflated(state, event, f"deleted {vm} on {host}")
     raise unexpected(state, event)
+
+
+def _is_owed(state: PlanState) -> bool:
+    """Whether this is the manager's own removal, of what must not be there: one refusal does not pay the debt."""
+    return state.request_id == state.id
 
 
 def _not_removed(state: PlanState, sentence: str, phase: VMPhase, owed: bool = False) -> Step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from cluster_manager.plans import ChooseHosts, Finish, Note, OweReinflation, PlanState, SetVM, VMPhase
+from cluster_manager.plans import ChooseHosts, Finish, Note, OweReinflation, PlanState, ReadHost, SetVM, VMPhase
 from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
 from deflation.messages import Operation, OperationState
@@ -36,6 +36,16 @@ class Prepared:
     phase: VMPhase | None = None
 
 
+def looks(state: PlanState) -> bool:
+    """Whether a plan looks at a host that it may leave for another: not for longer than it looks for a place.
+
+    There is nothing else to look for where a VM has arrived, is to run at home again, or may have been started already.
+    """
+    if not isinstance(state.instruction, ReadHost) or (state.kind == "create" and (state.changed or state.starts)):
+        return False
+    return state.life is None or state.life.stage == "room"
+
+
 def defect(state: PlanState, error: Exception) -> Step:
     """The end of a plan that met a defect: whatever it may have left behind is owed."""
     sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
@@ -45,7 +55,9 @@ def defect(state: PlanState, error: Exception) -> Step:
         where = state.host if state.life.stage == "clear" else state.life.home
         step = step.also(SetVM(state.vm or "", VMPhase.RUNNING, where, sentence))
     elif state.vm is not None and state.kind != "target":
-        step = step.also(SetVM(state.vm, VMPhase.FAILED, state.host, sentence, owed=state.host is not None))
+        # Before its start was commanded, what has its name there is somebody else's.
+        there = state.host if state.kind != "create" or state.starts else None
+        step = step.also(SetVM(state.vm, VMPhase.FAILED, there, sentence, owed=there is not None))
     if state.host is not None and not isinstance(state.instruction, ChooseHosts):
         step = step.also(OweReinflation(state.host, True))
     return step.also(Note("failed", state.vm, state.host, sentence))

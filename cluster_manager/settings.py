@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cluster_manager.database import Database
 from cluster_manager.leadership import LeadershipTimes
+from cluster_manager.plans import GONE_S
 from cluster_manager.pruning import Retention
 from deflation.placement_policies import PlacementPolicy
 from task_matcher.engines.interface import Engine
@@ -52,6 +53,8 @@ class Settings:
     seed: int = 0
     #: A host that has not reported for so long gets no new VM. Agents report every two seconds.
     silent_after_s: float = 10.0
+    #: A VM that is being moved is its owner's again when a host that it may be on has not answered for so long.
+    gone_s: float = GONE_S
     #: Largest request body, bytes.
     body_limit: int = 256 * 1024
     agents: AgentLimits = AgentLimits()

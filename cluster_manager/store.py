@@ -11,8 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cluster_manager import schema
 from cluster_manager.engines import upsert
 from cluster_manager.plans import Effect, Finish, Handover, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
-from cluster_manager.rows import StoredChange, StoredEvent, StoredHost, StoredPlan, StoredVM
+from cluster_manager.rows import (
+    RunningVM,
+    StoredChange,
+    StoredEvent,
+    StoredHost,
+    StoredPlan,
+    StoredVM,
+    stored_core_change,
+    stored_plan,
+    stored_vm,
+)
 from cluster_manager.task_store import TaskRows
+from deflation.allocations import Priority
 from deflation.messages import CoreChange, HostReport, VMSpec
 
 #: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
@@ -103,8 +114,9 @@ class Store(TaskRows):
                     # While it waited its VM may have been preempted and the name given to another VM.
                     row = row.where(schema.vms.c.request_id == state.request_id)
                 else:
-                    # A preempted VM whose deletion waits: its name is free when that plan has ended, not before.
-                    row = row.where(schema.vms.c.phase != VMPhase.DELETING.value)
+                    # A preempted VM whose deletion waits: its name is free when that plan has ended, not before. And
+                    # what was found on this host by that name may be none of ours: ours is where its row says.
+                    row = row.where(schema.vms.c.phase != VMPhase.DELETING.value, schema.vms.c.host == host)
                 await connection.execute(
                     row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
@@ -123,7 +135,9 @@ class Store(TaskRows):
     async def unfinished_plans(self) -> list[StoredPlan]:
         """In the order in which they were made."""
         table = schema.plans
-        return await self._values(select(table).where(table.c.finished == schema.constant(0)), table.c.number, _plan)
+        return await self._values(
+            select(table).where(table.c.finished == schema.constant(0)), table.c.number, stored_plan
+        )
 
     async def plan(self, request_id: str) -> StoredPlan | None:
         """The plan of a client's request."""
@@ -132,7 +146,7 @@ class Store(TaskRows):
         return found[0] if found else None
 
     async def _plans(self, query: Any) -> list[StoredPlan]:
-        return [_plan(row) for row in await self._read(query)]
+        return [stored_plan(row) for row in await self._read(query)]
 
     # --- VMs and hosts ---------------------------------------------------------------------------------------------
 
@@ -143,16 +157,18 @@ class Store(TaskRows):
         return await self._values(
             query if name is None else query.where(table.c.name == name),
             table.c.name,
-            lambda row: StoredVM(
-                row.name,
-                row.host,
-                VMPhase(row.phase),
-                VMSpec.model_validate_json(row.spec),
-                row.sentence,
-                bool(row.owes_removal),
-                row.request_id,
-                row.generation,
-            ),
+            stored_vm,
+        )
+
+    async def running_vms(self, name: str | None = None) -> list[RunningVM]:
+        """Those that run by their rows, or the one that has this name, without their specs; by name."""
+        table = schema.vms
+        query = select(table.c.name, table.c.host, table.c.priority).where(
+            schema.LIVING, table.c.phase == VMPhase.RUNNING.value
+        )
+        query = query if name is None else query.where(table.c.name == name)
+        return await self._values(
+            query, table.c.name, lambda row: RunningVM(row.name, row.host, Priority(row.priority))
         )
 
     async def owed_removals(self) -> dict[str, str]:
@@ -344,38 +360,5 @@ def _change_row(host: str, change: CoreChange, vm: Any, released: bool) -> dict[
     }
 
 
-def _plan(row: Any) -> StoredPlan:
-    return StoredPlan(PlanState.model_validate_json(row.state), row.fingerprint, row.started_at, row.updated_at)
-
-
 def _changes(rows: Sequence[Any]) -> list[StoredChange]:
-    return [
-        StoredChange(
-            CoreChange(
-                sequence=row.sequence,
-                machine=row.machine,
-                host=row.host,
-                at=row.at,
-                cores_before=row.cores_before,
-                cores_after=row.cores_after,
-                cause=row.cause,
-            ),
-            bool(row.variable),
-            bool(row.by_owner),
-        )
-        for row in rows
-    ]
-
-
-def _set_pragmas(connection: Any, _record: Any) -> None:
-    """WAL, so that readers never wait; synchronous FULL, so that a plan's record outlives a loss of power."""
-    # The driver must not begin transactions by itself: it would do so too late for a consistent read and write.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN")
+    return [StoredChange(stored_core_change(row), bool(row.variable), bool(row.by_owner)) for row in rows]

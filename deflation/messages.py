@@ -34,9 +34,9 @@ DryRun = Annotated[bool, Field(strict=True, description="say what would be done 
 
 
 class Body(BaseModel):
-    """Base of all bodies: unknown fields are refused, values cannot be changed after the check."""
+    """Base of all bodies: unknown fields are refused, values cannot be changed after the check, numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Vector(Body):
@@ -330,9 +330,9 @@ class CoreChange(Body):
     sequence: int = Field(ge=1, le=LARGEST, description="counts up on each host; the manager acknowledges by it")
     machine: Name
     host: str
-    at: float = Field(description="seconds since the epoch")
-    cores_before: float
-    cores_after: float
+    at: float = Field(ge=0, le=1e11, description="seconds since the epoch")
+    cores_before: float = Field(ge=0, le=1e6)
+    cores_after: float = Field(ge=0, le=1e6)
     cause: str
 
 

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
@@ -33,6 +33,7 @@ from deflation.modes import HostMode
 from deflation.pages import Event
 from deflation.placement_policies import PlacementPolicy
 from deflation.rehearsals import Rehearsal
+from ebb.client_calls import Model
 from ebb.client_lifecycle import LifecycleCalls
 from ebb.client_lifecycle import new_request_id as new_request_id
 from ebb.client_tasks import TaskCalls
@@ -54,7 +55,6 @@ STREAM_ATTEMPTS = 30
 #: Rows of one page.
 PAGE = 1000
 
-Model = TypeVar("Model", bound=BaseModel)
 Progress = Callable[[str], None]
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from typing import TypeVar
-
-from pydantic import BaseModel
 
 from deflation.allocations import Priority
 from deflation.lifecycle_messages import (
@@ -20,11 +17,10 @@ from deflation.lifecycle_messages import (
     TemplateList,
 )
 from deflation.messages import Operation, Vector
+from ebb.client_calls import Calls
 
-Model = TypeVar("Model", bound=BaseModel)
 
-
-class LifecycleCalls:
+class LifecycleCalls(Calls):
     """Methods of :class:`ebb.client.ManagerClient`; each returns the running operation."""
 
     async def stop(self, name: str, *, limit_s: float = 60.0, request_id: str | None = None) -> Operation:
@@ -118,17 +114,6 @@ class LifecycleCalls:
     async def templates(self, host: str) -> list[TemplateInfo]:
         """The templates of a host."""
         return list((await self._one("GET", f"/v1/hosts/{host}/templates", TemplateList)).templates)
-
-    async def _one(
-        self,
-        method: str,
-        path: str,
-        model: type[Model],
-        *,
-        query: dict[str, str] | None = None,
-        body: BaseModel | None = None,
-    ) -> Model:
-        raise NotImplementedError
 
 
 def new_request_id() -> str:

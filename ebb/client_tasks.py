@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
-
-from pydantic import BaseModel
-
 from deflation.task_messages import EngineStatus, ManagedTask, TaskExplanation, TaskRequest, TaskSpec, TaskState
+from ebb.client_calls import Calls
 from ebb.client_lifecycle import new_request_id
 
-Model = TypeVar("Model", bound=BaseModel)
 
-
-class TaskCalls:
+class TaskCalls(Calls):
     """Methods of :class:`ebb.client.ManagerClient`."""
 
     async def submit_task(self, spec: TaskSpec, *, request_id: str | None = None) -> ManagedTask:
@@ -48,19 +42,3 @@ class TaskCalls:
     async def engine(self) -> EngineStatus:
         """What runs the tasks, and its machines."""
         return await self._one("GET", "/v1/engine", EngineStatus)
-
-    async def _one(
-        self,
-        method: str,
-        path: str,
-        model: type[Model],
-        *,
-        query: dict[str, str] | None = None,
-        body: BaseModel | None = None,
-    ) -> Model:
-        raise NotImplementedError
-
-    async def _list(
-        self, path: str, key: str, model: type[Model], query: Mapping[str, object], limit: int | None = None
-    ) -> list[Model]:
-        raise NotImplementedError

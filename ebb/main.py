@@ -34,17 +34,21 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-lab_app = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
-image_app = typer.Typer(help="The disk image of the lab's guests.", no_args_is_help=True, rich_markup_mode=None)
-token_app = typer.Typer(help="Tokens with roles.", no_args_is_help=True, rich_markup_mode=None)
-tasks_app = typer.Typer(help="Long work, run where the cores will stay.", no_args_is_help=True, rich_markup_mode=None)
 app.callback()(access.connection)
-app.add_typer(lab_app, name="lab")
-app.add_typer(token_app, name="token")
-app.add_typer(tasks_app, name="tasks")
-lab_app.add_typer(image_app, name="image")
-sim_app = typer.Typer(help="Traces and simulations.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(sim_app, name="sim")
+
+
+def _group(parent: typer.Typer, name: str, what: str) -> typer.Typer:
+    """A group of commands."""
+    made = typer.Typer(help=what, no_args_is_help=True, rich_markup_mode=None)
+    parent.add_typer(made, name=name)
+    return made
+
+
+lab_app = _group(app, "lab", "A whole cluster on this machine.")
+image_app = _group(lab_app, "image", "The disk image of the lab's guests.")
+token_app = _group(app, "token", "Tokens with roles.")
+tasks_app = _group(app, "tasks", "Long work, run where the cores will stay.")
+sim_app = _group(app, "sim", "Traces and simulations.")
 
 #: Where each command stands, what runs it, and an example for its help page.
 COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
@@ -121,8 +125,8 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (image_app, "build", lab.image_build, "ebb lab image build"),
 )
 
-for _group, _name, _function, _example in COMMANDS:
-    _group.command(_name, epilog=f"Example: {_example}")(_function)
+for _where, _name, _function, _example in COMMANDS:
+    _where.command(_name, epilog=f"Example: {_example}")(_function)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from hostagent.vms import ManagedVM
 #: Less than this of a size that was to be reached is missing to nobody.
 NEAR: Final = ResourceVector(cpu_cores=0.02, memory_mib=4.0, disk_mib_s=1.0, network_mib_s=1.0)
 _OFF: Final = (Phase.STOPPED, Phase.SETTLED)
+_GOING: Final = (Phase.CREATING, Phase.STOPPING, Phase.DELETING)
 
 
 class LifecycleCommands:
@@ -134,9 +135,9 @@ class LifecycleCommands:
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self, name: str, command: Command) -> Operation:
-        """Start a VM that is off, at its committed size.
+        """Start a VM that is off, at its committed size; one that runs already stays as it is.
 
-        :raises RequestRefused: no such VM, no room for it, or the request is not acceptable.
+        :raises RequestRefused: no such VM, no room for it, it is on its way down, or the request is not acceptable.
         """
         body = comparable(command) | {"name": name}
         await self._commands.follow(command)
@@ -148,6 +149,10 @@ class LifecycleCommands:
             return known
         vm = self._host.vm(name)
         self._host.modes.check(HostEvent.CREATE)
+        if vm.condemned or vm.intent.phase in _GOING:
+            # One that is to go down runs for a while yet: "it runs" would be no longer true a moment later.
+            why = vm.condemned or f"it is {vm.status().state}"
+            raise RequestRefused(409, f"{name} cannot be started now: {why}; try again when that has ended", "name")
         if vm.running:
 
             async def answer(operation: Operation) -> Operation:

@@ -194,6 +194,8 @@ class ManagedVM:
         )
 
     def _state(self) -> VMState:
+        if self.condemned and self.running and self.intent.phase is not Phase.DELETING:
+            return VMState.STOPPING
         if self.running or self.intent.phase in (Phase.CREATING, Phase.STARTING):
             return STATES[self.intent.phase]
         return VMState.STOPPED

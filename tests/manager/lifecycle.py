@@ -104,3 +104,31 @@ async def one_record(cluster: Cluster) -> None:
     store.save_step = once  # type: ignore[method-assign]
     async with asyncio.timeout(10):
         await passed.wait()
+
+
+async def kill_at_every_record(cluster: Cluster, request_id: str, stored: bool) -> int:
+    """Kill the manager at its first record, the next one at its second, and so on until the operation has ended.
+
+    :param stored: whether each record is stored before the manager dies.
+    :returns: how often it was killed.
+    """
+    kills = 0
+    while kills < 40:
+        killed = kill_at_next_record(cluster, stored)
+        watcher = asyncio.create_task(cluster.ended(request_id), name="watch the operation")
+        killer = asyncio.create_task(killed.wait(), name="watch the records")
+        await asyncio.wait({watcher, killer}, return_when=asyncio.FIRST_COMPLETED)
+        if not killer.done():
+            killer.cancel()
+            break
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+        await cluster.kill_manager()
+        kills += 1
+        if not stored:
+            # Otherwise the same record would be the next for ever: this one may pass.
+            await cluster.start_manager()
+            await one_record(cluster)
+            await cluster.kill_manager()
+        await cluster.start_manager()
+    return kills

@@ -48,6 +48,8 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         ("--listen", "7100", "--listen must be HOST:PORT"),
         ("--listen", "127.0.0.1:99999", "--listen must be HOST:PORT"),
         ("--seed", "-1", "--seed must not be negative"),
+        ("--gone-s", "0", "--gone-s must be within [1, "),
+        ("--gone-s", "nan", "--gone-s must be within [1, "),
         ("--database", "/nonexistent/db", "cannot use the database"),
     ],
 )

@@ -7,7 +7,7 @@ import contextlib
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import aiohttp
 import pytest
 
 from cluster_manager.database import PostgreSQL
-from cluster_manager.plans import Effect, PlanState
 from deflation.fencing import Fence
 from deflation.messages import Operation, OperationState
 from deflation.proportional import share_room
@@ -24,6 +23,7 @@ from tests.manager import cluster as clusters
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.databases import rows_of
 from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
+from tests.manager.lifecycle import kill_at_every_record
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -155,65 +155,8 @@ async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path
     """The manager is killed at its first record, the next one at its second, and so on to the end."""
     async with prepared(tmp_path, name) as (scenario, cluster):
         await scenario.begin(cluster)
-        kills = 0
-        while kills < 40:
-            killed = _kill_at_next_record(cluster, stored)
-            watcher = asyncio.create_task(cluster.ended(scenario.request_id), name="watch the operation")
-            killer = asyncio.create_task(killed.wait(), name="watch the records")
-            await asyncio.wait({watcher, killer}, return_when=asyncio.FIRST_COMPLETED)
-            if not killer.done():
-                killer.cancel()
-                break
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-            await cluster.kill_manager()
-            kills += 1
-            if not stored:
-                # Otherwise the same record would be the next for ever: this one may pass.
-                await cluster.start_manager()
-                await _one_record(cluster)
-                await cluster.kill_manager()
-            await cluster.start_manager()
-        assert kills >= 2
+        assert await kill_at_every_record(cluster, scenario.request_id, stored) >= 2
         await ended_well(scenario, cluster)
-
-
-Save = Callable[[PlanState, Iterable[Effect]], Awaitable[float]]
-
-
-def _kill_at_next_record(cluster: Cluster, stored: bool) -> asyncio.Event:
-    """Stop the plan dead at its next record, before or after it is stored; the event says when."""
-    assert cluster.manager is not None
-    store, reached = cluster.manager.store, asyncio.Event()
-    save: Save = store.save_step
-
-    async def stop(state: PlanState, effects: Iterable[Effect]) -> float:
-        if stored:
-            await save(state, effects)
-        reached.set()
-        await asyncio.Event().wait()
-        raise AssertionError("never reached")
-
-    store.save_step = stop  # type: ignore[method-assign]
-    return reached
-
-
-async def _one_record(cluster: Cluster) -> None:
-    """Let exactly one record pass, and stop the plan dead."""
-    assert cluster.manager is not None
-    store, passed = cluster.manager.store, asyncio.Event()
-    save: Save = store.save_step
-
-    async def once(state: PlanState, effects: Iterable[Effect]) -> float:
-        if not passed.is_set():
-            await save(state, effects)
-            passed.set()
-        await asyncio.Event().wait()
-        raise AssertionError("never reached")
-
-    store.save_step = once  # type: ignore[method-assign]
-    async with asyncio.timeout(10):
-        await passed.wait()
 
 
 async def test_the_epoch_rises_with_every_start_and_is_in_every_command(tmp_path: Path) -> None:

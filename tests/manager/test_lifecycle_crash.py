@@ -14,7 +14,7 @@ import pytest
 from deflation.messages import HostTemplate, OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
-from tests.manager.lifecycle import ask, consistent, kill_at_next_record, one_record, send, watch_for_two
+from tests.manager.lifecycle import ask, consistent, kill_at_every_record, send, watch_for_two
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -94,26 +94,7 @@ async def test_a_manager_killed_while_a_command_is_under_way_finishes_the_plan(
 async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path, verb: str, stored: bool) -> None:
     async with prepared(tmp_path, verb) as (cluster, both):
         await begin(cluster, verb)
-        kills = 0
-        while kills < 40:
-            killed = kill_at_next_record(cluster, stored)
-            watcher = asyncio.create_task(cluster.ended("request"), name="watch the operation")
-            killer = asyncio.create_task(killed.wait(), name="watch the records")
-            await asyncio.wait({watcher, killer}, return_when=asyncio.FIRST_COMPLETED)
-            if not killer.done():
-                killer.cancel()
-                break
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-            await cluster.kill_manager()
-            kills += 1
-            if not stored:
-                # Otherwise the same record would be the next for ever: this one may pass.
-                await cluster.start_manager()
-                await one_record(cluster)
-                await cluster.kill_manager()
-            await cluster.start_manager()
-        assert kills >= 2
+        assert await kill_at_every_record(cluster, "request", stored) >= 2
         await ended_well(cluster, both)
 
 

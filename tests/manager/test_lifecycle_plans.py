@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_stop
-from cluster_manager.plans import HostFailed, OweReinflation, Release
+from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_start, start_stop
+from cluster_manager.plans import (
+    AwaitHost,
+    Finish,
+    HostBack,
+    HostFailed,
+    OweReinflation,
+    ReadHost,
+    Release,
+    SetVM,
+    VMPhase,
+)
 from cluster_manager.transitions import advance
 from deflation.allocations import Priority
 from deflation.lifecycle_messages import AdoptRequest
-from deflation.messages import Vector, VMSpec
-from tests.manager.plan_events import status_of
+from deflation.messages import OperationState, Vector, VMSpec, VMState
+from tests.manager.plan_events import read, spec_of, status_of
 
 
 def test_a_vm_is_sold_as_its_host_says_and_what_it_does_not_tell_stays() -> None:
@@ -41,3 +51,29 @@ def test_a_stop_or_release_that_came_to_nothing_pays_no_debt(uncertain: bool) ->
 def test_an_adoption_waits_for_a_busy_host() -> None:
     request = AdoptRequest(request_id="r", host="host-a", domain="d")
     assert start_adoption("p", "v", request).deadline_s == 60.0
+
+
+def test_an_adoption_whose_host_is_gone_ends_and_its_name_is_free() -> None:
+    state = start_adoption("p", "v", AdoptRequest(request_id="r", host="host-a", domain="d"))
+    state = advance(advance(state, read("host-a")).state, HostFailed(5.0, "host-a is silent", uncertain=True)).state
+    assert state.instruction == AwaitHost(host="host-a", until_s=65.0)
+    # It answers once and is silent again: the time goes on.
+    state = advance(state, HostBack(20.0)).state
+    assert state.instruction == ReadHost(host="host-a")
+    state = advance(state, HostFailed(25.0, "host-a is silent", uncertain=True)).state
+    assert state.instruction == AwaitHost(host="host-a", until_s=65.0)
+    step = advance(state, HostFailed(65.0, "host-a does not report", uncertain=True))
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.state is OperationState.FAILED
+    assert "does not say whether it has adopted it" in step.state.instruction.sentence
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.owed) == (VMPhase.ENDED, False), "nobody else's domain is ever removed"
+
+
+def test_a_vm_that_is_still_being_stopped_is_not_said_to_run() -> None:
+    spec = spec_of("low", "deflatable")
+    state = start_start("p", "r", "low", "host-a", spec, anywhere=False, deadline_s=10.0)
+    step = advance(state, read("host-a", status_of(spec, "host-a", state=VMState.STOPPING)))
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.state is OperationState.FAILED
+    assert "still being stopped" in step.state.instruction.sentence

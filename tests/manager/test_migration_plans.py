@@ -109,14 +109,14 @@ def test_a_host_is_waited_for_until_the_deadline_and_then_a_plan_of_the_managers
     assert isinstance(step.state.instruction, Finish)
     assert step.state.instruction.state is OperationState.FAILED
     (rest,) = [effect.state for effect in step.effects if isinstance(effect, Handover)]
-    assert (rest.id, rest.instruction) == ("plan.rest", AwaitHost(host="away"))
+    assert (rest.id, rest.instruction) == ("plan.rest", AwaitHost(host="away", until_s=3600.0))
     (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
     assert (row.phase, row.host) == (VMPhase.MIGRATING, "home")
-    # It has all the time in the world, and decides for home: that is what the client was told.
+    # It has all the time that its owner has, and decides for home: that is what the client was told.
     rest = advance(rest, HostBack(1.0)).state
     assert isinstance(rest.instruction, Remove)
-    again = advance(rest, HostFailed(9000.0, "away is silent", uncertain=True)).state
-    assert again.instruction == AwaitHost(host="away")
+    again = advance(rest, HostFailed(3000.0, "away is silent", uncertain=True)).state
+    assert again.instruction == AwaitHost(host="away", until_s=3600.0)
     rest = advance(rest, ended("delete")).state
     assert rest.instruction == ReadHost(host="home")
     rest = advance(rest, read("home", OFF)).state
@@ -190,3 +190,81 @@ def test_one_that_was_off_stays_off_at_home() -> None:
     step = advance(state, ended("delete"))
     (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
     assert (step.state.finished, row.phase, row.host) == (True, VMPhase.STOPPED, "home")
+
+
+# --- a host that is gone for good ------------------------------------------------------------------------------------
+
+
+def handed_over(state: PlanState, why: str = "away is silent") -> PlanState:
+    """What goes on with a plan whose operation has waited until its deadline."""
+    assert isinstance(state.instruction, AwaitHost)
+    until_s = state.instruction.until_s
+    assert until_s is not None
+    step = advance(state, HostFailed(until_s, why, uncertain=True))
+    (rest,) = [effect.state for effect in step.effects if isinstance(effect, Handover)]
+    return rest
+
+
+def test_a_new_host_that_is_gone_for_good_gives_the_vm_back_to_its_owner() -> None:
+    rest = handed_over(advance(creating(), HostFailed(5.0, "away is silent", uncertain=True)).state)
+    step = advance(rest, HostFailed(3600.0, "away does not report", uncertain=True))
+    assert isinstance(step.state.instruction, Finish)
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.host) == (VMPhase.STOPPED, "home")
+    assert "may run on away, which was waited for 3600 s" in row.sentence
+    (left,) = [effect.state for effect in step.effects if isinstance(effect, Handover)]
+    # No room is kept for it there, and nobody's row is its own.
+    assert (left.id, left.spec, left.instruction) == ("plan.left", None, AwaitHost(host="away"))
+
+
+@pytest.mark.parametrize("there", [VMState.RUNNING, VMState.STOPPED])
+def test_what_was_left_on_a_host_that_is_back_after_all_is_removed_there_whether_it_runs_or_not(
+    there: VMState,
+) -> None:
+    left = given_up()
+    left = advance(left, HostBack(9000.0)).state
+    assert left.instruction == ReadHost(host="away")
+    found = status_of(SPEC, "away", state=there)
+    removing = advance(left, read("away", found)).state
+    assert isinstance(removing.instruction, Remove)
+    assert (removing.instruction.host, removing.instruction.vm) == ("away", "low")
+    again = advance(removing, HostFailed(9100.0, "away is silent", uncertain=True)).state
+    assert again.instruction == AwaitHost(host="away"), "as long as it takes"
+    step = advance(removing, ended("delete"))
+    assert step.state.finished
+    assert not [effect for effect in step.effects if isinstance(effect, SetVM)]
+
+
+def test_what_a_later_request_has_put_on_that_host_stays_there() -> None:
+    left = advance(given_up(), HostBack(9000.0)).state
+    assert advance(left, HostRead(9000.0, report_of("away", status_of(SPEC, "away")), kept=True)).state.finished
+    fencing = advance(left, read("away")).state.instruction
+    assert isinstance(fencing, Remove), "its start may still be on its way"
+
+
+def given_up() -> PlanState:
+    """What still waits for a host on which the VM may run, for nobody."""
+    rest = handed_over(advance(creating(), HostFailed(5.0, "away is silent", uncertain=True)).state)
+    return handed_over(rest)
+
+
+@pytest.mark.parametrize(("off", "phase"), [(True, VMPhase.STOPPED), (False, VMPhase.RUNNING)])
+def test_a_home_that_is_gone_for_good_gives_the_vm_back_to_its_owner(off: bool, phase: VMPhase) -> None:
+    if off:
+        state = advance(creating(), ended("create", OperationState.FAILED)).state
+        state = advance(state, ended("delete")).state
+    else:
+        state = advance(begun(), HostFailed(1.0, "home is silent", uncertain=True)).state
+    state = advance(state, HostFailed(2.0, "home is silent", uncertain=True)).state
+    step = advance(handed_over(state), HostFailed(3600.0, "home does not report", uncertain=True))
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (step.state.finished, row.phase, row.host) == (True, phase, "home")
+    assert "nobody starts it but by request" in row.sentence
+    assert not [effect for effect in step.effects if isinstance(effect, Handover)]
+
+
+def test_what_is_left_at_home_is_waited_for_as_long_as_it_takes() -> None:
+    rest = handed_over(advance(clearing(), HostFailed(5.0, "home is silent", uncertain=True)).state)
+    assert rest.instruction == AwaitHost(host="home")
+    rest = advance(rest, HostBack(1e6)).state
+    assert advance(rest, HostFailed(1e6, "home is silent", uncertain=True)).state.instruction == AwaitHost(host="home")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deflation.messages import HostTemplate, OperationState
+from deflation.messages import HostTemplate, OperationState, VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
@@ -114,6 +114,18 @@ async def test_a_vm_that_is_off_moves_and_starts_there(cluster: Cluster) -> None
     await ask(cluster, "low-1", "stop")
     moved = await ask(cluster, "low-1", "migrate", lose_disk=True)
     assert moved.state is OperationState.DONE
+    assert runs(second.vms["low-1"])
+    await consistent(cluster)
+
+
+async def test_a_vm_that_powered_off_by_itself_is_kept_off_before_it_is_started_elsewhere(cluster: Cluster) -> None:
+    first, second = cluster.agents
+    # Whoever has started it again since that report would have it run twice.
+    first.vms["low-1"] = first.vms["low-1"].model_copy(update={"state": VMState.STOPPED})
+    await cluster.ready()
+    moved = await ask(cluster, "low-1", "migrate", lose_disk=True)
+    assert moved.state is OperationState.DONE, moved.sentence
+    assert [kind for kind, name in first.done if name == "low-1"] == ["create", "stop", "delete"]
     assert runs(second.vms["low-1"])
     await consistent(cluster)
 
