@@ -9,12 +9,12 @@ from pydantic import Field
 
 from cluster_manager.api_forms import LONGEST_DURATION_S, LONGEST_WAIT_S, MANAGER, answer
 from cluster_manager.errors import RequestError
-from deflation.machine_messages import MachineRanking
+from deflation.machine_messages import CalibrationReport, MachineRanking
 from deflation.messages import Name, Operation, OperationState, RequestId
 from deflation.pages import CoreChangePage, MachinePage, OperationPage
 from rest.descriptions import Parameter, describe
 from rest.pages import AFTER, LIMIT, key_of, page_of
-from rest.parameters import parameters_of
+from rest.parameters import check_parameters, parameters_of
 
 #: A moment, in seconds since the epoch.
 Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
@@ -86,6 +86,17 @@ async def machines(request: web.Request) -> web.Response:
     after = key_of("machines", query["after"], (int, float, int, str))
     rows, following = page_of("machines", ranking, _rank, query["limit"], after)
     return answer(MachinePage(machines=tuple(rows), next=following))
+
+
+@routes.get("/v1/calibration", allow_head=False)
+@describe(
+    "Whether predictions that machines keep their cores come true",
+    tag="machines",
+    answers={200: CalibrationReport},
+)
+async def calibration(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(request.app[MANAGER].core_changes.calibration())
 
 
 @routes.get("/v1/machines/{name}", allow_head=False)

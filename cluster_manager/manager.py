@@ -18,6 +18,7 @@ from cluster_manager.dry_runs import DryRuns
 from cluster_manager.event_feed import EventFeed
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
+from cluster_manager.knowledge import Knowledge
 from cluster_manager.leadership import Leadership
 from cluster_manager.lifecycle import sold_as
 from cluster_manager.lifecycle_requests import Lifecycle
@@ -66,14 +67,15 @@ class Manager:
         settings, clock = self.settings, self._clock
         self.store = Store(settings.database, clock, self.leadership.fail)
         self.hosts = Hosts(self.store, settings.silent_after_s, clock)
-        self.core_changes = CoreChanges(self.store, self.hosts, clock)
+        self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
+        self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
         self.lists = Lists(self.store, self._managed, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy)
         self.tasks = TaskService(
             self.store,
-            TaskMachines(self.store, self.hosts, clock),
+            TaskMachines(self.store, self.hosts, self.core_changes, settings.engine.matching),
             settings.make_engine(settings.engine),
             settings.engine,
             self.leadership.check,
@@ -104,7 +106,7 @@ class Manager:
         with _loading():
             await self.hosts.load()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True))
-        await self.core_changes.load()
+        await self._knowledge.recall()
         agents = Agents(
             self._session,
             self._url_of,
@@ -124,6 +126,7 @@ class Manager:
         await self.operations.start(performer)
         self.feed.start()
         self._housekeeping.start()
+        self._knowledge.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
         return self.epoch
 
@@ -133,6 +136,7 @@ class Manager:
         await self.tasks.stop()
         await self.operations.stop()
         await self._housekeeping.stop()
+        await self._knowledge.stop()
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -6,6 +6,7 @@ kernel functions of :mod:`task_matcher.rolling`, :mod:`task_matcher.landmarks` a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ FORMS: Final = {
     "landmark": knowing.LANDMARK,
 }
 _State = TypeVar("_State", counting.Rolling, marks.Landmarks)
+_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, knowing.Knowledge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,16 @@ class Predictor:
         self._gone = deque(gone)
         self.changed()
 
+    def copy(self) -> Predictor:
+        """One that knows the same and has its own memory: to be asked elsewhere while this one goes on learning."""
+        made = copy.copy(self)
+        made.rows, made._last = dict(self.rows), dict(self._last)
+        made._free, made._gone = list(self._free), deque(self._gone)
+        made.state = _copied(self.state)
+        made.marks = _copied(self.marks)
+        made._knowledge = _copied(self._knowledge)
+        return made
+
     def changed(self) -> None:
         """The counts are others than they were: the next question brings the curves up to date."""
         self._fresh_until = self._looked = -math.inf
@@ -304,3 +316,9 @@ def _larger(state: _State, fresh: _State, rows: int) -> _State:
         else:
             values.append(old)
     return type(state)(*values)
+
+
+def _copied(arrays: _Arrays) -> _Arrays:
+    """The same values in arrays of their own."""
+    values: list[Any] = [array.copy() for array in arrays]
+    return type(arrays)(*values)
