@@ -85,8 +85,8 @@ class Predictor:
         self._form = FORMS[self.options.form]
         self._free: list[int] = []
         self._last: dict[str, LastChange] = {}
-        #: Machines that are gone, by when their landmarks' horizon is over.
-        self._gone: deque[tuple[float, str]] = deque()
+        #: Machines that are gone, by when their landmarks' horizon is over, and when they went.
+        self._gone: deque[tuple[float, str, float]] = deque()
         self.state = counting.rolling(0, self.options.window_s, now)
         self.marks = marks.landmarks(0, self.options.window_s, self.options.horizon_s, self.options.look_every_s, now)
         self._knowledge = knowing.nothing_known(self.options.horizon_s)
@@ -114,7 +114,7 @@ class Predictor:
             return
         self._last[change.machine] = LastChange(change.at, direction, whole_cores(change.cores_after), change.ends)
         if change.ends:
-            self._gone.append((self.now + 2.0 * self.options.horizon_s, change.machine))
+            self._gone.append((self.now + 2.0 * self.options.horizon_s, change.machine, change.at))
         if not teaches:
             return
         row = self.row(change.machine)
@@ -145,8 +145,9 @@ class Predictor:
         if self._form == knowing.LANDMARK:
             marks.look(self.marks, now)
         while self._gone and self._gone[0][0] <= now:
-            _, machine = self._gone.popleft()
-            if (last := self._last.get(machine)) is not None and last.gone:
+            _, machine, at = self._gone.popleft()
+            # One that came back meanwhile may have gone again, and has an entry of its own.
+            if (last := self._last.get(machine)) is not None and last.gone and last.at == at:
                 self.forget(machine)
 
     def forget(self, machine: str) -> None:
@@ -182,7 +183,8 @@ class Predictor:
         self.rows, self._last, self.state, self.marks, self.late = rows, last, state, found, late
         self.since = since
         self._free = sorted(set(range(size)) - set(rows.values()), reverse=True)
-        gone = [(self.now + 2.0 * self.options.horizon_s, name) for name, known in last.items() if known.gone]
+        until = self.now + 2.0 * self.options.horizon_s
+        gone = [(until, name, known.at) for name, known in last.items() if known.gone]
         self._gone = deque(gone)
         self.changed()
 
