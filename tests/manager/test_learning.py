@@ -214,6 +214,13 @@ async def test_predictions_of_tasks_are_held_against_their_ends_and_that_outlive
         }  # fmt: skip
         await learned(cluster, agent)
         await cluster.create(vm("low-1"))
+
+        async def known() -> bool:
+            ranked = await cluster.get("/v1/machines?duration_s=60")
+            seen = [row["completion_probability"] for row in ranked["machines"]]
+            return engine.machines["low-1"].usable_cores == 3 and len(seen) == 1 and seen[0] is not None
+
+        await cluster.until(known)
         # A task that takes all that the machine has: any shrink is one too many.
         await submit(cluster, "good", cores=3, restartable=True)
         await becomes(cluster, "good", "running")

@@ -197,6 +197,12 @@ async def test_an_explanation_has_the_probability_that_a_machine_keeps_its_cores
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name))
         await cluster.until(condition(lambda: [m.usable_cores for m in engine.machines.values()] == [3, 3]))
+
+        async def known() -> bool:
+            ranked = (await cluster.get("/v1/machines?duration_s=60"))["machines"]
+            return [row["completion_probability"] is not None for row in ranked] == [True, True]
+
+        await cluster.until(known)
         for name in ("first", "second"):
             await submit(cluster, name, cores=3)
             await becomes(cluster, name, "running")

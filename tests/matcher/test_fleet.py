@@ -156,8 +156,9 @@ def test_room_is_expected_when_the_simulator_expects_it_with_what_is_promised(
     if free >= cores and free_gibs >= gibs:
         expected = 0.0
     else:
-        columns = [np.array([row[index] for row in ends], kind) for index, kind in enumerate((float, int, int))]
-        at, _, _ = reservation(*columns, len(ends), free, free_gibs, cores, gibs)
+        times = np.array([at for at, _, _ in ends])
+        sizes = np.array([[size, gib] for _, size, gib in ends], np.int64).reshape(-1, 2).T.copy()
+        at, _, _ = reservation(times, sizes[0], sizes[1], len(ends), free, free_gibs, cores, gibs)
         expected = max(at - now, 0.0)
     assert wait(fleet, "a", float(cores), 1024.0 * gibs, now) == expected
 
