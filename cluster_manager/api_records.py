@@ -10,12 +10,12 @@ from pydantic import Field
 from cluster_manager.api_forms import LONGEST_DURATION_S, LONGEST_WAIT_S, MANAGER, answer
 from cluster_manager.core_changes import rank_of
 from cluster_manager.errors import RequestError
-from deflation.machine_messages import MachineRanking
+from deflation.machine_messages import CalibrationReport, MachineRanking
 from deflation.messages import Name, Operation, OperationState, RequestId
 from deflation.pages import CoreChangePage, MachinePage, OperationPage
 from rest.descriptions import Parameter, describe
 from rest.pages import AFTER, LIMIT, cursor_of, key_of
-from rest.parameters import parameters_of
+from rest.parameters import check_parameters, parameters_of
 
 #: A moment, in seconds since the epoch.
 Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
@@ -89,6 +89,17 @@ async def machines(request: web.Request) -> web.Response:
     found = await ranking(query["duration_s"], most=limit + 1, after=after)
     following = cursor_of("machines", rank_of(found[limit - 1])) if len(found) > limit else None
     return answer(MachinePage(machines=tuple(found[:limit]), next=following))
+
+
+@routes.get("/v1/calibration", allow_head=False)
+@describe(
+    "Whether predictions that machines keep their cores come true",
+    tag="machines",
+    answers={200: CalibrationReport},
+)
+async def calibration(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(request.app[MANAGER].core_changes.calibration())
 
 
 @routes.get("/v1/machines/{name}", allow_head=False)

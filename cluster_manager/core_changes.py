@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import structlog
 
@@ -17,17 +17,24 @@ from cluster_manager.hosts import Hosts
 from cluster_manager.rows import StoredChange
 from cluster_manager.store import Store
 from deflation.allocations import Priority
-from deflation.machine_messages import MachineRanking
+from deflation.errors import InvalidField
+from deflation.machine_messages import CalibrationCurve, CalibrationReport, Decile, MachineRanking
 from deflation.messages import HostReport, VMState
+from task_matcher import memory
+from task_matcher.calibration import Calibration
 from task_matcher.prediction import WINDOW_S, Change, whole_cores
-from task_matcher.predictor import Predictor
+from task_matcher.predictor import Predictor, PredictorOptions
 from task_matcher.ranking import Machine, RankedMachine, rank_machines
+from task_matcher.rounds import LIVE_PREDICTION
 from task_matcher.self_check import SelfCheck
 
 log = structlog.get_logger()
 
 #: So many machines are ranked before the loop's other work gets its turn.
 BATCH: Final = 1000
+#: Predictions of a decile from which on its error says something.
+ENOUGH: Final = 200
+_VERSION: Final = 1
 #: The order of :func:`task_matcher.ranking.rank_machines`.
 Rank = tuple[int, float, int, str]
 
@@ -36,9 +43,12 @@ class CoreChanges:
     """What machines' cores did, and what follows from it.
 
     :param clock: seconds since the epoch.
+    :param options: of the prediction engine.
     """
 
-    def __init__(self, store: Store, hosts: Hosts, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, hosts: Hosts, clock: Callable[[], float], options: PredictorOptions = LIVE_PREDICTION
+    ) -> None:
         self._store = store
         self._hosts = hosts
         self._clock = clock
@@ -47,18 +57,72 @@ class CoreChanges:
         #: The highest sequence of each host that the predictor knows.
         self._learned: dict[str, int] = {}
         #: What the machines' changes teach, learned change by change, and how well its predictions come true.
-        self.predictor = Predictor(clock() - WINDOW_S)
+        self._options = options
+        self.predictor = Predictor(clock() - WINDOW_S, options)
         self.check = SelfCheck(self.predictor)
+        #: How well the predictions of tasks came true, when their attempts were released.
+        self.tasks = Calibration()
 
-    async def load(self) -> None:
-        """Recall what earlier runs have stored."""
+    async def load(self, found: Mapping[str, Any] | None = None) -> None:
+        """Recall what earlier runs have stored.
+
+        :param found: what :meth:`document` wrote: it is gone on with, and changes that it does not know are learned.
+            None, or one that cannot be read: the past day is learned anew.
+        """
         self._acknowledged = await self._store.acknowledged()
+        if found is not None and self._resume(found):
+            await self._catch_up()
+            return
         self._learned = dict(self._acknowledged)
         now = self._clock()
-        self.predictor = Predictor(now - WINDOW_S)
+        self.predictor = Predictor(now - WINDOW_S, self._options)
         for stored in await self._store.core_changes_since(now - WINDOW_S):
             self.predictor.observe(_change(stored), min(stored.change.at, now), stored.variable)
         self.check = SelfCheck(self.predictor)
+
+    def document(self) -> Callable[[], dict[str, Any]]:
+        """What writes down all that was learned up to now; it may be called elsewhere, and later."""
+        self.check.advance(self._clock())
+        known, learned = self.predictor.copy(), dict(self._learned)
+        check, tasks = self.check.document(), self.tasks.document()
+
+        def written() -> dict[str, Any]:
+            predictor = memory.document(known)
+            return {"version": _VERSION, "predictor": predictor, "learned": learned, "check": check, "tasks": tasks}
+
+        return written
+
+    def calibration(self) -> CalibrationReport:
+        """Whether predictions come true."""
+        self.check.advance(self._clock())
+        return CalibrationReport(machines=_curve(self.check.calibration), tasks=_curve(self.tasks))
+
+    def _resume(self, found: Mapping[str, Any]) -> bool:
+        """Whether it could be gone on with; if not, nothing is changed."""
+        try:
+            if found.get("version") != _VERSION:
+                raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
+            predictor = memory.restored(found["predictor"], self._options)
+            check = SelfCheck(predictor)
+            check.resume(found["check"])
+            tasks = Calibration.of(found["tasks"])
+            learned = {str(host): int(sequence) for host, sequence in found["learned"].items()}
+        except (InvalidField, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("what was learned cannot be read, and is learned anew", why=str(error))
+            return False
+        self.predictor, self.check, self.tasks, self._learned = predictor, check, tasks, learned
+        return True
+
+    async def _catch_up(self) -> None:
+        """Learn what was stored after the document was written, in the order in which it happened."""
+        new: list[StoredChange] = []
+        for host, sequence in self._acknowledged.items():
+            if sequence > self._learned.get(host, 0):
+                new += await self._store.core_changes_of(host, self._learned.get(host, 0))
+                self._learned[host] = sequence
+        now = self._clock()
+        for stored in sorted(new, key=lambda stored: stored.change.at):
+            self._observe(stored, min(max(stored.change.at, self.predictor.now), now))
 
     def acknowledged(self, host: str) -> int:
         """Up to which sequence the host need not send again."""
@@ -133,9 +197,13 @@ class CoreChanges:
             if stored.change.sequence <= self._learned.get(host, 0):
                 continue
             self._learned[host] = stored.change.sequence
-            change = _change(stored)
+            self._observe(stored, now)
+
+    def _observe(self, stored: StoredChange, now: float) -> None:
+        change = _change(stored)
+        if stored.variable:
             self.check.observe(change)
-            self.predictor.observe(change, now, stored.variable)
+        self.predictor.observe(change, now, stored.variable)
 
 
 def rank_of(machine: RankedMachine | MachineRanking) -> Rank:
@@ -143,6 +211,18 @@ def rank_of(machine: RankedMachine | MachineRanking) -> Rank:
     name = machine.name if isinstance(machine, RankedMachine) else machine.machine
     probability = machine.completion_probability
     return int(probability is None), -(probability or 0.0), -machine.cores, name
+
+
+def _curve(found: Calibration) -> CalibrationCurve:
+    return CalibrationCurve(
+        count=found.count,
+        brier=found.brier,
+        worst_error=found.worst_error(ENOUGH),
+        deciles=tuple(
+            Decile(low=row.low, count=row.count, predicted=row.predicted, observed=row.observed)
+            for row in found.curve()
+        ),
+    )
 
 
 def _change(stored: StoredChange) -> Change:

@@ -18,6 +18,7 @@ from cluster_manager.dry_runs import DryRuns
 from cluster_manager.event_feed import EventFeed
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
+from cluster_manager.knowledge import Knowledge
 from cluster_manager.leadership import Leadership
 from cluster_manager.lifecycle import sold_as
 from cluster_manager.lifecycle_requests import Lifecycle
@@ -74,14 +75,15 @@ class Manager:
         settings, clock = self.settings, self._clock
         self.store = Store(settings.database, clock, self.leadership.fail)
         self.hosts = Hosts(self.store, settings.silent_after_s, clock)
-        self.core_changes = CoreChanges(self.store, self.hosts, clock)
+        self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
+        self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
         self.lists = Lists(self.store, self._managed, self._shown_phase, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
         self.tasks = TaskService(
             self.store,
-            TaskMachines(self.store, self.hosts, clock),
+            TaskMachines(self.store, self.hosts, self.core_changes, settings.engine.matching),
             settings.make_engine(settings.engine),
             settings.engine,
             self.leadership.check,
@@ -112,7 +114,7 @@ class Manager:
         with _loading():
             await self.hosts.load()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True))
-        await self.core_changes.load()
+        await self._knowledge.recall()
         agents = Agents(
             self._session,
             self._url_of,
@@ -132,6 +134,7 @@ class Manager:
         await self.operations.start(performer)
         self.feed.start()
         self._housekeeping.start()
+        self._knowledge.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
         return self.epoch
 
@@ -144,8 +147,9 @@ class Manager:
             parts.push_async_callback(self.store.close)
             if session is not None:
                 parts.push_async_callback(session.close)
-            for stop in (self._housekeeping.stop, self.operations.stop, self.tasks.stop, self.feed.stop):
-                parts.push_async_callback(stop)
+            inner_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.feed)
+            for part in inner_first:
+                parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:

@@ -178,6 +178,15 @@ tasks: Final = Table(
     Column("updated_at", Float, nullable=False),
 )
 
+#: What was learned, as a JSON document by name.
+knowledge: Final = Table(
+    "knowledge",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("saved_at", Float, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
 #: What a statement of a migration may name in braces, by dialect.
 SPELLINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "sqlite": {
@@ -267,6 +276,8 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
         "CREATE INDEX tasks_machine ON tasks (machine, number)",
         "CREATE INDEX tasks_updated ON tasks (updated_at)",
     ),
+    # What was learned of the machines.
+    ("CREATE TABLE knowledge (name {name} PRIMARY KEY, saved_at FLOAT NOT NULL, body TEXT NOT NULL)",),
 )
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import schema
 from cluster_manager.engines import upsert
+from cluster_manager.knowledge_store import KnowledgeRows
 from cluster_manager.plans import Effect, Finish, Handover, Note, OweReinflation, PlanState, SetSpec, SetVM, VMPhase
 from cluster_manager.rows import (
     RunningVM,
@@ -32,7 +33,7 @@ _BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STO
 _UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 
 
-class Store(TaskRows):
+class Store(TaskRows, KnowledgeRows):
     """One open database."""
 
     # --- plans -----------------------------------------------------------------------------------------------------

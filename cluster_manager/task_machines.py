@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Collection
 
 from sqlalchemy import select
 
 from cluster_manager import schema
+from cluster_manager.core_changes import CoreChanges
 from cluster_manager.hosts import Hosts
 from cluster_manager.plans import VMPhase
-from cluster_manager.rows import StoredChange
 from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.messages import VMSpec, VMState
-from task_matcher.expectation import HistoryPredictor, Predictor
-from task_matcher.prediction import WINDOW_S, Change, History, history_of, whole_cores
-
-#: Without news the history is read again after so many seconds: old intervals leave its window.
-REREAD_S = 60.0
+from task_matcher.matching import MatchOptions
+from task_matcher.prediction import whole_cores
+from task_matcher.predictor import Predictor
+from task_matcher.rounds import LIVE, Pool
 
 
 class TaskMachines:
     """Reads the store and the hosts' reports.
 
-    :param clock: seconds since the epoch.
+    :param options: of the match maker.
     """
 
-    def __init__(self, store: Store, hosts: Hosts, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, hosts: Hosts, core_changes: CoreChanges, options: MatchOptions = LIVE) -> None:
         self._store = store
         self._hosts = hosts
-        self._clock = clock
-        self._history: History | None = None
-        self._read_at = 0.0
+        self._core_changes = core_changes
+        self._options = options
+        self._predictor: Predictor | None = None
         self._variable: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         """There are new core changes."""
-        self._history = None
+        self._predictor = None
 
     async def cores(self, names: Collection[str]) -> dict[str, int]:
         """Whole cores of those that are VMs of this manager; 0 where one does not run.
@@ -63,17 +61,15 @@ class TaskMachines:
         self._variable = frozenset(variable)
         return found
 
-    async def predictor(self) -> Predictor:
-        """What to expect of the machines whose cores were asked for last."""
-        now = self._clock()
-        if self._history is None or now - self._read_at > REREAD_S:
-            changes = await self._store.core_changes_since(now - WINDOW_S)
-            pool = history_of((_change(stored) for stored in changes if stored.variable), now)
-            self._history = replace(pool, last=history_of(map(_change, changes), now).last)
-            self._read_at = now
-        return HistoryPredictor(self._history, self._variable, now)
+    def pool(self) -> Pool:
+        """What the machines have shown up to now, and whether their cores can be taken: of those last asked for.
 
+        The predictor is a copy, so that it can be asked in another thread.
+        """
+        if self._predictor is None:
+            self._predictor = self._core_changes.predictor.copy()
+        return Pool(self._predictor, self._variable, self._options)
 
-def _change(stored: StoredChange) -> Change:
-    change = stored.change
-    return Change(change.machine, change.at, change.cores_before, change.cores_after, stored.by_owner)
+    def settle(self, predicted: float, completed: bool) -> None:
+        """What was predicted of a task's attempt, and whether it came true."""
+        self._core_changes.tasks.add(predicted, completed)

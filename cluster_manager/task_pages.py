@@ -55,6 +55,8 @@ class TaskPages:
             duration_s=order.duration_s,
             restartable=order.restartable,
             max_attempts=order.max_attempts,
+            dislike=order.dislike,
+            checkpoint_s=order.checkpoint_s,
             command=order.command,
             machine=task.machine,
             attempts=task.begun,
@@ -81,8 +83,9 @@ class TaskPages:
                 MachineOffer(
                     machine=offer.machine,
                     wait_s=offer.wait_s,
-                    expected_s=offer.expectation.seconds,
-                    completion_probability=offer.expectation.completion_probability,
+                    expected_s=offer.expected_s,
+                    compared_s=offer.compared_s,
+                    completion_probability=offer.completion_probability,
                 )
                 for offer in (choice.offers if choice is not None else ())
             ),

@@ -18,11 +18,10 @@ from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.task_store import StoredTask, TaskNote, TaskRows
 from deflation.task_messages import TaskRequest, TaskSpec
 from task_matcher.attempts import AttemptState, EngineMachine, Look, task_of
-from task_matcher.choice import Choice
 from task_matcher.engines.interface import Engine
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.errors import EngineError, EngineRefused
-from task_matcher.expectation import Predictor
+from task_matcher.rounds import Choice, Pool
 from task_matcher.tasks import (
     Cancel,
     Drain,
@@ -36,6 +35,7 @@ from task_matcher.tasks import (
     TaskPhase,
     Undrain,
     cancelled,
+    outcome,
 )
 from task_matcher.turns import Turn, turn
 
@@ -52,7 +52,9 @@ class Machines(Protocol):
 
     async def cores(self, names: Collection[str]) -> dict[str, int]: ...
 
-    async def predictor(self) -> Predictor: ...
+    def pool(self) -> Pool: ...
+
+    def settle(self, predicted: float, completed: bool) -> None: ...
 
 
 class TaskService:
@@ -133,7 +135,7 @@ class TaskService:
         """
         if self._engine is None:
             raise RequestError(409, "this manager has no engine to run tasks: see its option --engine-file")
-        spec, fingerprint = request.task, request.task.model_dump_json()
+        spec, fingerprint = request.task, _fingerprint(request.task)
         async with self._lock:
             repeated = await self._store.task(request_id=request.request_id)
             if repeated is not None:
@@ -218,9 +220,10 @@ class TaskService:
         label = self._settings.label
         look = await engine.look({task.attempt_name(label) for task in self._tasks.values()})
         cores = await self._known.cores(look.machines)
-        predictor = await self._known.predictor()
         async with self._lock:
-            made = turn(tuple(self._tasks.values()), look, cores, predictor, self._clock(), label)
+            # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant.
+            tasks, pool = tuple(self._tasks.values()), self._known.pool()
+            made = await asyncio.to_thread(turn, tasks, look, cores, pool, self._clock(), label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
             self._take(made)
             self.known = frozenset(cores)
@@ -229,6 +232,8 @@ class TaskService:
 
     def _take(self, made: Turn) -> None:
         for task in made.changed:
+            if (came := outcome(self._tasks[task.name], task)) is not None:
+                self._known.settle(*came)
             if task.final:
                 self._tasks.pop(task.name, None)
             else:
@@ -308,5 +313,20 @@ def _task(stored: StoredTask | None) -> Task | None:
     return stored.task if stored is not None else None
 
 
+def _fingerprint(spec: TaskSpec) -> str:
+    """The body as it is stored; without what is younger than stored bodies, where nobody said it."""
+    younger = {"dislike": 0.0, "checkpoint_s": None}
+    return spec.model_dump_json(exclude={name for name, silent in younger.items() if getattr(spec, name) == silent})
+
+
 def _order(spec: TaskSpec) -> TaskOrder:
-    return TaskOrder(spec.name, spec.command, spec.cores, spec.duration_s, spec.restartable, spec.max_attempts)
+    return TaskOrder(
+        spec.name,
+        spec.command,
+        spec.cores,
+        spec.duration_s,
+        spec.restartable,
+        spec.max_attempts,
+        spec.dislike,
+        spec.checkpoint_s,
+    )

@@ -19,3 +19,32 @@ class MachineRanking(Body):
     last_change: Literal["growth", "shrink"] | None = None
     duration_s: float
     completion_probability: float | None = Field(None, description="null without history: neither 0 nor 1")
+
+
+class Decile(Body):
+    """Predictions of one class: what was predicted on average, and what came true."""
+
+    low: float = Field(description="predictions from here to below 0.1 more; the last class with 1")
+    count: int
+    predicted: float
+    observed: float = Field(description="the share that came true")
+
+
+class CalibrationCurve(Body):
+    """Predictions held against outcomes."""
+
+    count: int = Field(description="predictions whose outcome is known")
+    brier: float | None = Field(None, description="mean squared error, 0 at best; null without outcomes")
+    worst_error: float | None = Field(
+        None, description="the largest difference in a decile with at least 200 predictions; null: there is none"
+    )
+    deciles: tuple[Decile, ...] = Field(description="those that have predictions, in ascending order")
+
+
+class CalibrationReport(Body):
+    """GET /v1/calibration: whether completion probabilities come true."""
+
+    machines: CalibrationCurve = Field(
+        description="for every machine that can lose cores, every 15 minutes, for 10 minutes and for an hour"
+    )
+    tasks: CalibrationCurve = Field(description="of restartable tasks, when each attempt was released")

@@ -17,6 +17,11 @@ Cores = Annotated[int, Field(ge=1, le=4096, strict=True)]
 Duration = Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False, strict=True)]
 
 
+Dislike = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+#: Up to thirty days.
+Checkpoint = Annotated[float, Field(gt=0, le=2_592_000, allow_inf_nan=False, strict=True)]
+
+
 class TaskState(StrEnum):
     """Where a task stands."""
 
@@ -39,6 +44,13 @@ class TaskSpec(Body):
         False, strict=True, description="it may be begun again after it was broken off; else it begins once at the most"
     )
     max_attempts: int = Field(5, ge=1, le=100, strict=True, description="so often it is begun at the most")
+    dislike: Dislike = Field(
+        0.0,
+        description="of preemption: 0 counts its time only, 0.5 one duration more, 1 waits for the steadiest machine",
+    )
+    checkpoint_s: Checkpoint | None = Field(
+        None, description="it saves its work every so often, and goes on from there; null: it begins anew"
+    )
 
 
 class TaskRequest(Body):
@@ -57,6 +69,8 @@ class ManagedTask(Body):
     duration_s: float | None
     restartable: bool
     max_attempts: int
+    dislike: float = 0.0
+    checkpoint_s: float | None = None
     command: tuple[str, ...]
     machine: str | None = Field(None, description="where it runs, or ran last")
     attempts: int = Field(ge=0, description="how often it has begun")
@@ -81,7 +95,12 @@ class MachineOffer(Body):
     machine: Name
     wait_s: float = Field(description="until it has room")
     expected_s: float = Field(description="until the task is expected to be done there, with the wait (seed 000 Eq. 2)")
-    completion_probability: float | None = Field(None, description="null without history: neither 0 nor 1")
+    compared_s: float = Field(
+        description="by what machines are compared: expected_s, and what a preemption counts beyond the time it costs"
+    )
+    completion_probability: float | None = Field(
+        None, description="null without history, and where nobody can take its cores: neither 0 nor 1"
+    )
 
 
 class TaskExplanation(Body):
@@ -91,7 +110,9 @@ class TaskExplanation(Body):
     waits_for: str | None = Field(None, description="the machine; null: it does not wait for one")
     sentence: str
     ahead: int = Field(ge=0, description="waiting tasks that get their turn before it")
-    offers: tuple[MachineOffer, ...] = Field((), description="of the machines that are large enough, best first")
+    offers: tuple[MachineOffer, ...] = Field(
+        (), description="of the machines that will have room, best first, 22 at the most"
+    )
 
 
 class EngineMachineStatus(Body):

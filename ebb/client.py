@@ -16,7 +16,7 @@ from deflation.allocations import Priority
 from deflation.explanations import Forecast, VMExplanation
 from deflation.health_messages import ManagerHealth, Readiness
 from deflation.instructions import Mode
-from deflation.machine_messages import MachineRanking
+from deflation.machine_messages import CalibrationReport, MachineRanking
 from deflation.messages import (
     CoreChange,
     HostStatus,
@@ -250,6 +250,10 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def machine(self, name: str, duration_s: float) -> MachineRanking:
         """How likely one machine keeps its cores; ManagerRefused with status 404 if none of that name runs."""
         return await self._one("GET", f"/v1/machines/{name}", MachineRanking, query={"duration_s": f"{duration_s:g}"})
+
+    async def calibration(self) -> CalibrationReport:
+        """Whether predictions that machines keep their cores come true."""
+        return await self._one("GET", "/v1/calibration", CalibrationReport)
 
     async def events(
         self,

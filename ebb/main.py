@@ -83,6 +83,7 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (app, "operation", records.operation, "ebb operation REQUEST-ID --wait-s 20"),
     (app, "machines", cluster.machines, "ebb machines --duration-s 3600"),
     (app, "machine", cluster.machine, "ebb machine web --duration-s 3600"),
+    (app, "calibration", cluster.calibration, "ebb calibration; ebb calibration --json"),
     (app, "core-changes", records.core_changes, "ebb core-changes --machine web"),
     (app, "events", records.events, "ebb events --follow --kind preempted"),
     (app, "demo", lab.demo, "ebb demo --lab"),

@@ -56,17 +56,24 @@ class Fleet:
         self._names: dict[int, str] = {}
         self.cores: Floats = np.zeros(0)
         self.memory_mib: Floats = np.zeros(0)
+        #: What runs, and what is promised beside it.
         self.used_cores: Floats = np.zeros(0)
         self.used_mib: Floats = np.zeros(0)
-        #: Since when the task runs that should have ended first.
-        self._since: Floats = np.zeros(0)
+        self.promised_cores: Floats = np.zeros(0)
+        self.promised_mib: Floats = np.zeros(0)
+        #: 1: nobody can take the machine's cores.
+        self.lasting: Floats = np.zeros(0)
+        #: When the first of what runs should end; and the moment up to which tasks that overrun are counted.
+        self._first_end: Floats = np.zeros(0)
+        self._now = predictor.now
         #: When each machine has row-many cores (steps of memory); -inf: now, inf: never.
         self._cores_at: Floats = np.zeros((most_cores + 1, 0))
         self._memory_at: Floats = np.zeros((MEMORY_STEPS + 1, 0))
 
-    def put(self, machine: str, cores: float, memory_mib: float = math.inf) -> None:
+    def put(self, machine: str, cores: float, memory_mib: float = math.inf, lasting: bool = False) -> None:
         """A machine has so much now, whatever runs there. Without a figure memory does not matter.
 
+        :param lasting: nobody can take its cores, so that the history of the others says nothing of it.
         :raises InvalidField: sizes that are negative or no numbers.
         """
         for name, value in (("cores", cores), ("memory_mib", memory_mib)):
@@ -75,7 +82,7 @@ class Fleet:
         row = self.predictor.row(machine)
         self._fit()
         self._names[row] = machine
-        self.cores[row], self.memory_mib[row] = cores, memory_mib
+        self.cores[row], self.memory_mib[row], self.lasting[row] = cores, memory_mib, float(lasting)
         self._fill(row)
 
     def remove(self, machine: str) -> list[str]:
@@ -138,19 +145,25 @@ class Fleet:
         return list(self._running.get(row, [])) if row is not None else []
 
     def free_cores(self) -> Floats:
-        """Cores not in use nor promised, by row; below 0 where a machine has shrunk under what runs."""
+        """Cores not in use, by row, promised ones among them; below 0 where a machine has shrunk under what runs."""
         self._fit()
         return self.cores - self.used_cores
 
     def waits_s(self, cores: float, memory_mib: float, now: float) -> Floats:
         """a of Eq. 2: how long until each machine has room, by row; infinite where it never will.
 
-        Room that should be there, and is not since a task overruns its estimate, is expected after a share of that
-        task's age.
+        The same as :func:`task_matcher.backfilling.reservation`, which the simulator asks machine by machine, but that
+        memory that becomes free counts in whole steps. A task that overruns its estimate is expected to end after a
+        share of its age.
         """
         self._fit()
-        free = (self.cores - self.used_cores >= cores - _EPSILON) & (
-            self.memory_mib - self.used_mib >= memory_mib - _EPSILON
+        if now != self._now:
+            overdue = np.flatnonzero(self._first_end <= max(now, self._now))
+            self._now = now
+            for row in overdue.tolist():
+                self._fill(row)
+        free = (self.cores - self.used_cores - self.promised_cores >= cores - _EPSILON) & (
+            self.memory_mib - self.used_mib - self.promised_mib >= memory_mib - _EPSILON
         )
         whole = math.ceil(cores - _EPSILON)
         steps = math.ceil(memory_mib / self._step_mib - _EPSILON)
@@ -159,7 +172,7 @@ class Fleet:
             self._cores_at[whole] if whole <= self._most_cores else never,
             self._memory_at[steps] if steps <= MEMORY_STEPS else never,
         )
-        waits: Floats = np.where(free, 0.0, remaining_s(at, self._since, now))
+        waits: Floats = np.where(free, 0.0, np.maximum(at - now, 0.0))
         return waits
 
     def _fit(self) -> None:
@@ -168,28 +181,45 @@ class Fleet:
         if size == wanted:
             return
         more = wanted - size
-        for name in ("cores", "memory_mib", "used_cores", "used_mib", "_since"):
+        for name in (
+            "cores",
+            "memory_mib",
+            "used_cores",
+            "used_mib",
+            "promised_cores",
+            "promised_mib",
+            "lasting",
+        ):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
+        self._first_end = np.concatenate([self._first_end, np.full(more, np.inf)])
         for name in ("_cores_at", "_memory_at"):
             table = getattr(self, name)
             setattr(self, name, np.concatenate([table, np.full((len(table), more), np.inf)], axis=1))
 
     def _fill(self, row: int) -> None:
         """The table's columns of one machine: when there will be how much room."""
-        tasks = sorted(
-            (*self._running.get(row, ()), *self._promised.get(row, ())),
-            key=lambda task: (task.ends_at, task.started_at),
-        )
-        self.used_cores[row] = math.fsum(task.cores for task in tasks)
-        self.used_mib[row] = math.fsum(task.memory_mib for task in tasks)
-        self._since[row] = tasks[0].started_at if tasks else 0.0
+        running, promised = self._running.get(row, ()), self._promised.get(row, ())
+        self.used_cores[row] = math.fsum(task.cores for task in running)
+        self.used_mib[row] = math.fsum(task.memory_mib for task in running)
+        self.promised_cores[row] = math.fsum(task.cores for task in promised)
+        self.promised_mib[row] = math.fsum(task.memory_mib for task in promised)
+        self._first_end[row] = min((task.ends_at for task in running), default=math.inf)
         cores, memory = self._cores_at[:, row], self._memory_at[:, row]
         if row not in self._names:
             cores[:] = memory[:] = np.inf
             return
-        self._column(cores, float(self.cores[row]), 1.0, [(task.ends_at, task.cores) for task in tasks])
+        ends = [(self._end(task), task.cores, task.memory_mib) for task in running]
+        ends += [(task.ends_at, task.cores, task.memory_mib) for task in promised]
+        ends.sort()
+        self._column(cores, float(self.cores[row]), 1.0, [(at, held) for at, held, _ in ends])
         has_mib = float(self.memory_mib[row])
-        self._column(memory, has_mib, self._step_mib, [(task.ends_at, task.memory_mib) for task in tasks])
+        self._column(memory, has_mib, self._step_mib, [(at, held) for at, _, held in ends])
+
+    def _end(self, task: Running) -> float:
+        """When a running task is expected to end, as it looks now."""
+        if task.ends_at > self._now:
+            return task.ends_at
+        return self._now + float(remaining_s(task.ends_at, task.started_at, self._now))
 
     @staticmethod
     def _column(column: Floats, has: float, step: float, tasks: list[tuple[float, float]]) -> None:

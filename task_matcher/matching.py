@@ -16,9 +16,9 @@ import numpy as np
 
 from deflation.errors import InvalidField
 from task_matcher import probabilities as figures
-from task_matcher.ages import Floats
 from task_matcher.choices import choose
 from task_matcher.fleet import Fleet, Running
+from task_matcher.offers import Offer, Weighed
 from task_matcher.rolling import GROWTH, Integers
 
 #: Algorithm 3's threshold of P_c, which the paper does not state; 70 % is the confidence of its Fig. 13.
@@ -109,6 +109,8 @@ class Decision:
     expected_s: float
     #: The duration that was counted with.
     duration_s: float
+    #: Of the best machines, if they were asked for.
+    offers: tuple[Offer, ...] = ()
 
 
 class MatchMaker:
@@ -119,38 +121,59 @@ class MatchMaker:
         self.predictor = fleet.predictor
         self.options = options or MatchOptions()
 
-    def decide(self, demand: Demand, now: float) -> Decision:
-        """Algorithm 1 for one task: the best of all machines; it waits if that one is busy."""
+    def decide(self, demand: Demand, now: float, offers: int = 0) -> Decision:
+        """Algorithm 1 for one task: the best of all machines; it waits if that one is busy.
+
+        :param offers: of how many machines to say what they offer.
+        """
         self.predictor.advance(now)
         duration_s = self.duration_s(demand)
-        waits, probability, expected = self._expected(demand, duration_s, now)
-        row = choose(expected, waits, probability, duration_s, self.options.delay, self.options.spare)
+        found = self._weigh(demand, duration_s, now)
+        options = self.options
+        row = choose(found.compared, found.waits, found.probability, duration_s, options.delay, options.spare)
+        said = found.offers(self.fleet.name, offers, row) if offers else ()
         if row < 0:
-            return Decision(demand.task, None, False, math.inf, None, math.inf, duration_s)
-        found = float(probability[row])
+            return Decision(demand.task, None, False, math.inf, None, math.inf, duration_s, said)
         return Decision(
             demand.task,
             self.fleet.name(row),
-            bool(waits[row] == 0.0),
-            float(waits[row]),
-            None if math.isnan(found) else found,
-            float(expected[row]),
+            bool(found.waits[row] == 0.0),
+            float(found.waits[row]),
+            found.probability_of(row),
+            float(found.compared[row]),
             duration_s,
+            said,
         )
 
-    def decide_all(self, demands: Sequence[Demand], now: float) -> list[Decision]:
-        """A round over waiting tasks in the engine's order: each counts with what those before it take or wait for."""
+    def decide_all(self, demands: Sequence[Demand], now: float, offers: int = 0) -> list[Decision]:
+        """A round over waiting tasks in the engine's order: each counts with what those before it take or wait for.
+
+        The fleet is left as it was, without promises: whoever starts a task there tells it.
+
+        :param offers: as in :meth:`decide`.
+        :raises InvalidField: a task that runs already, or stands there twice.
+        """
         fleet = self.fleet
         fleet.forget_promises()
         decisions = []
-        for demand in demands:
-            decision = self.decide(demand, now)
-            decisions.append(decision)
-            if decision.machine is not None and (decision.starts or self.options.promises):
+        begun = []
+        try:
+            for demand in demands:
+                decision = self.decide(demand, now, offers)
+                decisions.append(decision)
+                if decision.machine is None:
+                    continue
                 ends_at = now + decision.wait_s + decision.duration_s
                 held = Running(demand.task, demand.cores, demand.memory_mib, now, ends_at)
-                fleet.promise(self.predictor.rows[decision.machine], held)
-        fleet.forget_promises()
+                if decision.starts:
+                    fleet.start(decision.machine, held)
+                    begun.append(demand.task)
+                elif self.options.promises:
+                    fleet.promise(self.predictor.rows[decision.machine], held)
+        finally:
+            for task in begun:
+                fleet.end(task)
+            fleet.forget_promises()
         return decisions
 
     def on_heartbeat(self, machine: str, demands: Sequence[Demand], now: float) -> Decision | None:
@@ -164,12 +187,13 @@ class MatchMaker:
         row = self.predictor.rows.get(machine)
         for demand in demands if row is not None else ():
             duration_s = self.duration_s(demand)
-            waits, probability, expected = self._expected(demand, duration_s, now, np.array([row], np.int64))
-            found = float(probability[0])
-            if waits[0] > 0.0 or not found > self.options.threshold:
+            weighed = self._weigh(demand, duration_s, now, np.array([row], np.int64))
+            found = float(weighed.probability[0])
+            if weighed.waits[0] > 0.0 or not found > self.options.threshold:
                 continue
             if best is None or found > (best.completion_probability or 0.0):
-                best = Decision(demand.task, machine, True, 0.0, found, float(expected[0]), duration_s)
+                compared_s = float(weighed.compared[0])
+                best = Decision(demand.task, machine, True, 0.0, found, compared_s, duration_s)
         if best is not None or not demands:
             return best
         decision = self.decide(min(demands, key=self.duration_s), now)
@@ -180,20 +204,16 @@ class MatchMaker:
         said = math.nan if demand.duration_s is None else demand.duration_s
         return float(figures.usable_duration_s(said, demand.ran_s, self.options.fallback_s))
 
-    def _expected(
-        self,
-        demand: Demand,
-        duration_s: float,
-        now: float,
-        only: Integers | None = None,
-    ) -> tuple[Floats, Floats, Floats]:
-        """Waits, P_c (NaN where unknown) and E_wc by row."""
+    def _weigh(self, demand: Demand, duration_s: float, now: float, only: Integers | None = None) -> Weighed:
+        """A task against all machines, or against some rows of them."""
         predictor, options = self.predictor, self.options
         waits = self.fleet.waits_s(demand.cores, demand.memory_mib, now)
         free = self.fleet.free_cores() - demand.cores
+        lasting = self.fleet.lasting
         direction, elapsed_s = predictor.directions(), predictor.elapsed_s()
         if only is not None:
-            waits, free, direction, elapsed_s = waits[only], free[only], direction[only], elapsed_s[only]
+            waits, free, lasting = waits[only], free[only], lasting[only]
+            direction, elapsed_s = direction[only], elapsed_s[only]
         # The last row is the machine of Eq. 2's restart, which has just grown.
         count = len(waits)
         states: Integers = np.empty(count + 1, np.int64)
@@ -202,10 +222,15 @@ class MatchMaker:
         figures_in[0, :count], figures_in[1, :count] = elapsed_s, free
         np.add(elapsed_s, waits, out=figures_in[0, :count], where=waits < np.inf)
         p, w = predictor.chances(states, figures_in[0], duration_s, figures_in[1])
+        p[:count][lasting > 0.0] = 1.0
         silent = np.isnan(p)
         usable = np.where(silent, options.unknown, p) if silent.any() else p
         restart = float(figures.restart_s(usable[count], w[count], duration_s))
         checkpoint_s = math.inf if demand.checkpoint_s is None else demand.checkpoint_s
         aversion = float(figures.aversion(demand.dislike, demand.attempts, options.escalation))
-        expected = figures.expected_s(waits, usable[:count], w[:count], restart, duration_s, checkpoint_s, aversion)
-        return waits, p[:count], expected
+        expected = compared = figures.expected_s(
+            waits, usable[:count], w[:count], restart, duration_s, checkpoint_s, aversion
+        )
+        if aversion > 0.0:
+            expected = figures.expected_s(waits, usable[:count], w[:count], restart, duration_s, checkpoint_s, 0.0)
+        return Weighed(waits, p[:count], expected, compared, lasting)

@@ -6,6 +6,7 @@ kernel functions of :mod:`task_matcher.rolling`, :mod:`task_matcher.landmarks` a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ FORMS: Final = {
     "landmark": knowing.LANDMARK,
 }
 _State = TypeVar("_State", counting.Rolling, marks.Landmarks)
+_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, knowing.Knowledge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ class Predictor:
         self._form = FORMS[self.options.form]
         self._free: list[int] = []
         self._last: dict[str, LastChange] = {}
-        #: Machines that are gone, by when their landmarks' horizon is over.
-        self._gone: deque[tuple[float, str]] = deque()
+        #: Machines that are gone, by when their landmarks' horizon is over, and when they went.
+        self._gone: deque[tuple[float, str, float]] = deque()
         self.state = counting.rolling(0, self.options.window_s, now)
         self.marks = marks.landmarks(0, self.options.window_s, self.options.horizon_s, self.options.look_every_s, now)
         self._knowledge = knowing.nothing_known(self.options.horizon_s)
@@ -112,7 +114,7 @@ class Predictor:
             return
         self._last[change.machine] = LastChange(change.at, direction, whole_cores(change.cores_after), change.ends)
         if change.ends:
-            self._gone.append((self.now + 2.0 * self.options.horizon_s, change.machine))
+            self._gone.append((self.now + 2.0 * self.options.horizon_s, change.machine, change.at))
         if not teaches:
             return
         row = self.row(change.machine)
@@ -143,8 +145,9 @@ class Predictor:
         if self._form == knowing.LANDMARK:
             marks.look(self.marks, now)
         while self._gone and self._gone[0][0] <= now:
-            _, machine = self._gone.popleft()
-            if (last := self._last.get(machine)) is not None and last.gone:
+            _, machine, at = self._gone.popleft()
+            # One that came back meanwhile may have gone again, and has an entry of its own.
+            if (last := self._last.get(machine)) is not None and last.gone and last.at == at:
                 self.forget(machine)
 
     def forget(self, machine: str) -> None:
@@ -180,9 +183,20 @@ class Predictor:
         self.rows, self._last, self.state, self.marks, self.late = rows, last, state, found, late
         self.since = since
         self._free = sorted(set(range(size)) - set(rows.values()), reverse=True)
-        gone = [(self.now + 2.0 * self.options.horizon_s, name) for name, known in last.items() if known.gone]
+        until = self.now + 2.0 * self.options.horizon_s
+        gone = [(until, name, known.at) for name, known in last.items() if known.gone]
         self._gone = deque(gone)
         self.changed()
+
+    def copy(self) -> Predictor:
+        """One that knows the same and has its own memory: to be asked elsewhere while this one goes on learning."""
+        made = copy.copy(self)
+        made.rows, made._last = dict(self.rows), dict(self._last)
+        made._free, made._gone = list(self._free), deque(self._gone)
+        made.state = _copied(self.state)
+        made.marks = _copied(self.marks)
+        made._knowledge = _copied(self._knowledge)
+        return made
 
     def changed(self) -> None:
         """The counts are others than they were: the next question brings the curves up to date."""
@@ -304,3 +318,9 @@ def _larger(state: _State, fresh: _State, rows: int) -> _State:
         else:
             values.append(old)
     return type(state)(*values)
+
+
+def _copied(arrays: _Arrays) -> _Arrays:
+    """The same values in arrays of their own."""
+    values: list[Any] = [array.copy() for array in arrays]
+    return type(arrays)(*values)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+from deflation.errors import InvalidField
 from task_matcher.calibration import Calibration
 from task_matcher.prediction import Change, Direction, whole_cores
 from task_matcher.predictor import Predictor
@@ -32,6 +33,30 @@ class SelfCheck:
         self._next_at = predictor.now
         #: By machine: (made at, duration, predicted, cores then).
         self._open: dict[str, list[tuple[float, float, float, int]]] = {}
+
+    def document(self) -> dict[str, Any]:
+        """What can be written as JSON and read by :meth:`resume`; predictions without an outcome yet are part of it."""
+        return {
+            "calibration": self.calibration.document(),
+            "next_at": self._next_at,
+            "open": {machine: [list(one) for one in waiting] for machine, waiting in self._open.items() if waiting},
+        }
+
+    def resume(self, found: Mapping[str, Any]) -> None:
+        """Go on where :meth:`document` was written.
+
+        :raises InvalidField: it is damaged; nothing is changed.
+        """
+        try:
+            calibration = Calibration.of(found["calibration"])
+            waiting = {
+                str(machine): [(float(at), float(lasts), float(p), int(had)) for at, lasts, p, had in rows]
+                for machine, rows in found["open"].items()
+            }
+            next_at = float(found["next_at"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidField("document", f"is damaged: {error}") from error
+        self.calibration, self._open, self._next_at = calibration, waiting, next_at
 
     def observe(self, change: Change) -> None:
         """A change is about to be learned; it settles the predictions that it refutes."""

@@ -62,6 +62,9 @@ class TaskOrder:
     duration_s: float | None = None
     restartable: bool = False
     max_attempts: int = 5
+    #: Of preemption, 0 to 1, and seconds between two saves of its work (:class:`task_matcher.matching.Demand`).
+    dislike: float = 0.0
+    checkpoint_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,10 @@ class Task:
     #: Attempts that an engine ended before they began, one after another.
     launches: int = 0
     sentence: str = "it waits to be matched"
+    #: The longest that an attempt ran that was broken off; s.
+    ran_s: float = 0.0
+    #: P_c of the present attempt when it was released; None where history was silent.
+    predicted: float | None = None
 
     @property
     def name(self) -> str:
@@ -285,7 +292,9 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
         if task.stop
         else f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
     )
-    task = replace(task, preemptions=task.preemptions + 1)
+    ended_at = seen.ended_at if seen.ended_at is not None else now
+    ran_s = max(ended_at - task.began_at, 0.0) if task.began_at is not None else 0.0
+    task = replace(task, preemptions=task.preemptions + 1, ran_s=max(ran_s, task.ran_s))
     if not task.order.restartable:
         return _finished(task, TaskPhase.FAILED, f"{why}; it is not restartable, so it is not begun again", seen, now)
     if task.begun >= task.order.max_attempts:
@@ -310,9 +319,25 @@ def _finished(task: Task, phase: TaskPhase, sentence: str, seen: Seen, now: floa
     return replace(task, phase=phase, stop="", ended_at=ended_at, exit_code=seen.exit_code, sentence=sentence)
 
 
-def released(task: Task, machine: str, now: float, why: str) -> Task:
-    """A waiting task that has got its machine."""
-    return replace(task, phase=TaskPhase.RELEASED, machine=machine, released_at=now, sentence=why)
+def released(task: Task, machine: str, now: float, why: str, predicted: float | None = None) -> Task:
+    """A waiting task that has got its machine.
+
+    :param predicted: how likely that keeps its cores for it; None where history is silent.
+    """
+    return replace(task, phase=TaskPhase.RELEASED, machine=machine, released_at=now, sentence=why, predicted=predicted)
+
+
+def outcome(before: Task, after: Task) -> tuple[float, bool] | None:
+    """What was predicted of an attempt that has ended with this step, and whether it came true; None: neither.
+
+    Only tasks that may be begun again say anything: the others go on when their machine shrinks under them.
+    """
+    if after.predicted is None or not after.order.restartable or before.final:
+        return None
+    if after.preemptions > before.preemptions:
+        return after.predicted, False
+    ended = after.final and after.phase is not TaskPhase.CANCELLED and after.exit_code is not None
+    return (after.predicted, True) if ended else None
 
 
 def cancelled(task: Task) -> Task:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from task_matcher.attempts import EngineMachine, Look, task_of
-from task_matcher.choice import Busy, Choice, Room, Waiting, choose, remaining_s
-from task_matcher.expectation import Predictor
+from task_matcher.rounds import Choice, Pool, choose
 from task_matcher.tasks import (
     Drain,
     Instruction,
@@ -43,13 +42,12 @@ class Turn:
     machines: Mapping[str, EngineMachine]
 
 
-def turn(
-    tasks: Sequence[Task], look: Look, cores: Mapping[str, int], predictor: Predictor, now: float, label: str
-) -> Turn:
+def turn(tasks: Sequence[Task], look: Look, cores: Mapping[str, int], pool: Pool, now: float, label: str) -> Turn:
     """The next step of everything.
 
     :param tasks: those that have not ended, in the order in which they get their turn.
     :param cores: whole usable cores of the machines that the manager knows; the others keep what the engine says.
+    :param pool: what is known of the machines; its predictor is brought up to now.
     :param now: seconds since the epoch.
     """
     machines, instructions = _with_cores(look.machines, cores)
@@ -61,12 +59,11 @@ def turn(
     for task in preempted(states.values(), machines):
         states[task.name] = task
     waiting = [task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop]
-    orders = [Waiting(task.name, task.order.cores, task.order.duration_s) for task in waiting]
-    choices = choose(orders, _rooms(machines, states, now), predictor)
+    choices = choose(waiting, states.values(), machines, pool, now)
     for task in waiting:
         choice = choices[task.name]
         if choice.machine is not None:
-            states[task.name] = released(task, choice.machine, now, choice.sentence)
+            states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
             instructions.append(Release(task.attempt_name(label), choice.machine))
     changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
     return Turn(changed, tuple(instructions), choices, _strays(tasks, look, label), machines)
@@ -91,24 +88,6 @@ def _with_cores(
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)
     return after, instructions
-
-
-def _rooms(machines: Mapping[str, EngineMachine], states: Mapping[str, Task], now: float) -> list[Room]:
-    """What the machines that take tasks have, and how long it is held."""
-    busy: dict[str, list[Busy]] = {name: [] for name in machines}
-    for task in states.values():
-        if task.occupies in busy:
-            elapsed_s = now - task.began_at if task.phase is TaskPhase.RUNNING and task.began_at is not None else 0.0
-            left_s = 0.0 if task.stop else remaining_s(task.order.duration_s, elapsed_s)
-            busy[task.occupies].append(Busy(task.order.cores, left_s))
-    for name, machine in machines.items():
-        if machine.foreign_cores:
-            busy[name].append(Busy(machine.foreign_cores))
-    return [
-        Room(name, machine.usable_cores, tuple(busy[name]))
-        for name, machine in sorted(machines.items())
-        if machine.up and not machine.drained
-    ]
 
 
 def _strays(tasks: Sequence[Task], look: Look, label: str) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,8 +29,8 @@ from ebb.benchmarks.slurm_cluster import USER, SlurmCluster
 from ebb.benchmarks.tasks_replay import Plan, cores_at, plan_of
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.engines.slurm import Slurm
-from task_matcher.expectation import HistoryPredictor, Predictor
-from task_matcher.prediction import history_of
+from task_matcher.predictor import Predictor
+from task_matcher.rounds import LIVE_PREDICTION, Pool
 from task_matcher.tasks import TaskPhase
 
 TASKS, WITHIN_S, LIMIT_S = 60, 60.0, 900.0
@@ -52,17 +53,24 @@ class Replay:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._began = time.time()
+        self._left = deque(plan.changes)
+        self._predictor = Predictor(self._began + plan.changes[0].at, LIVE_PREDICTION)
 
     def changed(self) -> None:
-        """It never changes."""
+        """It is looked up each time."""
 
     async def cores(self, names: Collection[str]) -> dict[str, int]:
         return cores_at(self._plan, time.time() - self._began)
 
-    async def predictor(self) -> Predictor:
-        now = time.time() - self._began
-        past = [change for change in self._plan.changes if change.at <= now]
-        return HistoryPredictor(history_of(past, now), frozenset(cores_at(self._plan, now)), now)
+    def pool(self) -> Pool:
+        now = time.time()
+        while self._left and self._began + self._left[0].at <= now:
+            change = self._left.popleft()
+            self._predictor.observe(replace(change, at=self._began + change.at))
+        return Pool(self._predictor.copy(), frozenset(cores_at(self._plan, now - self._began)))
+
+    def settle(self, predicted: float, completed: bool) -> None:
+        """Completions are counted by the plan."""
 
 
 class Side(Protocol):

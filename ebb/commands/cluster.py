@@ -101,6 +101,24 @@ def machine(
         print_machines([found])
 
 
+def calibration(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Show whether predictions that machines keep their cores come true: reliability by decile, and Brier score."""
+    found = ask(manager, token_file, lambda client: client.calibration())
+    if json:
+        print_json(found)
+        return
+    for what, curve in (("machines", found.machines), ("tasks", found.tasks)):
+        brier = "-" if curve.brier is None else f"{curve.brier:.3f}"
+        worst = "no decile has 200 of them" if curve.worst_error is None else f"{100 * curve.worst_error:.1f} points"
+        print(f"{what}: {curve.count} predictions with an outcome, Brier score {brier}, largest error: {worst}")
+        if curve.deciles:
+            print_table(
+                ("from", "predictions", "predicted", "came true"),
+                ((f"{row.low:.1f}", row.count, f"{row.predicted:.3f}", f"{row.observed:.3f}") for row in curve.deciles),
+                "",
+            )
+
+
 def health(
     ready: Annotated[bool, typer.Option("--ready", help="Also ask whether one leads and its store answers.")] = False,
     manager: Manager = None,

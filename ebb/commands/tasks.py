@@ -29,6 +29,15 @@ def submit(
     duration_s: Annotated[float | None, typer.Option(min=0, help="How long it is expected to run.")] = None,
     restartable: Annotated[bool, typer.Option("--restartable", help="It may be begun again when broken off.")] = False,
     max_attempts: Annotated[int, typer.Option(min=1, max=100, help="So often it is begun at the most.")] = 5,
+    dislike: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Of being broken off: 0 counts its time only, 1 waits for the steadiest machine."
+        ),
+    ] = 0.0,
+    checkpoint_s: Annotated[
+        float | None, typer.Option(help="It saves its work every so often, and goes on from there.")
+    ] = None,
     request_id: Annotated[str | None, typer.Option(help="Makes a repeated submission harmless.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; exit with 1 unless it is done.")] = False,
     manager: Manager = None,
@@ -44,6 +53,8 @@ def submit(
             duration_s=duration_s,
             restartable=restartable,
             max_attempts=max_attempts,
+            dislike=dislike,
+            checkpoint_s=checkpoint_s,
         )
     except ValidationError as error:
         raise EbbError(problem_of(error).error) from error
@@ -110,12 +121,13 @@ def explain(name: TaskName, manager: Manager = None, token_file: TokenFile = Non
         print(f"{found.ahead} waiting tasks get their turn before it")
     if found.offers:
         print_table(
-            ("machine", "has room in", "expected to be done in", "keeps its cores with"),
+            ("machine", "has room in", "expected to be done in", "counted as", "keeps its cores with"),
             (
                 (
                     offer.machine,
                     f"{offer.wait_s:.0f} s",
                     f"{offer.expected_s:.0f} s",
+                    f"{offer.compared_s:.0f} s",
                     "-" if offer.completion_probability is None else f"{offer.completion_probability:.2f}",
                 )
                 for offer in found.offers

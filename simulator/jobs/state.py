@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,13 +126,22 @@ def chain(rows: Ints, column: int, begin: int, last: int) -> None:
 
 
 def as_mapping(values: Any, prefix: str) -> dict[str, NDArray[Any]]:
-    """A tuple of arrays by the names of its fields."""
-    return {f"{prefix}{name}": getattr(values, name) for name in values._fields}
+    """A tuple of arrays by the names of its fields; of tuples within it, by both names with a point between."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, value in zip(values._fields, values, strict=True):
+        nested = hasattr(value, "_fields")
+        found |= as_mapping(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return found
 
 
 def from_mapping(kind: Any, saved: Mapping[str, NDArray[Any]], prefix: str) -> Any:
     """The tuple that `as_mapping` saved; its arrays are its own."""
-    return kind(**{name: np.ascontiguousarray(saved[f"{prefix}{name}"]) for name in kind._fields})
+    made = {}
+    for name, within in get_type_hints(kind).items():
+        nested = isinstance(within, type) and hasattr(within, "_fields")
+        key = f"{prefix}{name}"
+        made[name] = from_mapping(within, saved, f"{key}.") if nested else np.ascontiguousarray(saved[key])
+    return kind(**made)
 
 
 def _longer(array: NDArray[Any], rows: int) -> Any:

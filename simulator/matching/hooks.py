@@ -18,6 +18,7 @@ from simulator.jobs.columns import (
     M_MEMORY,
     M_USED,
     M_USED_MEMORY,
+    S_CHECKPOINT_EVERY,
     T_CORES,
     T_KILLS,
     T_MEMORY,
@@ -138,6 +139,7 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         anew = numbers[N_UNKNOWN]
     restart = restart_s(anew, wasted, duration_s)
     weight = aversion(numbers[N_DISLIKE], float(s.tasks[task, T_KILLS]), numbers[N_ESCALATION])
+    checkpoint_s = s.sums[S_CHECKPOINT_EVERY] if s.sums[S_CHECKPOINT_EVERY] > 0.0 else math.inf
     need = s.tasks[task, T_CORES]
     for machine in range(len(s.machines)):
         wait_s = room_in_s(s, p, machine, task, now_s)
@@ -152,7 +154,7 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         found, wasted = chances(knowledge, form, sized, x, then_s, duration_s, free)
         p.probability[machine] = found
         usable = numbers[N_UNKNOWN] if math.isnan(found) else found
-        p.expected[machine] = expected_s(wait_s, usable, wasted, restart, duration_s, math.inf, weight)
+        p.expected[machine] = expected_s(wait_s, usable, wasted, restart, duration_s, checkpoint_s, weight)
     machine = choose_machine(p.expected, p.waits, p.probability, duration_s, p.switches[K_DELAY] != 0, numbers[N_SPARE])
     if machine < 0:
         return -1

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import pwd
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from task_matcher.engines.interface import Engine
 from task_matcher.errors import EngineSettingsError
+from task_matcher.matching import MatchOptions
+from task_matcher.predictor import PredictorOptions
+from task_matcher.rounds import LIVE, LIVE_PREDICTION
 
 _LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 
@@ -37,6 +41,16 @@ class EngineSettings(BaseModel):
     dask_ca_file: Path | None = None
     dask_certificate_file: Path | None = None
     dask_key_file: Path | None = None
+    #: Tables of the file: the match maker's switches, and the prediction engine's.
+    matching: MatchOptions = LIVE
+    prediction: PredictorOptions = LIVE_PREDICTION
+
+    @field_validator("matching", "prediction", mode="before")
+    @classmethod
+    def _beside_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        """A table says what is other than usual."""
+        usual = LIVE if info.field_name == "matching" else LIVE_PREDICTION
+        return {**asdict(usual), **given} if isinstance(given, dict) else given
 
 
 def read_settings(path: Path) -> EngineSettings:
@@ -64,8 +78,9 @@ def checked(settings: EngineSettings) -> EngineSettings:
     """:raises EngineSettingsError: something is missing, or belongs to another engine."""
     given = settings.model_fields_set
     if settings.engine == "none":
-        if given - {"engine"}:
-            raise EngineSettingsError(f"{min(given - {'engine'})} says nothing where engine is none")
+        # Machines are ranked without an engine, too.
+        if extra := given - {"engine", "prediction"}:
+            raise EngineSettingsError(f"{min(extra)} says nothing where engine is none")
         return settings
     if settings.directory is None or not settings.directory.is_absolute():
         raise EngineSettingsError("directory must be given, as an absolute path that every machine sees")

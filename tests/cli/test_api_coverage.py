@@ -53,6 +53,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/operations/{id}"): ("operation", ["operation", "CREATED"]),
     ("GET", "/v1/core-changes"): ("core_changes", ["core-changes", "--machine", "web"]),
     ("GET", "/v1/machines"): ("machines", ["machines"]),
+    ("GET", "/v1/calibration"): ("calibration", ["calibration"]),
     ("GET", "/v1/machines/{name}"): ("machine", ["machine", "web"]),
     ("GET", "/v1/events"): ("events", ["events", "--limit", "5", "--kind", "placed"]),
     STREAM: ("follow_events", ["events", "--follow"]),
@@ -140,10 +141,13 @@ async def test_every_table_can_be_printed_too(running: Running) -> None:
         ["vms"], ["vm", "table"], ["hosts"], ["host", "host-a"], ["operations"], ["operation", created], ["health"],
         ["core-changes"], ["machines"], ["machine", "table"], ["events"], ["tasks", "submit", "table", "true"],
         ["tasks", "list"], ["tasks", "show", "table"], ["tasks", "explain", "table"], ["tasks", "cancel", "table"],
-        ["tasks", "engine"],
+        ["tasks", "engine"], ["calibration"],
     ):  # fmt: skip
         printed = await running.ebb(*words)
-        assert "table" in printed or words[0] in ("hosts", "host", "health") or "engine" in words, (words, printed)
+        assert "table" in printed or words[0] in ("hosts", "host", "health", "calibration") or "engine" in words, (
+            words,
+            printed,
+        )
 
 
 async def test_dry_runs_are_printed_and_change_nothing(running: Running) -> None:

@@ -100,6 +100,7 @@ ROUTES = [
     ("GET", "/v1/operations"),
     ("GET", "/v1/operations/r"),
     ("GET", "/v1/core-changes"),
+    ("GET", "/v1/calibration"),
     ("GET", "/v1/machines"),
     ("GET", "/v1/machines/low-1"),
     ("GET", "/v1/events"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -93,6 +94,9 @@ async def test_the_same_submission_again_is_one_task_and_another_one_is_refused(
         ({"max_attempts": 0}, "task.max_attempts"),
         ({"restartable": "yes"}, "task.restartable"),
         ({"memory": 3}, "task.memory"),
+        ({"dislike": 1.5}, "task.dislike"),
+        ({"dislike": -0.1}, "task.dislike"),
+        ({"checkpoint_s": 0.0}, "task.checkpoint_s"),
     ],
 )
 async def test_bad_input_names_the_field(tmp_path: Path, fields: dict[str, Any], field: str) -> None:
@@ -158,6 +162,72 @@ async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None
         third = await cluster.get("/v1/tasks/third/explanation")
         assert (third["waits_for"], third["ahead"], third["offers"]) == (None, 1, [])
         assert "no machine has 3 usable cores; the largest has 2" in third["sentence"]
+
+
+@each_store
+async def test_what_a_task_says_of_preemption_is_kept_and_a_silent_one_is_the_same_as_before(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, **settings(FakeEngine(far=4))) as cluster:
+        await submit(cluster, "averse", dislike=0.5, checkpoint_s=60.0)
+        found = await task(cluster, "averse")
+        assert (found["dislike"], found["checkpoint_s"]) == (0.5, 60.0)
+        # Said or not, it is the same request.
+        first = await submit(cluster, "plain")
+        again = await submit(cluster, "plain", dislike=0.0, checkpoint_s=None)
+        assert (again["submitted_at"], again["dislike"], again["checkpoint_s"]) == (first["submitted_at"], 0.0, None)
+        status, problem = await cluster.call("POST", "/v1/tasks", json=body("plain", dislike=0.1))
+        assert (status, problem["field"]) == (409, "request_id")
+        assert cluster.manager is not None
+        stored = await cluster.manager.store.task(name="plain")
+        assert stored is not None
+        # As stores of earlier versions have it.
+        assert "dislike" not in stored.fingerprint
+        assert "checkpoint_s" not in stored.fingerprint
+
+
+@each_store
+async def test_an_explanation_has_the_probability_that_a_machine_keeps_its_cores(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    engine = FakeEngine(**{"low-1": 4, "low-2": 4})
+    async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
+        now = time.time()
+        # Others have taught that after a growth comes a shrink, after 300 s on average.
+        for number in range(20):
+            before, after = (1.0, 2.0) if number % 2 else (2.0, 1.0)
+            agent.add_change("old", before, after, at=now - 8000.0 + (200.0 if number % 3 else 400.0) * number)
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        await cluster.until(condition(lambda: [m.usable_cores for m in engine.machines.values()] == [3, 3]))
+
+        async def known() -> bool:
+            ranked = (await cluster.get("/v1/machines?duration_s=60"))["machines"]
+            return [row["completion_probability"] is not None for row in ranked] == [True, True]
+
+        await cluster.until(known)
+        for name in ("first", "second"):
+            await submit(cluster, name, cores=3)
+            await becomes(cluster, name, "running")
+        await submit(cluster, "averse", cores=3, dislike=0.5)
+
+        async def explained() -> bool:
+            return bool((await cluster.get("/v1/tasks/averse/explanation"))["waits_for"])
+
+        await cluster.until(explained)
+        found = await cluster.get("/v1/tasks/averse/explanation")
+        assert found["waits_for"] == found["offers"][0]["machine"]
+        assert {offer["machine"] for offer in found["offers"]} == {"low-1", "low-2"}
+        for offer in found["offers"]:
+            assert 0.0 <= offer["completion_probability"] < 1.0
+            disliked_s = 100.0 * (1.0 - offer["completion_probability"])
+            assert offer["compared_s"] == pytest.approx(offer["expected_s"] + disliked_s)
+        assert f"keeps its cores with {found['offers'][0]['completion_probability']:.0%}" in found["sentence"]
+        # Of the second: what is promised to one counts as taken for those behind it.
+        await submit(cluster, "behind", cores=3)
+
+        async def behind() -> bool:
+            return bool((await cluster.get("/v1/tasks/behind/explanation"))["waits_for"])
+
+        await cluster.until(behind)
+        assert (await cluster.get("/v1/tasks/behind/explanation"))["waits_for"] != found["waits_for"]
 
 
 @each_store

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from task_matcher.engines.settings import EngineSettings, engine_of, read_settings
+from task_matcher.engines.settings import EngineSettings, checked, engine_of, read_settings
 from task_matcher.errors import EngineSettingsError
+from task_matcher.rounds import LIVE, LIVE_PREDICTION
 
 
 def read(path: Path, text: str) -> EngineSettings:
@@ -27,6 +29,14 @@ def test_both_engines_can_be_said(tmp_path: Path) -> None:
     found = engine_of(made)
     assert found is not None
     assert found.kind == "dask"
+
+
+def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
+    assert (EngineSettings().matching, EngineSettings().prediction) == (LIVE, LIVE_PREDICTION)
+    made = checked(read(tmp_path, '[prediction]\nform = "landmark"'))
+    assert (made.prediction, made.matching) == (replace(LIVE_PREDICTION, form="landmark"), LIVE)
+    dask = 'engine = "dask"\ndirectory = "/srv/tasks"\ndask_scheduler = "tcp://127.0.0.1:8786"\n'
+    assert read(tmp_path, f"{dask}[matching]\ndelay = false").matching == replace(LIVE, delay=False)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,11 @@ def test_both_engines_can_be_said(tmp_path: Path) -> None:
         ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\nperiod_s = 0', "period_s: "),
         ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\nlabel = "a.b"', "label: "),
         ("speed = 3", "speed: "),
+        ("[matching]\nescalation = 1", "matching says nothing where engine is none"),
+        ("[matching]\nspeed = 1", "matching.speed: "),
+        ("[matching]\nunknown = 2", "unknown must be within [0, 1]"),
+        ('[prediction]\nform = "guess"', "form must be one of next-change, next-shrink, landmark"),
+        ("[prediction]\nwindow_s = 0", "window_s must be above 0"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:

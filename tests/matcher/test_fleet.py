@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deflation.errors import InvalidField
+from task_matcher.backfilling import reservation
 from task_matcher.fleet import Fleet, Running
 from task_matcher.predictor import Predictor
+from task_matcher.probabilities import remaining_s
 
 
 def fleet_of(**machines: float) -> Fleet:
@@ -123,3 +126,57 @@ def test_the_table_is_what_going_through_the_ends_gives(
             expected = at
             break
     assert wait(fleet, "a", float(cores), 1024.0 * gibs) == expected
+
+
+#: Cores, GiB, began at, estimate; times are whole seconds, so that sums of them are exact.
+held = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 500), st.integers(0, 900)), max_size=6)
+
+
+@given(
+    running=held,
+    promised=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(501, 2000)), max_size=4),
+    cores=st.integers(1, 12),
+    gibs=st.integers(0, 8),
+)
+def test_room_is_expected_when_the_simulator_expects_it_with_what_is_promised(
+    running: list[tuple[int, int, int, int]], promised: list[tuple[int, int, int]], cores: int, gibs: int
+) -> None:
+    now = 500.0
+    fleet = fleet_of()
+    fleet.put("a", 12.0, 8 * 1024.0)
+    ends = []
+    for number, (size, gib, began_at, estimate_s) in enumerate(running):
+        task = Running(f"t{number}", float(size), 1024.0 * gib, float(began_at), float(began_at + estimate_s))
+        fleet.start("a", task)
+        ends.append((now + remaining_s(task.ends_at, task.started_at, now), size, gib))
+    for number, (size, gib, ends_at) in enumerate(promised):
+        fleet.promise(fleet.predictor.rows["a"], Running(f"p{number}", float(size), 1024.0 * gib, now, float(ends_at)))
+        ends.append((float(ends_at), size, gib))
+    free, free_gibs = 12 - sum(size for _, size, _ in ends), 8 - sum(gib for _, _, gib in ends)
+    if free >= cores and free_gibs >= gibs:
+        expected = 0.0
+    else:
+        times = np.array([at for at, _, _ in ends])
+        sizes = np.array([[size, gib] for _, size, gib in ends], np.int64).reshape(-1, 2).T.copy()
+        at, _, _ = reservation(times, sizes[0], sizes[1], len(ends), free, free_gibs, cores, gibs)
+        expected = max(at - now, 0.0)
+    assert wait(fleet, "a", float(cores), 1024.0 * gibs, now) == expected
+
+
+def test_tasks_that_overrun_are_expected_to_end_each_after_a_share_of_its_own_age() -> None:
+    fleet = fleet_of(a=4.0)
+    fleet.start("a", Running("old", 2.0, 0.0, 0.0, 100.0))
+    fleet.start("a", Running("young", 2.0, 0.0, 800.0, 900.0))
+    fleet.start("a", Running("other", 0.0, 0.0, 0.0, 5000.0))
+    assert [wait(fleet, "a", cores, now=1000.0) for cores in (1.0, 3.0)] == [50.0, 250.0]
+    # And later, and earlier again.
+    assert [wait(fleet, "a", cores, now=1200.0) for cores in (1.0, 3.0)] == [100.0, 300.0]
+    assert [wait(fleet, "a", cores, now=850.0) for cores in (1.0, 3.0)] == [50.0, 212.5]
+
+
+def test_what_is_promised_is_not_in_use() -> None:
+    fleet = fleet_of(a=8.0)
+    fleet.start("a", Running("t1", 3.0, 0.0, 0.0, 100.0))
+    fleet.promise(fleet.predictor.rows["a"], Running("t2", 4.0, 0.0, 0.0, 500.0))
+    assert fleet.free_cores()[fleet.predictor.rows["a"]] == 5.0
+    assert [wait(fleet, "a", cores) for cores in (1.0, 2.0)] == [0.0, 100.0]

@@ -272,3 +272,37 @@ def test_predictions_come_true_as_often_as_they_say() -> None:
     assert worst < 0.06
     assert calibration.brier is not None
     assert calibration.brier < 0.25
+
+
+def test_a_machine_that_came_back_and_went_again_is_kept_until_its_landmarks_are_counted() -> None:
+    options = PredictorOptions(form="landmark", horizon_s=1000.0, look_every_s=100.0)
+    predictor = Predictor(0.0, options)
+    for at, before, after in ((0.0, 0.0, 4.0), (500.0, 4.0, 0.0), (600.0, 0.0, 4.0), (2400.0, 4.0, 0.0)):
+        predictor.observe(Change("a", at, before, after))
+    # The horizon of its first end is over twice, that of the second one is not.
+    predictor.advance(2600.0)
+    assert "a" in predictor.rows
+    predictor.advance(3400.0)
+    counted = float(predictor.marks.all_counts.sum())
+    predictor.advance(4500.0)
+    assert "a" not in predictor.rows
+    # Looks at 0, 100, ... 400 and 600, ... 2300, whose horizons are over at 3400.
+    assert counted == 5 + 18
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    predictor = Predictor(0.0)
+    for change in renewal_pool(8, lambda generator: float(generator.exponential(300.0)), 20_000.0):
+        predictor.observe(change)
+    copied = predictor.copy()
+    names = list(predictor.rows)
+    before = copied.probabilities_of(names, 20_000.0, 600.0)
+    assert before == predictor.probabilities_of(names, 20_000.0, 600.0)
+    for number in range(200):
+        predictor.observe(Change("m0", 20_000.0 + number, 5.0 + number % 2, 6.0 - number % 2))
+    predictor.row("another")
+    assert copied.probabilities_of(names, 20_000.0, 600.0) == before
+    assert "another" not in copied.rows
+    copied.advance(200_000.0)
+    assert predictor.now < 21_000.0
+    assert predictor.probabilities_of(names, 20_200.0, 600.0) != before

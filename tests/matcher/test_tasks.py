@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen, attempt_name, task_of
-from task_matcher.expectation import HistoryPredictor
-from task_matcher.prediction import history_of
+from task_matcher.predictor import Predictor
+from task_matcher.rounds import Pool
 from task_matcher.tasks import (
     BELIEF_S,
     LAUNCH_S,
@@ -232,8 +232,7 @@ def test_cores_of_machines_follow_what_the_manager_knows() -> None:
         "n4": EngineMachine("n4", 4, 3),
         "n5": EngineMachine("n5", 4, 0, drained="new disks"),
     }
-    predictor = HistoryPredictor(history_of([], 10.0), frozenset(), 10.0)
-    made = turn([], Look(machines), {"n1": 0, "n2": 9, "n3": 2, "n5": 4}, predictor, 10.0, "ebb")
+    made = turn([], Look(machines), {"n1": 0, "n2": 9, "n3": 2, "n5": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
     assert made.instructions == (
         SetCores("n1", 0), Drain("n1", NO_CORES), SetCores("n2", 4), Undrain("n2"), SetCores("n3", 2),
         SetCores("n5", 4),
@@ -278,9 +277,8 @@ class AnyEngine(RuleBasedStateMachine):
             )
             for name in {*self.engine, *self.claims}
         }
-        predictor = HistoryPredictor(history_of([], self.now), frozenset(), self.now)
         look = Look({"n1": EngineMachine("n1", 4, room)}, attempts)
-        made = turn(tuple(self.tasks.values()), look, {}, predictor, self.now, "ebb")
+        made = turn(tuple(self.tasks.values()), look, {}, Pool(Predictor(self.now)), self.now, "ebb")
         for task in made.changed:
             self.tasks[task.name] = task
             if task.final:
