@@ -77,8 +77,10 @@ M_RUNNING: Final = 6
 M_DIRECTION: Final = 7
 M_CHANGES: Final = 8
 M_KILLS: Final = 9
-#: 1: takes no new tasks.
+#: Not 0: takes no new tasks. The look at the queue adds 1 and takes it back; `LEAVING` stays: the machine's owner wants
+#: to give it back, and if it loses all cores then, he has.
 M_HELD: Final = 10
+LEAVING: Final = 2
 MACHINE_INTS: Final = 11
 #: When its cores last changed; s. A column of its own array.
 H_CHANGED: Final = 0

@@ -28,6 +28,7 @@ from simulator.jobs.columns import (
     J_LEFT,
     J_NEXT,
     J_NUMBER,
+    LEAVING,
     M_CORES,
     M_FIRST,
     M_HELD,
@@ -92,7 +93,7 @@ def check_machines(s: State) -> int:
             return 1
         if s.machines[machine, M_USED_MEMORY] > s.machines[machine, M_MEMORY]:
             return 1
-        if s.machines[machine, M_HELD] != 0:
+        if s.machines[machine, M_HELD] != 0 and s.machines[machine, M_HELD] != LEAVING:
             return 10
         used = 0
         used_mib = 0
