@@ -237,8 +237,8 @@ def _look(state: Acquirer, event: PeriodOver, options: AcquirerOptions) -> Step:
         why = f"{change.sentence}; {_unchanged(pool[name])}"
         machines[name] = replace(kept[name], standing=Standing.LEAVING, leaves_at=event.now, why=why)
         instructions.append(Decommission(name, why))
-    ended = Acquirer(machines, requests, number, event.now + options.period_s, change.utilisation, change.sentence)
-    return after, tuple(instructions)
+    looked = Acquirer(machines, requests, number, event.now + options.period_s, change.utilisation, change.sentence)
+    return looked, tuple(instructions)
 
 
 def _on_offer(state: Acquirer, event: Offered) -> Step:
@@ -277,7 +277,7 @@ def _on_loss(state: Acquirer, event: Gone, options: AcquirerOptions) -> Step:
     return after, tuple(RequestMachine(one.number, why) for one in made)
 
 
-def after(state: Acquirer, events: Iterable[Event], options: AcquirerOptions) -> Step:
+def advance_all(state: Acquirer, events: Iterable[Event], options: AcquirerOptions) -> Step:
     """The state after several events, and what is to be done, in order."""
     instructions: list[Instruction] = []
     for event in events:

@@ -28,8 +28,8 @@ from task_matcher.acquirer import (
     RequestMachine,
     Standing,
     advance,
+    advance_all,
 )
-from task_matcher.acquirer import after as after_all
 from task_matcher.net_changes import AcquirerOptions, View
 from task_matcher.provider import Provision, at_once, carry_out, news, unfinished
 
@@ -142,7 +142,7 @@ def test_a_refused_replacement_leaves_the_machine_where_it_is() -> None:
 
 def test_what_goes_by_itself_is_asked_for_anew_down_to_the_least_number() -> None:
     options = AcquirerOptions(least_machines=3)
-    state, instructions = after_all(holding([4.0] * 4), [Gone(1.0, "m-0"), Gone(1.0, "m-1")], options)
+    state, instructions = advance_all(holding([4.0] * 4), [Gone(1.0, "m-0"), Gone(1.0, "m-1")], options)
     assert kinds(instructions) == {"RequestMachine": 1}
     assert "m-1 is gone" in state.coming[0].why
 
@@ -280,16 +280,12 @@ def check(
         if away or cancelled:
             assert grown < 0
             assert asked <= replacing
-        assert len(state.kept) + len(state.coming) <= max(
-            options.most_machines, len(before.kept) + len(before.coming)
-        )
+        assert len(state.kept) + len(state.coming) <= max(options.most_machines, len(before.kept) + len(before.coming))
         share = math.floor(options.replaced_share * len(before.kept) + 1e-9)
         assert replacing <= max(share, was)
     elif isinstance(event, Gone):
         assert away == 0
-        assert len(state.kept) + len(state.coming) >= min(
-            options.least_machines, len(before.kept) + len(before.coming)
-        )
+        assert len(state.kept) + len(state.coming) >= min(options.least_machines, len(before.kept) + len(before.coming))
     else:
         assert asked == cancelled == 0
 
