@@ -12,10 +12,12 @@ import aiohttp
 import numpy as np
 import structlog
 
+from cluster_manager.acquiring import AcquirerService
 from cluster_manager.agents import Agents
 from cluster_manager.core_changes import CoreChanges
 from cluster_manager.dry_runs import DryRuns
 from cluster_manager.event_feed import EventFeed
+from cluster_manager.harvest_machines import HarvestMachines
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
 from cluster_manager.leadership import Leadership
@@ -79,6 +81,14 @@ class Manager:
             self.leadership.check,
             clock,
         )
+        self.acquirer = AcquirerService(
+            settings.engine.acquirer,
+            self.tasks,
+            TaskMachines(self.store, self.hosts, clock),
+            self.store,
+            self.leadership.check,
+            clock,
+        )
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -122,6 +132,8 @@ class Manager:
         await self.tasks.start()
         # Last: what is under way goes on from this moment.
         await self.operations.start(performer)
+        if settings_ := self.settings.engine.acquirer:
+            await self.acquirer.start(HarvestMachines(settings_, self.operations, self.store, self.epoch))
         self.feed.start()
         self._housekeeping.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
@@ -130,6 +142,7 @@ class Manager:
     async def end_term(self) -> None:
         """Stop the plans where they are, close the store; the next term, of whatever manager, goes on from there."""
         await self.feed.stop()
+        await self.acquirer.stop()
         await self.tasks.stop()
         await self.operations.stop()
         await self._housekeeping.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from sqlalchemy import select
@@ -15,7 +15,7 @@ from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.messages import VMSpec, VMState
 from task_matcher.expectation import HistoryPredictor, Predictor
-from task_matcher.prediction import WINDOW_S, Change, History, history_of, whole_cores
+from task_matcher.prediction import WINDOW_S, Change, History, LastChange, history_of, whole_cores
 
 #: Without news the history is read again after so many seconds: old intervals leave its window.
 REREAD_S = 60.0
@@ -65,13 +65,20 @@ class TaskMachines:
 
     async def predictor(self) -> Predictor:
         """What to expect of the machines whose cores were asked for last."""
+        return HistoryPredictor(await self._read(), self._variable, self._clock())
+
+    async def last_changes(self) -> Mapping[str, LastChange]:
+        """The last core change of each machine within the past day."""
+        return (await self._read()).last
+
+    async def _read(self) -> History:
         now = self._clock()
         if self._history is None or now - self._read_at > REREAD_S:
             changes = await self._store.core_changes_since(now - WINDOW_S)
             pool = history_of((_change(stored) for stored in changes if stored.variable), now)
             self._history = replace(pool, last=history_of(map(_change, changes), now).last)
             self._read_at = now
-        return HistoryPredictor(self._history, self._variable, now)
+        return self._history
 
 
 def _change(stored: StoredChange) -> Change:

@@ -90,6 +90,8 @@ class TaskService:
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
         self.known: frozenset[str] = frozenset()
+        #: Machines that take no new task, since the acquirer gives them back.
+        self.leaving: frozenset[str] = frozenset()
         self.looked_at: float | None = None
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
@@ -220,7 +222,7 @@ class TaskService:
         cores = await self._known.cores(look.machines)
         predictor = await self._known.predictor()
         async with self._lock:
-            made = turn(tuple(self._tasks.values()), look, cores, predictor, self._clock(), label)
+            made = turn(tuple(self._tasks.values()), look, cores, predictor, self._clock(), label, self.leaving)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
             self._take(made)
             self.known = frozenset(cores)

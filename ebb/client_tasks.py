@@ -7,7 +7,15 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from deflation.task_messages import EngineStatus, ManagedTask, TaskExplanation, TaskRequest, TaskSpec, TaskState
+from deflation.task_messages import (
+    AcquirerStatus,
+    EngineStatus,
+    ManagedTask,
+    TaskExplanation,
+    TaskRequest,
+    TaskSpec,
+    TaskState,
+)
 from ebb.client_lifecycle import new_request_id
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -48,6 +56,10 @@ class TaskCalls:
     async def engine(self) -> EngineStatus:
         """What runs the tasks, and its machines."""
         return await self._one("GET", "/v1/engine", EngineStatus)
+
+    async def acquirer(self) -> AcquirerStatus:
+        """The harvest VMs that are kept for tasks, and why."""
+        return await self._one("GET", "/v1/acquirer", AcquirerStatus)
 
     async def _one(
         self,

@@ -30,6 +30,8 @@ BUFFER_SHARE: Final = 0.05
 class Acquisition:
     """How a run gets its machines.
 
+    :param budget_cores: keep so many cores, as near as the utilisations of the options say; None: as many
+        as the work needs.
     :param allocation: to which server the provider puts a new harvest VM, of those with room for its minimum.
     :param step_s: between two looks at what has gone and what has emptied; the acquirer's own period is a multiple.
     """
@@ -37,11 +39,21 @@ class Acquisition:
     options: AcquirerOptions = field(default_factory=lambda: AcquirerOptions(64, 64))
     allocation: Packing = Packing.RANDOM
     step_s: float = 300.0
+    budget_cores: float | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
         if not 0 < self.step_s <= self.options.period_s:
             raise InvalidParameter("step_s", f"must be above 0 and at most period_s, but is {self.step_s:g}")
+        if self.budget_cores is not None and not self.budget_cores > 0:
+            raise InvalidParameter("budget_cores", f"must be above 0, but is {self.budget_cores:g}")
+
+    def held_share(self, pool: Pool, from_s: float) -> float:
+        """Of a pool's servers or cores, about those that are held at the most: what load is counted by."""
+        if self.budget_cores is None:
+            return self.options.most_machines / pool.machines
+        until_s = min(from_s + 86_400.0, pool.until_s)
+        return min(self.budget_cores / pool.mean_cores(from_s, until_s), 1.0)
 
 
 class Servers:
@@ -218,6 +230,8 @@ class AcquiredMachines:
         return views
 
     def _wanted(self) -> float:
+        if self._acquisition.budget_cores is not None:
+            return self._acquisition.budget_cores
         s = self.state()
         queued = float((s.queues[:, Q_CORES] * s.queues[:, Q_COUNT]).sum())
         return float(s.counts[C_USED_CORES]) + queued

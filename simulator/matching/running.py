@@ -76,7 +76,7 @@ def run(
                 "policy", f"must not be {scheme} with an acquirer: it does not know which will be held"
             )
         acquired = AcquiredMachines(pool, acquisition, seed)
-        changes, held_share = acquired.batches(), acquisition.options.most_machines / pool.machines
+        changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
     batch, until_s = jobs(workload, pool, start_s, seed, held_share)
     done: list[Any] = []
     engine = Engine(

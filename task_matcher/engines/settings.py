@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from task_matcher.acquirer_settings import AcquirerSettings
 from task_matcher.engines.interface import Engine
 from task_matcher.errors import EngineSettingsError
 
@@ -30,6 +31,8 @@ class EngineSettings(BaseModel):
     period_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     #: Seconds that one answer of the engine may take.
     answer_s: Annotated[float, Field(ge=0.1, le=600)] = 20.0
+    #: A pool of harvest VMs that the manager keeps for tasks; None: it keeps none.
+    acquirer: AcquirerSettings | None = None
     #: Slurm: whose tasks they are there; needed where the manager runs as root.
     user: str | None = None
     slurm_conf: Path | None = None
