@@ -110,7 +110,7 @@ def net_change(
     if more == 0:
         fewer, removed = _surplus(machines, worst, there, mean, count, coming, wanted_cores, options)
     share = math.floor(options.replaced_share * (len(machines) + unknown) + _ROUNDING)
-    still = max(share - len(removed) - len(marked.difference(removed)), 0)
+    still = max(share - len(removed) - sum(name not in removed for name in marked), 0)
     replaced = tuple(name for name in worst if name not in removed and name not in marked)[:still]
     utilisation = wanted_cores / there if there > 0 else None
     return NetChange(

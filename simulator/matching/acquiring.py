@@ -7,6 +7,7 @@ it stands at the very instant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -123,6 +124,16 @@ class Held:
     #: Which servers, as numbers.
     servers: list[Indices] = field(default_factory=list)
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """By steps."""
+        return {
+            "at_s": np.asarray(self.at_s),
+            "machines": np.asarray(self.machines, np.float64),
+            "cores": np.asarray(self.cores, np.float64),
+            "leaving_cores": np.asarray(self.leaving_cores, np.float64),
+        }
+
     def mean(self, values: list[int], from_s: float, until_s: float) -> float:
         """Over the steps within a window; NaN if there is none."""
         at_s = np.asarray(self.at_s)
@@ -147,6 +158,17 @@ class AcquiredMachines:
         self.given_back = 0
         #: Those that went by themselves: their server had no room for the minimum any more.
         self.evicted = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by name, of the whole run."""
+        return {
+            "machines_requested": float(self.requested),
+            "machines_given_back": float(self.given_back),
+            "machines_evicted": float(self.evicted),
+            "machines_held_mean": float(np.mean(self.held.machines)) if self.held.machines else math.nan,
+            "cores_held_mean": float(np.mean(self.held.cores)) if self.held.cores else math.nan,
+        }
 
     def batches(self) -> Iterator[CapacityBatch]:
         """Changes until the pool's end, a step's at a time."""

@@ -39,7 +39,9 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """Figures by name."""
+        acquired = {} if self.acquired is None else self.acquired.metrics
         return {
+            **acquired,
             "jct_mean_s": float(self.completion_s.mean()),
             "jct_p90_s": float(np.percentile(self.completion_s, 90)),
             "waste": self.results.waste,

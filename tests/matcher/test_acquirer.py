@@ -307,8 +307,14 @@ def test_a_provider_gets_its_part_and_the_scheduler_the_rest() -> None:
         async def deallocate(self, machine: str) -> None:
             self.calls.append(("deallocate", machine))
 
-    provider, told = Listening(), []
-    given_ = [RequestMachine(1, ""), Decommission("a", "x"), Deallocate("b", ""), CancelRequest(2, "")]
+    provider = Listening()
+    told: list[Decommission] = []
+    given_: list[Instruction] = [
+        RequestMachine(1, ""),
+        Decommission("a", "x"),
+        Deallocate("b", ""),
+        CancelRequest(2, ""),
+    ]
     at_once(carry_out(provider, given_, told.append))
     assert provider.calls == [("request", 1), ("deallocate", "b"), ("cancel", 2)]
     assert told == [Decommission("a", "x")]
