@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulator.compiling import compiled, plain, shared
 from simulator.errors import InvalidParameter
 from simulator.inputs.batches import CapacityBatch, JobBatch, Ragged, hints, same, texts, unknown
+from simulator.jobs.columns import M_USED, T_MACHINE
 from simulator.jobs.engine import Engine, Machines
 from simulator.jobs.settings import Settings
 from simulator.matching import replicas
 from simulator.matching.running import run
 from tests.simulator.matching.test_running import SMALL, made
+
+shared(replicas.choose)
 
 
 def jobs(*runtimes_s: float, cores: float = 1.0) -> JobBatch:
@@ -87,6 +91,27 @@ def test_replicas_on_a_restless_pool_break_no_rule(seed: int) -> None:
     assert found.results.tasks == 3 * plain.results.tasks
     assert found.results.tasks_done == plain.results.tasks
     assert found.results.used_core_s > plain.results.used_core_s
+
+
+@compiled
+def _chosen(s: Any, p: Any, task: int) -> int:
+    return int(replicas.choose(s, p, task, 0.0))
+
+
+def test_compiled_and_interpreted_choose_the_same() -> None:
+    batch = jobs(*[50.0] * 12, cores=2.0)
+    policy = replicas.policy()
+    settings = Settings(replicas=3, memory=False, validate=True)
+    engine = Engine([batch], Machines(9, 5), policy=policy, settings=settings, seed=5, compile=False)
+    engine.advance(1.0)
+    waiting = np.flatnonzero(engine.state.tasks[:, T_MACHINE] == -1)
+    assert len(waiting) == 18
+    # Where nothing is used, every choice is open but for the twins' machines.
+    engine.state.machines[:, M_USED] = 0
+    one, other = policy.resized(engine.state, None, 5, 7), policy.resized(engine.state, None, 5, 7)
+    ours = [_chosen(engine.state, one, int(task)) for task in np.tile(waiting, 5)]
+    assert ours == [plain(_chosen)(engine.state, other, int(task)) for task in np.tile(waiting, 5)]
+    assert set(ours) == set(range(9))
 
 
 def test_a_number_of_replicas_that_cannot_be_is_named() -> None:
