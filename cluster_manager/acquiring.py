@@ -33,7 +33,7 @@ from task_matcher.acquirer import (
 )
 from task_matcher.acquirer_settings import AcquirerSettings
 from task_matcher.net_changes import View
-from task_matcher.provider import Provider, carry_out, news, unfinished
+from task_matcher.provision import Provider, calls, news, unfinished
 
 log = structlog.get_logger()
 
@@ -127,7 +127,8 @@ class AcquirerService:
         again = unfinished(self.state)
         self.state = after
         self._close(settings)
-        await carry_out(provider, [*again, *(one for one in instructions if one not in again)], _log)
+        for call in calls(provider, [*again, *(one for one in instructions if one not in again)], _log):
+            await call
 
     async def _see(self, names: list[str]) -> None:
         """What is known of machines; those of which no host tells are left out."""

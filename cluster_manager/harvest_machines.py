@@ -13,7 +13,7 @@ from cluster_manager.plans import VMPhase
 from cluster_manager.store import Store
 from deflation.messages import OperationState, VMRequest
 from task_matcher.acquirer_settings import AcquirerSettings
-from task_matcher.provider import Provision
+from task_matcher.provision import Provision
 
 #: Phases of a VM that is there; one that is being deleted is gone.
 _THERE: Final = frozenset({VMPhase.RUNNING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING, VMPhase.STOPPED})

@@ -1,6 +1,6 @@
 """The acquirer as a state machine: which machines to keep, to give back and to ask for (seed 000 §3.2, Algorithm 2).
 
-Events come in, instructions go out; who carries them out is a provider (`provider.Provider`) and the scheduler, which
+Events come in, instructions go out; who carries them out is a provider (`provision.Provider`) and the scheduler, which
 sends no new task to a machine that is decommissioned. A machine is given back only after its last task has ended, and
 one that is replaced is decommissioned only after the other one has come: asked first, given back afterwards.
 

@@ -8,9 +8,9 @@ it stands at the very instant.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -21,10 +21,13 @@ from simulator.jobs.columns import C_USED_CORES, LEAVING, M_CORES, M_HELD, M_RUN
 from simulator.matching.pools import Pool
 from task_matcher.acquirer import Acquirer, Decommission, Emptied, Event, PeriodOver, Standing, advance_all
 from task_matcher.net_changes import AcquirerOptions, View
-from task_matcher.provider import Provision, at_once, carry_out, news
+from task_matcher.provision import Provision, calls, news
 
 #: Of the servers, those that the emptiest-first allocation leaves out: the buffer that providers keep (seed 000 §4.3).
 BUFFER_SHARE: Final = 0.05
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,20 @@ class Acquisition:
             return self.options.most_machines / pool.machines
         until_s = min(from_s + 86_400.0, pool.until_s)
         return min(self.budget_cores / pool.mean_cores(from_s, until_s), 1.0)
+
+
+def at_once(call: Awaitable[Answer]) -> Answer:
+    """The answer of a provider that never waits: no loop is needed.
+
+    :raises RuntimeError: it waits.
+    """
+    waiting = call.__await__()
+    try:
+        next(waiting)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    raise RuntimeError("a provider that is called at once must not wait")
 
 
 class Servers:
@@ -219,7 +236,8 @@ class AcquiredMachines:
         while events:
             held = self._servers.held.copy()
             self.acquirer, instructions = advance_all(self.acquirer, events, self._acquisition.options)
-            at_once(carry_out(servers, instructions, lambda told: self._decommission(rows, now_s, told)))
+            for call in calls(servers, instructions, lambda told: self._decommission(rows, now_s, told)):
+                at_once(call)
             for server in np.flatnonzero(servers.held & ~held):
                 self.requested += 1
                 rows.add(int(server), now_s, int(servers.cores[server]))
@@ -230,13 +248,7 @@ class AcquiredMachines:
         self._write_down(now_s)
 
     def _news(self, now_s: float) -> list[Event]:
-        found: list[Provision] = []
-
-        async def look() -> None:
-            found.append(await self._servers.look())
-
-        at_once(look())
-        return news(self.acquirer, found[0], now_s)
+        return news(self.acquirer, at_once(self._servers.look()), now_s)
 
     def _decommission(self, rows: _Rows, now_s: float, told: Decommission) -> None:
         server = int(told.machine)

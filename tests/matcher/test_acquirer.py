@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deflation.errors import InvalidField
+from simulator.matching.acquiring import at_once
 from task_matcher.acquirer import (
     Acquirer,
     CancelRequest,
@@ -31,7 +32,7 @@ from task_matcher.acquirer import (
     advance_all,
 )
 from task_matcher.net_changes import AcquirerOptions, View
-from task_matcher.provider import Provision, at_once, carry_out, news, unfinished
+from task_matcher.provision import Provision, calls, news, unfinished
 
 HOUR_S = 3600.0
 
@@ -315,6 +316,7 @@ def test_a_provider_gets_its_part_and_the_scheduler_the_rest() -> None:
         Deallocate("b", ""),
         CancelRequest(2, ""),
     ]
-    at_once(carry_out(provider, given_, told.append))
+    for call in calls(provider, given_, told.append):
+        at_once(call)
     assert provider.calls == [("request", 1), ("deallocate", "b"), ("cancel", 2)]
     assert told == [Decommission("a", "x")]

@@ -1,10 +1,10 @@
-"""What an acquirer needs of whoever gives machines: our own cluster manager, and the simulator's replayed pools."""
+"""What an acquirer needs of whoever gives machines: our own cluster manager, and the simulator's replayed servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from task_matcher.acquirer import (
     Acquirer,
@@ -44,16 +44,16 @@ class Provider(Protocol):
     A request whose cancellation comes too late is taken back by the provider itself.
     """
 
-    async def look(self) -> Provision:
+    def look(self) -> Awaitable[Provision]:
         """What there is now."""
 
-    async def request(self, number: int) -> None:
+    def request(self, number: int) -> Awaitable[None]:
         """Ask for a machine; `look` has the answer."""
 
-    async def cancel(self, number: int) -> None:
+    def cancel(self, number: int) -> Awaitable[None]:
         """A request need not be answered any more."""
 
-    async def deallocate(self, machine: str) -> None:
+    def deallocate(self, machine: str) -> Awaitable[None]:
         """Take a machine back on which nothing runs."""
 
 
@@ -73,18 +73,18 @@ def news(state: Acquirer, provision: Provision, now: float) -> list[Event]:
     return events
 
 
-async def carry_out(
+def calls(
     provider: Provider, instructions: Iterable[Instruction], decommission: Callable[[Decommission], None]
-) -> None:
-    """Have the provider do its part; the scheduler's is told by ``decommission``."""
+) -> Iterator[Awaitable[None]]:
+    """The provider's part of instructions, one after another; the scheduler's is told by ``decommission``."""
     for instruction in instructions:
         match instruction:
             case RequestMachine(number):
-                await provider.request(number)
+                yield provider.request(number)
             case CancelRequest(number):
-                await provider.cancel(number)
+                yield provider.cancel(number)
             case Deallocate(machine):
-                await provider.deallocate(machine)
+                yield provider.deallocate(machine)
             case Decommission():
                 decommission(instruction)
 
@@ -94,16 +94,3 @@ def unfinished(state: Acquirer) -> list[Instruction]:
     again: list[Instruction] = [RequestMachine(one.number, one.why) for one in state.requests.values()]
     again += [Deallocate(one.name, one.why) for one in state.machines.values() if one.standing is Standing.EMPTY]
     return again
-
-
-def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run what never waits, as a simulated provider's methods: no loop is needed.
-
-    :raises RuntimeError: it waits.
-    """
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    coroutine.close()
-    raise RuntimeError("a provider that is called at once must not wait")
