@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import structlog
 from sqlalchemy import select
@@ -69,6 +70,7 @@ class AcquirerService:
         #: When the tasks' service was told that a machine leaves.
         self._told: dict[str, float] = {}
         self._views: dict[str, View] = {}
+        self._first = True
         self.state = Acquirer()
         #: Held during a look, from one state to the next.
         self.looking = asyncio.Lock()
@@ -114,6 +116,9 @@ class AcquirerService:
         events: list[Event] = news(self.state, provision, self._clock())
         options = settings.options()
         found, instructions = advance_all(self.state, events, options)
+        if self._first and len(found.kept) + len(found.coming) + len(provision.silent) < options.least_machines:
+            # What an earlier term wanted may never have been asked for, or has gone in the meantime.
+            found = replace(found, next_at=-math.inf)
         await self._see([one.name for one in found.kept])
         events = [Emptied(one.name) for one in found.machines.values() if self._is_empty(one.name)]
         if self._tasks.looked_at is not None and not self._tasks.trouble:
@@ -124,10 +129,11 @@ class AcquirerService:
         instructions += more
         # Written down first: a period that was looked at is not looked at again after a crash.
         await self._store.save_tasks([], self._notes(after, instructions))
-        again = unfinished(self.state)
+        self._first = False
         self.state = after
         self._close(settings)
-        for call in calls(provider, [*again, *(one for one in instructions if one not in again)], _log):
+        again = [one for one in unfinished(after) if one not in instructions]
+        for call in calls(provider, [*again, *instructions], _log):
             await call
 
     async def _see(self, names: list[str]) -> None:

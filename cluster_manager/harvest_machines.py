@@ -40,11 +40,13 @@ class HarvestMachines:
 
         :raises StoreError: it cannot be read.
         """
+        # In this order: when a placement is over, the phases are those after it.
+        placements = {number: await self._operations.operation(self._request_id(number), 0.0) for number in self._asked}
         phases = await self._phases()
         machines = {name for name, (phase, _) in phases.items() if phase in _THERE}
         offers, refusals = {}, {}
-        for number, name in list(self._asked.items()):
-            found = await self._operations.operation(self._request_id(number), 0.0)
+        for number, found in placements.items():
+            name = self._asked[number]
             if found is None or found.state is OperationState.RUNNING:
                 # Not there for us before its placement has ended.
                 machines.discard(name)
@@ -61,11 +63,14 @@ class HarvestMachines:
             else:
                 refusals[number] = found.sentence
             del self._asked[number]
-        # What could not be deleted is still ours, and is deleted again.
-        silent = frozenset(
-            name for name, (phase, host) in phases.items() if phase is VMPhase.FAILED and host is not None
-        )
-        return Provision(frozenset(machines), offers, refusals, silent)
+        # What could not be deleted is still ours, and is deleted again; what an earlier term asked for may come yet.
+        asked = set(self._asked.values())
+        silent = {
+            name
+            for name, (phase, host) in phases.items()
+            if (phase is VMPhase.FAILED and host is not None) or (phase is VMPhase.PLACING and name not in asked)
+        }
+        return Provision(frozenset(machines), offers, refusals, frozenset(silent))
 
     async def request(self, number: int) -> None:
         """Have a VM placed under the lowest number that is free.

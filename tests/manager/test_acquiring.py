@@ -142,6 +142,23 @@ async def test_a_manager_that_is_killed_finds_its_machines_again_and_asks_for_no
 
 
 @each_store
+async def test_what_an_earlier_term_could_not_get_is_asked_for_at_once_by_the_next(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    agent.trouble.refuses = 503
+    async with cluster_of(tmp_path, agent, **settings(engine_with(2), acquirer=acquirer())) as cluster:
+
+        async def refused() -> bool:
+            return "a request was refused: " in (await status(cluster))["sentence"]
+
+        await cluster.until(refused)
+        await cluster.kill_manager()
+        agent.trouble.refuses = None
+        await cluster.start_manager()
+        await cluster.ready()
+        await holds(cluster, "harvest-1")
+
+
+@each_store
 async def test_what_others_take_away_is_made_up_for_and_what_finds_no_place_is_said(tmp_path: Path) -> None:
     engine = engine_with(4)
     wanted = acquirer(least_machines=2, most_machines=2)
