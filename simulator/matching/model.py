@@ -154,6 +154,7 @@ def _acquisition(g: Given) -> Acquisition | None:
         least_utilisation=g.number("least_utilisation", 0.6, least=0, most=1),
         most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
         period_s=g.number("period_s", 3600.0, above=0),
+        expected_cores=g.number("expected_cores", 4.0, above=0),
     )
     allocation = Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value))
     return Acquisition(options, allocation, g.number("step_s", 300.0, above=0), budget_cores or None)
