@@ -11,6 +11,7 @@ from cluster_manager.api_forms import MANAGER, answer, body_of
 from cluster_manager.task_pages import TaskPages
 from deflation.messages import Name
 from deflation.task_messages import (
+    AcquirerStatus,
     EngineStatus,
     ManagedTask,
     TaskExplanation,
@@ -103,6 +104,13 @@ async def cancel(request: web.Request) -> web.Response:
 async def engine(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(_pages(request).engine())
+
+
+@routes.get("/v1/acquirer", allow_head=False)
+@describe("The harvest VMs that are kept for tasks, and why", tag="tasks", answers={200: AcquirerStatus})
+async def acquirer(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(request.app[MANAGER].acquirer.status())
 
 
 def _pages(request: web.Request) -> TaskPages:

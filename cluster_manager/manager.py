@@ -12,10 +12,12 @@ import aiohttp
 import numpy as np
 import structlog
 
+from cluster_manager.acquiring import AcquirerService
 from cluster_manager.agents import Agents
 from cluster_manager.core_changes import CoreChanges
 from cluster_manager.dry_runs import DryRuns
 from cluster_manager.event_feed import EventFeed
+from cluster_manager.harvest_machines import HarvestMachines
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
 from cluster_manager.knowledge import Knowledge
@@ -89,6 +91,14 @@ class Manager:
             self.leadership.check,
             clock,
         )
+        self.acquirer = AcquirerService(
+            settings.engine.acquirer,
+            self.tasks,
+            TaskMachines(self.store, self.hosts, self.core_changes),
+            self.store,
+            self.leadership.check,
+            clock,
+        )
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -132,6 +142,8 @@ class Manager:
         await self.tasks.start()
         # Last: what is under way goes on from this moment.
         await self.operations.start(performer)
+        if settings_ := self.settings.engine.acquirer:
+            await self.acquirer.start(HarvestMachines(settings_, self.operations, self.store, self.epoch))
         self.feed.start()
         self._housekeeping.start()
         self._knowledge.start()
@@ -147,7 +159,7 @@ class Manager:
             parts.push_async_callback(self.store.close)
             if session is not None:
                 parts.push_async_callback(session.close)
-            inner_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.feed)
+            inner_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.acquirer, self.feed)
             for part in inner_first:
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import select
 
@@ -14,7 +14,7 @@ from cluster_manager.store import Store
 from deflation.allocations import Priority
 from deflation.messages import VMSpec, VMState
 from task_matcher.matching import MatchOptions
-from task_matcher.prediction import whole_cores
+from task_matcher.prediction import LastChange, whole_cores
 from task_matcher.predictor import Predictor
 from task_matcher.rounds import LIVE, Pool
 
@@ -60,6 +60,10 @@ class TaskMachines:
                     variable.add(row.name)
         self._variable = frozenset(variable)
         return found
+
+    def last_changes(self) -> Mapping[str, LastChange]:
+        """The last core change of each machine, as far as one is remembered."""
+        return self._core_changes.predictor.lasts()
 
     def pool(self) -> Pool:
         """What the machines have shown up to now, and whether their cores can be taken: of those last asked for.

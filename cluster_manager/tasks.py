@@ -92,6 +92,8 @@ class TaskService:
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
         self.known: frozenset[str] = frozenset()
+        #: Machines that take no new task, since the acquirer gives them back.
+        self.leaving: frozenset[str] = frozenset()
         self.looked_at: float | None = None
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
@@ -223,7 +225,7 @@ class TaskService:
         async with self._lock:
             # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant.
             tasks, pool = tuple(self._tasks.values()), self._known.pool()
-            made = await asyncio.to_thread(turn, tasks, look, cores, pool, self._clock(), label)
+            made = await asyncio.to_thread(turn, tasks, look, cores, pool, self._clock(), label, self.leaving)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
             self._take(made)
             self.known = frozenset(cores)

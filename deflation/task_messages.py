@@ -128,6 +128,49 @@ class EngineMachineStatus(Body):
     foreign_cores: int = Field(description="held by work that is not this manager's")
 
 
+class Standing(StrEnum):
+    """What the acquirer means to do with a machine."""
+
+    HELD = "held"
+    LEAVING = "leaving"
+    EMPTY = "empty"
+
+
+class AcquirerMachineStatus(Body):
+    """A machine of the acquirer. Times are seconds since the epoch."""
+
+    name: Name
+    standing: Standing = Field(description="held; leaving: it takes no new task; empty: it is being given back")
+    cores: int | None = Field(None, description="usable now, whole; null: no host tells, or it is leaving")
+    came_at: float
+    unchanged_s: float | None = Field(None, description="since its last core change; null: more than a day, or leaving")
+    leaves_at: float | None = Field(None, description="when it began to leave")
+    tasks: tuple[Name, ...] = Field(description="that hold cores there")
+    sentence: str = Field(description="why it was asked for, or why it leaves")
+
+
+class AcquirerRequestStatus(Body):
+    """A machine that was asked for, and has not come."""
+
+    number: int
+    at: float
+    replaces: Name | None = Field(None, description="the machine that leaves when it has come")
+    sentence: str
+
+
+class AcquirerStatus(Body):
+    """GET /v1/acquirer of the manager: the harvest VMs that it keeps for tasks, and why."""
+
+    on: bool
+    sentence: str = Field(description="what the last look came to")
+    next_at: float | None = Field(None, description="when it looks again at what to replace and how many to keep")
+    utilisation: float | None = Field(None, description="wanted cores / cores, at the last look")
+    cores: int = Field(description="of the machines that are held")
+    wanted_cores: int = Field(description="of all tasks that have not ended")
+    machines: tuple[AcquirerMachineStatus, ...]
+    requests: tuple[AcquirerRequestStatus, ...]
+
+
 class EngineStatus(Body):
     """GET /v1/engine of the manager: what runs the tasks."""
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from deflation.task_messages import EngineStatus, ManagedTask, TaskExplanation, TaskRequest, TaskSpec, TaskState
+from deflation.task_messages import (
+    AcquirerStatus,
+    EngineStatus,
+    ManagedTask,
+    TaskExplanation,
+    TaskRequest,
+    TaskSpec,
+    TaskState,
+)
 from ebb.client_calls import Calls
 from ebb.client_lifecycle import new_request_id
 
@@ -42,3 +50,7 @@ class TaskCalls(Calls):
     async def engine(self) -> EngineStatus:
         """What runs the tasks, and its machines."""
         return await self._one("GET", "/v1/engine", EngineStatus)
+
+    async def acquirer(self) -> AcquirerStatus:
+        """The harvest VMs that are kept for tasks, and why."""
+        return await self._one("GET", "/v1/acquirer", AcquirerStatus)

@@ -99,6 +99,7 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (tasks_app, "explain", tasks.explain, "ebb tasks explain train"),
     (tasks_app, "cancel", tasks.cancel, "ebb tasks cancel train"),
     (tasks_app, "engine", tasks.engine, "ebb tasks engine"),
+    (tasks_app, "acquirer", tasks.acquirer, "ebb tasks acquirer"),
     (token_app, "new", access.token_new, "ebb token new --role operator --name ci"),
     (
         app,

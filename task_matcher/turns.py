@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,6 +23,8 @@ from task_matcher.tasks import (
 
 #: What a machine without a usable core is drained with; what has another reason was drained by somebody else.
 NO_CORES: Final = "ebbtide: no core is left"
+#: And one that the acquirer gives back.
+LEAVING: Final = "ebbtide: it is to be given back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,24 @@ class Turn:
     machines: Mapping[str, EngineMachine]
 
 
-def turn(tasks: Sequence[Task], look: Look, cores: Mapping[str, int], pool: Pool, now: float, label: str) -> Turn:
+def turn(
+    tasks: Sequence[Task],
+    look: Look,
+    cores: Mapping[str, int],
+    pool: Pool,
+    now: float,
+    label: str,
+    leaving: Set[str] = frozenset(),
+) -> Turn:
     """The next step of everything.
 
     :param tasks: those that have not ended, in the order in which they get their turn.
     :param cores: whole usable cores of the machines that the manager knows; the others keep what the engine says.
     :param pool: what is known of the machines; its predictor is brought up to now.
     :param now: seconds since the epoch.
+    :param leaving: machines that take no new task, since they are to be given back.
     """
-    machines, instructions = _with_cores(look.machines, cores)
+    machines, instructions = _with_cores(look.machines, cores, leaving)
     states = {task.name: task for task in tasks}
     for task in tasks:
         after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
@@ -70,7 +81,7 @@ def turn(tasks: Sequence[Task], look: Look, cores: Mapping[str, int], pool: Pool
 
 
 def _with_cores(
-    machines: Mapping[str, EngineMachine], cores: Mapping[str, int]
+    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], leaving: Set[str]
 ) -> tuple[dict[str, EngineMachine], list[Instruction]]:
     """The machines with the cores that they have by now, and what tells the engine."""
     instructions: list[Instruction] = []
@@ -80,10 +91,11 @@ def _with_cores(
         if wanted != machine.usable_cores:
             instructions.append(SetCores(name, wanted))
         drained = machine.drained
-        if wanted == 0 and not drained:
-            drained = NO_CORES
+        reason = LEAVING if name in leaving else NO_CORES if wanted == 0 else ""
+        if reason and not drained:
+            drained = reason
             instructions.append(Drain(name, drained))
-        elif wanted > 0 and drained == NO_CORES:
+        elif not reason and drained in (NO_CORES, LEAVING):
             drained = ""
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)

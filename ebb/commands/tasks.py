@@ -171,6 +171,38 @@ def engine(manager: Manager = None, token_file: TokenFile = None, json: Json = F
     )
 
 
+def acquirer(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Show the harvest VMs that are kept for tasks, and why."""
+    found = ask(manager, token_file, lambda client: client.acquirer())
+    if json:
+        print_json(found)
+        return
+    print(shown(found.sentence))
+    if not found.on:
+        return
+    looks = "-" if found.next_at is None else clock(found.next_at)
+    print(f"{found.wanted_cores} cores are wanted, {found.cores} are held; it looks again at {looks}")
+    print_table(
+        ("machine", "standing", "cores", "since", "unchanged", "tasks", "why"),
+        (
+            (
+                row.name,
+                row.standing.value,
+                "-" if row.cores is None else row.cores,
+                clock(row.came_at),
+                "-" if row.unchanged_s is None else f"{row.unchanged_s:.0f} s",
+                ", ".join(row.tasks) or "-",
+                row.sentence,
+            )
+            for row in found.machines
+        ),
+        "it holds no machines",
+    )
+    for asked in found.requests:
+        instead = f" in place of {asked.replaces}" if asked.replaces is not None else ""
+        print(shown(f"asked for at {clock(asked.at)}{instead}: {asked.sentence}"))
+
+
 def print_tasks(found: Sequence[ManagedTask]) -> None:
     """Tasks as a table."""
     print_table(

@@ -23,6 +23,7 @@ Kernel = Callable[..., Any]
 _CHAIN: Final[tuple[Kernel, ...]] = (
     running.start,
     running.kill,
+    running.withdraw,
     running.finish,
     running.resize,
     passes.schedule,

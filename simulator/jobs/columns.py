@@ -31,7 +31,9 @@ T_NEXT: Final = 8
 T_BEFORE: Final = 9
 #: How often it was killed.
 T_KILLS: Final = 10
-TASK_INTS: Final = 11
+#: The next replica of the same task, in a ring; itself where it has none.
+T_TWIN: Final = 11
+TASK_INTS: Final = 12
 
 # Of a task, seconds.
 #: Useful runtime that is left; falls only by checkpoints.
@@ -77,8 +79,10 @@ M_RUNNING: Final = 6
 M_DIRECTION: Final = 7
 M_CHANGES: Final = 8
 M_KILLS: Final = 9
-#: 1: takes no new tasks.
+#: Not 0: takes no new tasks. The look at the queue adds 1 and takes it back; `LEAVING` stays: the machine's owner wants
+#: to give it back, and if it loses all cores then, he has.
 M_HELD: Final = 10
+LEAVING: Final = 2
 MACHINE_INTS: Final = 11
 #: When its cores last changed; s. A column of its own array.
 H_CHANGED: Final = 0
@@ -139,7 +143,9 @@ C_RESERVED: Final = 31
 C_UNSETTLED: Final = 32
 #: Number of the first job at hand among all.
 C_FIRST_JOB: Final = 33
-COUNTS: Final = 34
+#: Replicas that were withdrawn since another one was done.
+C_WITHDRAWN: Final = 34
+COUNTS: Final = 35
 
 # Of the whole run: options.
 O_DISCIPLINE: Final = 0
@@ -151,7 +157,9 @@ O_DONE: Final = 5
 O_ATTEMPTS: Final = 6
 #: Cores of the largest machine that there will ever be; 0: unknown, and whatever asks for too much waits for ever.
 O_MOST_CORES: Final = 7
-OPTIONS: Final = 8
+#: Of each task, at least 1; the first to be done ends the others.
+O_REPLICAS: Final = 8
+OPTIONS: Final = 9
 
 # Of the whole run: times and sums; sums of long runs stand in two places, the second of which holds what the first
 # cannot (`measures.add`).
@@ -176,7 +184,9 @@ S_DONE_MEASURED: Final = 16
 S_LOST_MEASURED: Final = 18
 S_USED_MEASURED: Final = 20
 S_ALL_MEASURED: Final = 22
-SUMS: Final = 24
+#: Work of replicas that were withdrawn, in core-seconds.
+S_WITHDRAWN: Final = 24
+SUMS: Final = 26
 
 #: Columns of `changes`: machine, cores, MiB.
 CHANGE_INTS: Final = 3

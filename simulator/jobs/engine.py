@@ -28,7 +28,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,7 @@ class Engine:
         s.options[c.O_REQUEUE] = REQUEUE[given.requeue]
         s.options[c.O_DEPTH] = given.depth
         s.options[c.O_VALIDATE] = given.validate
+        s.options[c.O_REPLICAS] = given.replicas
         s.options[c.O_DONE] = self._sinks[0] is not None
         s.options[c.O_ATTEMPTS] = self._sinks[1] is not None
         s.options[c.O_MOST_CORES] = most_cores

@@ -56,6 +56,7 @@ from simulator.jobs.columns import (
     O_ATTEMPTS,
     O_DONE,
     O_MOST_CORES,
+    O_REPLICAS,
     O_VALIDATE,
     PAUSED,
     Q_CORES,
@@ -73,6 +74,7 @@ from simulator.jobs.columns import (
     T_NEXT,
     T_NUMBER,
     T_QUEUE,
+    T_TWIN,
     State,
 )
 from simulator.jobs.hooks import moved
@@ -87,7 +89,8 @@ def admit(s: State, row: int, now_s: float) -> bool:
     """Take a job in: its tasks wait. False if there is no room in the arrays; nothing has changed then."""
     queue = s.in_queue[row]
     first = s.in_offsets[row]
-    count = s.in_offsets[row + 1] - first
+    replicas = s.options[O_REPLICAS]
+    count = (s.in_offsets[row + 1] - first) * replicas
     cores = s.queues[queue, Q_CORES]
     if 0 < s.options[O_MOST_CORES] < cores:
         s.counts[C_REFUSED] += 1
@@ -104,9 +107,17 @@ def admit(s: State, row: int, now_s: float) -> bool:
     s.jobs[job, J_LEFT] = count
     s.jobs[job, J_KILLS] = 0
     longest_s = 0.0
-    for number in range(count):
+    twin = -1
+    for copy in range(count):
+        number = copy // replicas
         task = s.counts[C_FREE_TASK]
         s.counts[C_FREE_TASK] = s.tasks[task, T_NEXT]
+        if copy % replicas == 0:
+            twin = task
+            s.tasks[task, T_TWIN] = task
+        else:
+            s.tasks[task, T_TWIN] = s.tasks[twin, T_TWIN]
+            s.tasks[twin, T_TWIN] = task
         runtime_s = s.in_runtime[first + number]
         longest_s = max(longest_s, runtime_s)
         s.tasks[task, T_JOB] = job

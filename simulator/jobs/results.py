@@ -24,6 +24,8 @@ class Results:
     jobs_left: int
     tasks: int
     tasks_done: int
+    #: Replicas whose task was done by another one.
+    tasks_withdrawn: int
     kills: int
     #: Changes of machines, and all events.
     changes: int
@@ -68,6 +70,7 @@ def results(s: State) -> Results:
         jobs_left=counts[c.C_JOBS_IN] - counts[c.C_JOBS_DONE],
         tasks=counts[c.C_TASKS_IN],
         tasks_done=counts[c.C_TASKS_DONE],
+        tasks_withdrawn=counts[c.C_WITHDRAWN],
         kills=counts[c.C_KILLS],
         changes=counts[c.C_CHANGES],
         events=counts[c.C_EVENTS],

@@ -22,6 +22,7 @@ from simulator.jobs.columns import (
     C_TASK_ROOM,
     C_TASKS_DONE,
     C_USED_CORES,
+    C_WITHDRAWN,
     COMPLETION,
     F_BEGAN,
     F_ENDS,
@@ -68,6 +69,7 @@ from simulator.jobs.columns import (
     S_TO,
     S_USED,
     S_USED_MEASURED,
+    S_WITHDRAWN,
     SLOWDOWN,
     T_CORES,
     T_JOB,
@@ -77,6 +79,7 @@ from simulator.jobs.columns import (
     T_NEXT,
     T_NUMBER,
     T_START,
+    T_TWIN,
     TASK_WAIT,
     WAIT,
     State,
@@ -182,15 +185,16 @@ def finish(s: State, p: Any, task: int, now_s: float) -> None:
     moved(s, p, machine)
     ended(s, p, task, machine, now_s, True)
     s.counts[C_TASKS_DONE] += 1
+    twin = s.tasks[task, T_TWIN]
+    while twin != task:
+        after = s.tasks[twin, T_TWIN]
+        withdraw(s, p, twin, now_s)
+        twin = after
     submitted_s = s.job_times[job, G_SUBMITTED]
     measured = s.sums[S_FROM] <= submitted_s < s.sums[S_TO]
     if measured:
         note(s.bins, s.bin_sums, s.moments, TASK_WAIT, s.times[task, F_QUEUED])
-    s.tasks[task, T_MACHINE] = -2
-    s.tasks[task, T_NEXT] = s.counts[C_FREE_TASK]
-    s.counts[C_FREE_TASK] = task
-    s.counts[C_TASK_ROOM] += 1
-    s.jobs[job, J_LEFT] -= 1
+    free(s, task)
     if s.jobs[job, J_LEFT] > 0:
         return
     if measured:
@@ -215,6 +219,32 @@ def finish(s: State, p: Any, task: int, now_s: float) -> None:
     s.jobs[job, J_NEXT] = s.counts[C_FREE_JOB]
     s.counts[C_FREE_JOB] = job
     s.counts[C_JOB_ROOM] += 1
+
+
+def free(s: State, task: int) -> None:
+    """Nothing more will become of a task: its row is another one's."""
+    s.tasks[task, T_MACHINE] = -2
+    s.tasks[task, T_NEXT] = s.counts[C_FREE_TASK]
+    s.counts[C_FREE_TASK] = task
+    s.counts[C_TASK_ROOM] += 1
+    s.jobs[s.tasks[task, T_JOB], J_LEFT] -= 1
+
+
+def withdraw(s: State, p: Any, task: int, now_s: float) -> None:
+    """A replica is not needed any more, whether it waits or runs: it is neither completed nor killed."""
+    machine = s.tasks[task, T_MACHINE]
+    add(s.sums, S_WITHDRAWN, s.tasks[task, T_CORES] * s.times[task, F_LEFT])
+    if machine >= 0:
+        stop(s, task, machine)
+        job = s.tasks[task, T_JOB]
+        s.job_times[job, G_LOST] += account(s, task, now_s, 0.0, now_s - s.times[task, F_BEGAN])
+        if s.options[O_ATTEMPTS] != 0:
+            write_attempt(s, task, machine, now_s, 0.0)
+        moved(s, p, machine)
+    else:
+        dequeue(s, task)
+    s.counts[C_WITHDRAWN] += 1
+    free(s, task)
 
 
 def kill(s: State, p: Any, task: int, now_s: float) -> None:

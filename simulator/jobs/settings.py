@@ -35,6 +35,8 @@ class Settings:
         and a killed task begins again at its last (seed 000 §B.1).
     :param from_s, to_s: what is measured: jobs that were submitted, and work that was done, in [from_s, to_s).
     :param short_s: slowdown is completion time / max(longest task, short_s).
+    :param replicas: of each task, on whatever machines the policy chooses; the first to be done counts, and ends the
+        others, whose work is lost (seed 000 §B.1).
     :param validate: look at the whole state after every event.
     :raises InvalidParameter: names the field.
     """
@@ -51,6 +53,7 @@ class Settings:
     from_s: float = -math.inf
     to_s: float = math.inf
     short_s: float = 10.0
+    replicas: int = 1
     validate: bool = False
 
     def __post_init__(self) -> None:
@@ -66,5 +69,7 @@ class Settings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidParameter(name, f"must be finite and not negative, but is {value:g}")
+        if not 1 <= self.replicas <= 16:
+            raise InvalidParameter("replicas", f"must be from 1 to 16, but is {self.replicas}")
         if not self.from_s < self.to_s:
             raise InvalidParameter("from_s", f"must be before to_s, but they are {self.from_s:g} and {self.to_s:g}")

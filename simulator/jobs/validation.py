@@ -22,12 +22,14 @@ from simulator.jobs.columns import (
     C_TASKS_IN,
     C_USED_CORES,
     C_WAITING,
+    C_WITHDRAWN,
     F_BEGAN,
     F_ENDS,
     F_LEFT,
     J_LEFT,
     J_NEXT,
     J_NUMBER,
+    LEAVING,
     M_CORES,
     M_FIRST,
     M_HELD,
@@ -43,6 +45,7 @@ from simulator.jobs.columns import (
     S_LOST,
     S_NOW,
     S_USED,
+    S_WITHDRAWN,
     T_CORES,
     T_MACHINE,
     T_MEMORY,
@@ -63,7 +66,7 @@ RULES: Final = (
     "a task is neither waiting, running nor done, or it is twice",
     "a job's tasks are not those that are left of it",
     "the cores of all machines, or of all tasks, are not the sum of each",
-    "work that came in is not work done and work left",
+    "work that came in is not work done, withdrawn and left",
     "the time that cores were used is not work done, lost and under way",
     "a machine is held, and nobody looks at the queue",
 )
@@ -92,7 +95,7 @@ def check_machines(s: State) -> int:
             return 1
         if s.machines[machine, M_USED_MEMORY] > s.machines[machine, M_MEMORY]:
             return 1
-        if s.machines[machine, M_HELD] != 0:
+        if s.machines[machine, M_HELD] != 0 and s.machines[machine, M_HELD] != LEAVING:
             return 10
         used = 0
         used_mib = 0
@@ -160,7 +163,7 @@ def check_queues(s: State) -> int:
 
 def check_tables(s: State) -> int:
     alive = s.counts[C_WAITING] + s.counts[C_RUNNING]
-    if s.counts[C_TASKS_IN] != s.counts[C_TASKS_DONE] + alive:
+    if s.counts[C_TASKS_IN] != s.counts[C_TASKS_DONE] + s.counts[C_WITHDRAWN] + alive:
         return 5
     free = 0
     task = s.counts[C_FREE_TASK]
@@ -203,11 +206,12 @@ def check_work(s: State) -> int:
             under_way += cores * (s.sums[S_NOW] - s.times[task, F_BEGAN])
     came = s.sums[S_IN] + s.sums[S_IN + 1]
     done = s.sums[S_DONE] + s.sums[S_DONE + 1]
+    withdrawn = s.sums[S_WITHDRAWN] + s.sums[S_WITHDRAWN + 1]
     lost = s.sums[S_LOST] + s.sums[S_LOST + 1]
     used = s.sums[S_USED] + s.sums[S_USED + 1]
     # An end is a start and a runtime, rounded to what a time of this size can say.
     rounding = (s.counts[C_STARTS] + 1) * most * (abs(s.sums[S_NOW]) + 1.0) * 1e-15
-    if abs(came - done - left) > 1e-9 * came + rounding:
+    if abs(came - done - withdrawn - left) > 1e-9 * came + rounding:
         return 8
     if abs(used - done - lost - under_way) > 1e-9 * used + rounding:
         return 9

@@ -12,6 +12,7 @@ from simulator.jobs.columns import (
     F_ESTIMATE,
     F_EXPECTED,
     F_NOTE,
+    LEAVING,
     M_CORES,
     M_FIRST,
     M_HELD,
@@ -54,7 +55,7 @@ from task_matcher.choices import choose as choose_machine
 from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, chances, learn
 from task_matcher.landmarks import LEAST, fill_lasts, look, remember
 from task_matcher.probabilities import aversion, expected_s, remaining_s, restart_s, usable_duration_s
-from task_matcher.rolling import GROWTH, SHRINK, roll
+from task_matcher.rolling import GROWTH, SHRINK, leave, roll
 from task_matcher.rolling import begin as begin_interval
 from task_matcher.rolling import change as change_interval
 
@@ -82,6 +83,12 @@ def changed(s: State, p: Matching, machine: int, now_s: float, cores_before: int
     cores = s.machines[machine, M_CORES]
     roll(p.rolling, now_s)
     direction = GROWTH if cores > cores_before else SHRINK
+    if cores == 0 and s.machines[machine, M_HELD] == LEAVING:
+        # Given back by its owner: nobody took these cores away.
+        leave(p.rolling, machine, now_s)
+        remember(p.marks, machine, now_s, -1.0, direction)
+        p.switches[K_NEWS] += 1
+        return
     if cores_before == 0:
         begin_interval(p.rolling, machine, now_s, GROWTH)
     else:

@@ -14,13 +14,15 @@ from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
 from simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from simulator.generators.harvest import Packing
 from simulator.inputs.batches import VmBatch
+from simulator.matching.acquiring import Acquisition
 from simulator.matching.pools import Pool, PoolSettings, pool, vm_columns
 from simulator.matching.running import WARM_UP_S, run
 from simulator.matching.schemes import SCHEMES
 from simulator.matching.workload import SHAPES, Workload
+from task_matcher.net_changes import AcquirerOptions
 
 _DAY_S: Final = 86_400.0
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Case:
     pool: PoolSettings
     pool_seed: int
     workload: Workload
+    #: None: all machines of the pool are ours all the time.
+    acquisition: Acquisition | None
 
 
 class MatchingModel:
@@ -46,19 +50,23 @@ class MatchingModel:
         inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
         vms: Input = inputs.value("vms")
         inputs.end()
+        acquisition = _acquisition(g)
+        machines = g.whole("machines", 64, least=1)
+        servers = g.whole("servers", 200, least=1)
         case = Case(
             scheme=g.choice(POLICY, tuple(SCHEMES), "landmark"),
             vms=vms,
             pool=PoolSettings(
                 packing=Packing(g.choice("packing", [p.value for p in Packing], Packing.RANDOM.value)),
-                servers=g.whole("servers", 200, least=1),
+                servers=servers,
                 share=g.number("share", 0.1, above=0, most=1),
                 least_lifetime_s=g.number("least_lifetime_s", 0.0, least=0),
                 cpu_cores=g.number("cpu_cores", 48.0, above=0),
                 memory_mib=g.number("memory_mib", 262_144.0, above=0),
                 least_cpu_cores=g.number("least_cpu_cores", 2.0, least=0),
                 grid_s=g.number("grid_s", 300.0, least=0),
-                machines=g.whole("machines", 64, least=1),
+                # An acquirer may come to have any server's.
+                machines=machines if acquisition is None else servers,
                 from_s=g.number("from_s", 3 * _DAY_S, least=0),
                 until_s=g.number("until_s", 8 * _DAY_S, above=0),
             ),
@@ -71,6 +79,7 @@ class MatchingModel:
                 most_task_s=g.number("most_task_s", 3600.0, above=60),
                 shape=g.choice("shape", SHAPES, SHAPES[0]),
             ),
+            acquisition=acquisition,
         )
         g.end()
         return case
@@ -117,6 +126,7 @@ class MatchingModel:
             settings.scheme,
             seed,
             lambda at_s: progress(min((at_s - float(found.at_s[0])) / span_s, 1.0)),
+            acquisition=settings.acquisition,
         )
         start_s = float(found.at_s[0]) + WARM_UP_S
         statistics = found.statistics(start_s, start_s + done.span_s)
@@ -124,10 +134,30 @@ class MatchingModel:
         if done.calibration is not None:
             counts, predicted, observed = done.calibration
             tables["calibration"] = {"count": counts, "predicted": predicted, "observed": observed}
+        if done.acquired is not None:
+            tables["held"] = done.acquired.held.table
         return Outcome({**done.metrics, **{f"pool_{name}": value for name, value in statistics.items()}}, tables)
 
 
 MODEL: Final = MatchingModel()
+
+
+def _acquisition(g: Given) -> Acquisition | None:
+    """By `acquirer`, which is off where it is not said."""
+    if not g.flag("acquirer", False):
+        return None
+    budget_cores = g.number("budget_cores", 0.0, least=0)
+    options = AcquirerOptions(
+        least_machines=g.whole("least_machines", 1, least=0),
+        most_machines=g.whole("most_machines", 64, least=1),
+        replaced_share=g.number("replaced_share", 0.1, least=0, most=1),
+        least_utilisation=g.number("least_utilisation", 0.6, least=0, most=1),
+        most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
+        period_s=g.number("period_s", 3600.0, above=0),
+        expected_cores=g.number("expected_cores", 4.0, above=0),
+    )
+    allocation = Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value))
+    return Acquisition(options, allocation, g.number("step_s", 300.0, above=0), budget_cores or None)
 
 
 def _key(case: Case) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from simulator.inputs.batches import Floats
+from simulator.errors import InvalidParameter
+from simulator.inputs.batches import CapacityBatch, Floats
 from simulator.jobs.engine import Engine
 from simulator.jobs.results import Results
+from simulator.matching import oracle
+from simulator.matching.acquiring import AcquiredMachines, Acquisition
 from simulator.matching.arrays import N_SQUARES, Matching
 from simulator.matching.pools import Pool
 from simulator.matching.schemes import engine_policy, engine_settings, named
@@ -30,11 +33,15 @@ class Run:
     calibration: tuple[Floats, Floats, Floats] | None
     brier: float
     span_s: float
+    #: What an acquirer did; None: there was none.
+    acquired: AcquiredMachines | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
         """Figures by name."""
+        acquired = {} if self.acquired is None else self.acquired.metrics
         return {
+            **acquired,
             "jct_mean_s": float(self.completion_s.mean()),
             "jct_p90_s": float(np.percentile(self.completion_s, 90)),
             "waste": self.results.waste,
@@ -53,25 +60,39 @@ def run(
     progress: Callable[[float], None] | None = None,
     validate: bool = False,
     compile: bool = True,
+    acquisition: Acquisition | None = None,
 ) -> Run:
     """Run it to the end.
 
+    :param acquisition: the pool's machines are servers, of which an acquirer holds some; None: all are ours.
     :raises InvalidParameter: no such scheme, or a load that the pool's changes are too short for.
     """
     start_s = float(pool.at_s[0]) + WARM_UP_S
-    batch, until_s = jobs(workload, pool, start_s, seed)
     chosen = named(scheme)
+    acquired = None
+    changes: Iterable[CapacityBatch] = [pool.batch()]
+    held_share = 1.0
+    if acquisition is not None:
+        if chosen.nodes in oracle.KINDS:
+            raise InvalidParameter(
+                "policy", f"must not be {scheme} with an acquirer: it does not know which will be held"
+            )
+        acquired = AcquiredMachines(pool, acquisition, seed)
+        changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
+    batch, until_s = jobs(workload, pool, start_s, seed, held_share)
     done: list[Any] = []
     engine = Engine(
         [batch],
         None,
-        [pool.batch()],
+        changes,
         policy=engine_policy(chosen, pool),
         settings=engine_settings(chosen, validate=validate),
         seed=seed,
         done=done.append,
         compile=compile,
     )
+    if acquired is not None:
+        acquired.state = lambda: engine.state
     # The engine names machines in the order in which they first change; the oracle goes by the pool's numbers.
     found = engine.run(progress)
     rows = np.concatenate(done)
@@ -82,4 +103,4 @@ def run(
         counts = np.maximum(state.outcomes, 1.0)
         calibration = (state.outcomes, state.predicted / counts, state.observed / counts)
         brier = float(state.numbers[N_SQUARES] / state.outcomes.sum())
-    return Run(rows[:, 4] - rows[:, 2], found, calibration, brier, until_s - start_s)
+    return Run(rows[:, 4] - rows[:, 2], found, calibration, brier, until_s - start_s, acquired)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simulator.errors import InvalidParameter
 from simulator.jobs.policy import Policy
 from simulator.jobs.settings import Settings
-from simulator.matching import oracle
+from simulator.matching import oracle, replicas
 from simulator.matching.policy import policy as matcher
 from simulator.matching.pools import Pool
 from task_matcher.matching import MatchOptions
@@ -20,6 +20,7 @@ class Scheme:
     """One way to schedule.
 
     :param nodes: a policy that looks at room only (`simulator.jobs.nodes`), or an oracle; None: the matcher.
+    :param replicas: of each task, on machines apart; the first to be done ends the others.
     :param checkpoint_cost_s: of a checkpoint every 10 minutes, from which tasks go on elsewhere; 0: none.
     """
 
@@ -27,6 +28,7 @@ class Scheme:
     predicting: PredictorOptions = field(default_factory=PredictorOptions)
     matching: MatchOptions = field(default_factory=MatchOptions)
     checkpoint_cost_s: float = 0.0
+    replicas: int = 1
 
 
 _PAPER: Final = PredictorOptions(censored=False)
@@ -41,6 +43,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "oracle-no-kill": Scheme("oracle-no-kill"),
     "checkpoint-1-min": Scheme("random", checkpoint_cost_s=60.0),
     "checkpoint-2-min": Scheme("random", checkpoint_cost_s=120.0),
+    "replicas-3": Scheme("replicas", replicas=3),
     # The paper's rules to the letter: completed intervals, every shrink fatal, no promises.
     "paper": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False)),
     "paper-no-delay": Scheme(predicting=_PAPER, matching=MatchOptions(delay=False)),
@@ -71,10 +74,13 @@ def engine_policy(scheme: Scheme, pool: Pool) -> Policy | str:
         return matcher(scheme.predicting, scheme.matching)
     if scheme.nodes in oracle.KINDS:
         return oracle.policy(scheme.nodes, pool.machine, pool.at_s, pool.cores)
+    if scheme.nodes == "replicas":
+        return replicas.policy()
     return scheme.nodes
 
 
 def engine_settings(scheme: Scheme, **changes: Any) -> Settings:
     """Kills in the order of starts, killed tasks to the end of the queue (seed 000 §4.1)."""
     every_s = 600.0 if scheme.checkpoint_cost_s else 0.0
-    return Settings(checkpoint_every_s=every_s, checkpoint_cost_s=scheme.checkpoint_cost_s, memory=False, **changes)
+    given = {"checkpoint_every_s": every_s, "checkpoint_cost_s": scheme.checkpoint_cost_s, "replicas": scheme.replicas}
+    return Settings(**{**given, "memory": False, **changes})

@@ -60,9 +60,10 @@ def runtimes(workload: Workload, count: int, generator: np.random.Generator) -> 
     return found
 
 
-def jobs(workload: Workload, pool: Pool, start_s: float, seed: int) -> tuple[JobBatch, float]:
+def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: float = 1.0) -> tuple[JobBatch, float]:
     """The jobs and the end of the window in which they come: Poisson arrivals, given how many there are.
 
+    :param held_share: of the pool's machines, those that are held at a time: the load is one on so many mean machines.
     :raises InvalidParameter: the pool's changes end before the window does.
     """
     generator = np.random.default_rng([seed, 1])
@@ -72,7 +73,7 @@ def jobs(workload: Workload, pool: Pool, start_s: float, seed: int) -> tuple[Job
     work = float((values * np.repeat(cores, tasks)).sum())
     span_s = 3600.0
     for _ in range(20):
-        span_s = work / (workload.load * pool.mean_cores(start_s, start_s + span_s))
+        span_s = work / (workload.load * held_share * pool.mean_cores(start_s, start_s + span_s))
     if start_s + span_s > pool.until_s:
         raise InvalidParameter("load", f"of {workload.load:g} needs {span_s / 3600:.1f} h, and the pool's changes end")
     submit_s = np.sort(generator.uniform(start_s, start_s + span_s, workload.jobs))

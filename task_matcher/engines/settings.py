@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from task_matcher.acquirer_settings import AcquirerSettings
 from task_matcher.engines.interface import Engine
 from task_matcher.errors import EngineSettingsError
 from task_matcher.matching import MatchOptions
@@ -34,6 +35,8 @@ class EngineSettings(BaseModel):
     period_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     #: Seconds that one answer of the engine may take.
     answer_s: Annotated[float, Field(ge=0.1, le=600)] = 20.0
+    #: A pool of harvest VMs that the manager keeps for tasks; None: it keeps none.
+    acquirer: AcquirerSettings | None = None
     #: Slurm: whose tasks they are there; needed where the manager runs as root.
     user: str | None = None
     slurm_conf: Path | None = None

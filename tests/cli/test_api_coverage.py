@@ -70,6 +70,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/tasks/{name}/explanation"): ("explain_task", ["tasks", "explain", "train"]),
     ("DELETE", "/v1/tasks/{name}"): ("cancel_task", ["tasks", "cancel", "train"]),
     ("GET", "/v1/engine"): ("engine", ["tasks", "engine"]),
+    ("GET", "/v1/acquirer"): ("acquirer", ["tasks", "acquirer"]),
     ("DELETE", "/v1/vms/{name}"): ("delete", ["delete", "web"]),
 }
 

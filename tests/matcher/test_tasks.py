@@ -33,7 +33,7 @@ from task_matcher.tasks import (
     observe,
     preempted,
 )
-from task_matcher.turns import NO_CORES, turn
+from task_matcher.turns import LEAVING, NO_CORES, turn
 
 ORDER = TaskOrder("train", ("true",), cores=2)
 SAFE = replace(ORDER, restartable=True)
@@ -239,6 +239,19 @@ def test_cores_of_machines_follow_what_the_manager_knows() -> None:
     )  # fmt: skip
     assert made.machines["n2"].usable_cores == 4
     assert made.machines["n5"].drained == "new disks"
+
+
+def test_a_machine_that_is_to_be_given_back_takes_no_task_and_the_next_of_its_name_does() -> None:
+    machines = {"n1": EngineMachine("n1", 4, 4), "n2": EngineMachine("n2", 4, 0, drained=NO_CORES)}
+    pool = Pool(Predictor(10.0))
+    task = Task(TaskOrder("t", ("true",)), "0a", 0.0)
+    look = Look(machines, {task.attempt_name("ebb"): Seen(AttemptState.HELD)})
+    made = turn([task], look, {"n2": 0}, pool, 10.0, "ebb", {"n1", "n2"})
+    assert made.instructions == (Drain("n1", LEAVING),)
+    assert made.choices["t"].machine is None
+    again = turn([task], Look(made.machines, look.attempts), {"n2": 0}, pool, 11.0, "ebb", {"n2"})
+    assert again.instructions[0] == Undrain("n1")
+    assert again.choices["t"].machine == "n1"
 
 
 class AnyEngine(RuleBasedStateMachine):

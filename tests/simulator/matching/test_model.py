@@ -58,9 +58,28 @@ def test_a_run_gives_completion_times_waste_and_the_pools_statistics(
     assert again.metrics["jct_mean_s"] == outcome.metrics["jct_mean_s"]
 
 
+def test_an_acquirer_has_all_servers_to_choose_from(
+    vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    case = MODEL.settings(given(vms, acquirer=True, least_machines=5, most_machines=5, replaced_share=0.2))
+    outcome = checked(MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None))
+    assert outcome.metrics["machines_given_back"] > 5
+    assert outcome.metrics["machines_held_mean"] == pytest.approx(5.0, abs=1.0)
+    assert len(outcome.tables["held"]["cores"]) > 100
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("policy", "best"), ("packing", "tight"), ("servers", 0), ("load", -1.0), ("machines", 99), ("colour", 1)],
+    [
+        ("policy", "best"),
+        ("packing", "tight"),
+        ("servers", 0),
+        ("load", -1.0),
+        ("machines", 99),
+        ("colour", 1),
+        ("budget_cores", 9),
+    ],
 )
 def test_a_bad_setting_names_its_field(vms: Input, field: str, value: Any) -> None:
     with pytest.raises(InvalidParameter, match=field):
