@@ -7,9 +7,11 @@ manager that is killed anywhere finds its machines again; one that was leaving t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Final
 
 import structlog
 from sqlalchemy import select
@@ -38,8 +40,10 @@ from task_matcher.provision import Provider, calls, news, unfinished
 
 log = structlog.get_logger()
 
+#: How long a look may go on while the term ends, seconds.
+STOP_S: Final = 1.0
 #: Of the events that say when a period ended.
-_LOOKED = "acquirer-looked"
+_LOOKED: Final = "acquirer-looked"
 
 
 class AcquirerService:
@@ -90,6 +94,10 @@ class AcquirerService:
     async def stop(self) -> None:
         """What is under way goes on; the machines stay."""
         if self._work is not None:
+            with contextlib.suppress(TimeoutError):
+                # A query that is broken off costs its connection.
+                async with asyncio.timeout(STOP_S), self.looking:
+                    self._work.cancel()
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
             self._work = None

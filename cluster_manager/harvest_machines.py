@@ -33,7 +33,8 @@ class HarvestMachines:
         #: The VM of each request that was made in this term.
         self._asked: dict[int, str] = {}
         self._cancelled: set[int] = set()
-        self._deletions = 0
+        self._ids: dict[int, str] = {}
+        self._serial = 0
 
     async def look(self) -> Provision:
         """What the store says; a VM on a silent host is there as long as nobody knows otherwise.
@@ -41,7 +42,7 @@ class HarvestMachines:
         :raises StoreError: it cannot be read.
         """
         # In this order: when a placement is over, the phases are those after it.
-        placements = {number: await self._operations.operation(self._request_id(number), 0.0) for number in self._asked}
+        placements = {number: await self._operations.operation(self._ids[number], 0.0) for number in self._asked}
         phases = await self._phases()
         machines = {name for name, (phase, _) in phases.items() if phase in _THERE}
         offers, refusals = {}, {}
@@ -85,11 +86,14 @@ class HarvestMachines:
         place = 1
         while self._name(place) in taken or self._name(place) in self._asked.values():
             place += 1
+        # Another id each time: one that was refused would stay so.
+        self._serial += 1
         self._asked[number] = self._name(place)
+        self._ids[number] = f"acquirer-{self._term}-{number}-{self._serial}"
         try:
             await self._operations.create(
                 VMRequest(
-                    request_id=self._request_id(number),
+                    request_id=self._ids[number],
                     vm=self._settings.spec(place),
                     deadline_s=self._settings.deadline_s,
                 )
@@ -111,15 +115,12 @@ class HarvestMachines:
         for row in await self._store.vms(machine):
             if row.phase is VMPhase.DELETING:
                 return
-            # Another request each time: one that has failed would stay so.
-            self._deletions += 1
-            await self._operations.delete(machine, f"acquirer-{self._term}-delete-{self._deletions}")
+            # Again another id each time.
+            self._serial += 1
+            await self._operations.delete(machine, f"acquirer-{self._term}-delete-{self._serial}")
 
     def _name(self, place: int) -> str:
         return f"{self._settings.prefix}{place}"
-
-    def _request_id(self, number: int) -> str:
-        return f"acquirer-{self._term}-{number}"
 
     async def _phases(self) -> dict[str, tuple[VMPhase, str | None]]:
         """Of all VMs that are ours by name, and where they are."""
