@@ -31,6 +31,7 @@ MODELS: Final[dict[str, str]] = {
     "deflation-cluster": "simulator.cluster.model:MODEL",
     "jobs": "simulator.jobs.model:MODEL",
     "matching": "simulator.matching.model:MODEL",
+    "waiting": "simulator.waiting.model:MODEL",
 }
 
 
