@@ -76,7 +76,7 @@ def risk(tails: Floats, every_s: float, uptime_s: float, runtime_s: float) -> fl
 
 
 def mean_remaining_s(tails: Floats, sums: Floats, every_s: float, uptime_s: float) -> float:
-    """The mean of what is left of intervals that got as old as this one (Algorithm 3); s. Infinite where none is known."""
+    """The mean of what is left of intervals that got so old (Algorithm 3); s. Infinite where none is known."""
     place = min(math.floor(uptime_s / every_s + _ROUNDING), len(tails) - 1)
     if tails[place] <= 0.0:
         return math.inf

@@ -103,7 +103,8 @@ class Options:
     :param heuristics: a name of `HEURISTICS`.
     :param stable: machines that are never switched off: the first so many.
     :param every_s: time between two instants at which machines may be switched.
-    :param big_core_s: work from which a job is big (H1), in core-seconds; ``long_s``: runtime from which it is long (H3).
+    :param big_core_s: work from which a job is big (H1), in core-seconds.
+    :param long_s: runtime from which it is long (H3).
     :param aggressiveness: A: the risk that is taken is below it (H4).
     :param ended: of past intervals, how many had which length, by band: shape (bands, STEPS). More bands tell machines
         apart by their numbers; the thesis has one.

@@ -63,6 +63,7 @@ class WaitingModel:
                 by_core_time=g.choice("length", ("core-time", "runtime"), "core-time") == "core-time",
                 error=g.number("error", 0.1, least=0, most=1),
                 memory=g.flag("memory", True),
+                shortest=g.choice("order", ("arrival", "shortest"), "arrival") == "shortest",
                 from_s=g.number("from_s", -np.inf),
                 validate=g.flag("validate", False),
             ),

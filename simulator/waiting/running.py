@@ -30,6 +30,7 @@ class Terms:
 
     :param error: of lengths that are known with an error: each is off by an even draw of up to this share.
     :param memory: whether memory counts.
+    :param shortest: fixed machines take the shortest first (by core-time, to a quarter), not who came first.
     """
 
     short_below_s: float = 900.0
@@ -37,6 +38,7 @@ class Terms:
     by_core_time: bool = True
     error: float = 0.1
     memory: bool = True
+    shortest: bool = False
     from_s: float = -math.inf
     validate: bool = False
 
@@ -196,6 +198,7 @@ class _Runs:
             policy=policy(options, self.machines),
             settings=Settings(
                 memory=self.terms.memory,
+                by_length=self.terms.shortest,
                 estimates="requested" if off else "exact",
                 from_s=self.terms.from_s,
                 to_s=math.nextafter(span.last_s, math.inf),

@@ -12,10 +12,10 @@ from simulator.errors import InvalidParameter
 class Scheme:
     """One way to decide.
 
-    :param short: ``none``: no job counts as short; ``known``: lengths are known; ``off``: with an error; ``tried``: found
-        out on a machine on demand.
-    :param late: ``forever``: who waits, waits; ``never``: nobody waits; ``after``: who has waited b gives up; ``known``:
-        who would do so does not wait at all; ``forest``: the same by a forest that has learned it.
+    :param short: ``none``: no job counts as short; ``known``: lengths are known; ``off``: known with an error;
+        ``tried``: found out on a machine on demand.
+    :param late: ``forever``: who waits, waits; ``never``: nobody waits; ``after``: who has waited b gives up;
+        ``known``: who would do so does not wait at all; ``forest``: the same by a forest that has learned it.
     """
 
     short: str

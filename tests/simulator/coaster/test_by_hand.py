@@ -46,7 +46,7 @@ def test_the_shortest_remaining_job_goes_first(options: dict[str, Any], b_begins
 
 
 #: N = 2, p = .5, r = 2: one on demand and two transient ones; servers 1 and 2 are the general ones.
-FOUR = {"servers": 4, "short_servers": 2, "cost_ratio": 2.0, "threshold": 0.3}
+FOUR: dict[str, Any] = {"servers": 4, "short_servers": 2, "cost_ratio": 2.0, "threshold": 0.3}
 
 
 def test_transient_servers_come_after_the_delay_and_go_with_the_long_tasks() -> None:

@@ -13,11 +13,11 @@ from simulator.coaster.workload import Mixed
 from simulator.errors import InvalidParameter
 from simulator.experiments.model import checked, model_named
 
-LITTLE = Mixed(load=0.95, hours=0.5, long_share=0.15, long_mean_s=400.0, cutoff_s=60.0)
+LITTLE = Mixed(load=0.95, hours=3.0, long_share=0.15, long_mean_s=400.0, cutoff_s=60.0)
 
 
 def told(seed: int, compile: bool, policy: str = "cloudcoaster", **terms: Any) -> Run:
-    given = {"servers": 24, "short_servers": 4, "threshold": 0.7, "cutoff_s": 60.0, "provisioning_s": 60.0} | terms
+    given = {"servers": 24, "short_servers": 4, "threshold": 0.4, "cutoff_s": 60.0, "provisioning_s": 60.0} | terms
     jobs = LITTLE.batches(np.random.default_rng(seed), 24)
     return run(jobs, Terms(policy=policy, validate=True, **given), seed, compile=compile)
 
@@ -48,7 +48,7 @@ def test_compiled_and_interpreted_agree(options: dict[str, Any]) -> None:
     one, other = (told(9, how, **options) for how in (False, True))
     assert one.state.waited_s.tolist() == other.state.waited_s.tolist()
     assert one.state.ran_on.tolist() == other.state.ran_on.tolist()
-    assert one.metrics == pytest.approx(other.metrics)
+    assert one.metrics == pytest.approx(other.metrics, nan_ok=True)
 
 
 def test_transient_servers_shorten_the_waits_of_short_tasks() -> None:

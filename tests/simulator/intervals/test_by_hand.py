@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.intervals.policy import HEURISTICS, STEPS, Options, policy
-from tests.simulator.jobs.scenes import Told, job, random_scene, run
+from tests.simulator.jobs.scenes import Job, Told, job, random_scene, run
 
 #: b goes off at 40 s and comes back at 50 s; the last change says that changes go on until 1000 s.
 MOVES = [(0.0, "a", 2.0), (0.0, "b", 2.0), (40.0, "b", 0.0), (50.0, "b", 2.0), (1000.0, "b", 1.0)]
@@ -33,6 +33,13 @@ def told(heuristics: str, jobs: Any, ended: Any = None, moves: Any = MOVES, **op
         policy=policy(Options(heuristics, 1, 10.0, ended=ended, **given)),
         by_length=True,
     )
+
+
+def single(seed: int, count: int = 60) -> tuple[list[Job], list[tuple[float, str, float]]]:
+    """A random scene of jobs of one task, all with memory."""
+    scene, moves = random_scene(seed, jobs=count)
+    jobs = [replace(one, memory_mib=300.0, runtimes_s=one.runtimes_s[:1]) for one in scene]
+    return jobs, moves
 
 
 def spans(found: Told) -> dict[int, tuple[float, ...]]:
@@ -59,9 +66,9 @@ def test_small_jobs_wait_for_the_next_change() -> None:
 
 
 def test_long_jobs_ask_for_the_mean_of_what_is_left() -> None:
-    """Half of all intervals last one step, half four: 25 s in the mean at first, 30 s after one step. Long is over 15 s.
+    """Half of all intervals last one step, half four: 25 s in the mean at first, 30 s after a step.
 
-    a is full until 100 s. A job of 28 s starts on b at the first event after 10 s, not at 0 s; one of 12 s does not ask.
+    a is full until 100 s. A job of 28 s starts on b at the first event after 10 s, and one of 12 s does not ask.
     """
     jobs = [job(0, 2, 100), job(0, 1, 28), job(0, 1, 12)]
     found = told("h3", jobs, lengths(n1=2, n4=2))
@@ -102,7 +109,7 @@ def test_what_no_machine_is_trusted_with_is_left_and_the_run_ends() -> None:
 @pytest.mark.parametrize("heuristics", sorted(HEURISTICS))
 def test_compiled_and_interpreted_agree_and_nothing_is_lost(heuristics: str) -> None:
     for seed in range(2):
-        jobs, moves = random_scene(seed)
+        jobs, moves = single(seed)
         generator = np.random.default_rng(seed)
         ended = np.zeros((2, STEPS))
         ended[:, 1:10] = generator.integers(0, 5, (2, 9))
@@ -114,7 +121,7 @@ def test_compiled_and_interpreted_agree_and_nothing_is_lost(heuristics: str) -> 
             for how in (False, True)
         ]
         assert runs[0].rows == runs[1].rows
-        assert runs[0].results.jobs_done > 30
+        assert runs[0].results.jobs_done > 25
         for row in runs[0].rows:
             asked = jobs[int(row[0])]
             big = asked.runtimes_s[int(row[1])] * asked.cores >= 30.0
@@ -125,8 +132,7 @@ def test_compiled_and_interpreted_agree_and_nothing_is_lost(heuristics: str) -> 
 @pytest.mark.parametrize("heuristics", ["first-fit", "ias"])
 def test_who_is_passed_over_unasked_would_not_have_started(heuristics: str) -> None:
     """What is known to be hopeless only saves questions: to ask everybody gives the same starts."""
-    scene, moves = random_scene(7, jobs=120)
-    jobs = [replace(one, memory_mib=300.0) for one in scene]
+    jobs, moves = single(7, 120)
     ended = lengths(n1=3, n2=1, n5=2)
     options = Options(heuristics, 2, 10.0, 40.0, 8.0, 0.5, ended, learns=False)
     one, other = (

@@ -62,7 +62,7 @@ def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
 
 def test_history_of_a_walk_by_hand() -> None:
     """Two of four machines on at 0 h, four from 1 h, one from 3 h: machines 3, 2 last two steps, machine 1 three."""
-    shares = SeriesBatch(at_s=np.arange(4) * 3600.0, value=np.array([0.5, 1.0, 1.0, 0.25]))
+    shares = SeriesBatch(at_s=np.arange(4, dtype=np.float64) * 3600.0, value=np.array([0.5, 1.0, 1.0, 0.25]))
     found = intervals([shares], 4, 0, 3600.0)
     assert found[0, :5].tolist() == [0, 0, 2, 1, 0]
     bands = intervals([shares], 4, 0, 3600.0, bands=2)

@@ -30,6 +30,11 @@ def test_runs_are_the_same_for_the_same_seed_and_learn_from_others() -> None:
     assert first["total_cost"] == pytest.approx(first["fixed_cost"] + first["on_demand_cost"])
 
 
+def test_the_shortest_first_wait_less_in_the_mean() -> None:
+    waits = [run(policy="all-jobs-wait", order=order, sized_for=3)["wait_mean_h"] for order in ("arrival", "shortest")]
+    assert waits[1] < 0.8 * waits[0]
+
+
 def test_without_machines_everything_is_on_demand() -> None:
     found = run(machines=0, sized_for=4, policy="no-jobs-wait")
     assert found["fixed_cost"] == 0
