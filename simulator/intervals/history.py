@@ -7,18 +7,20 @@ from collections.abc import Iterable
 import numpy as np
 
 from simulator.inputs.batches import SeriesBatch
-from simulator.intervals.policy import STEPS, band
+from simulator.intervals.policy import band
 from simulator.jobs.columns import Floats
 
 
-def intervals(shares: Iterable[SeriesBatch], machines: int, stable: int, every_s: float, bands: int = 1) -> Floats:
-    """How many intervals had which length in steps: shape (bands, STEPS).
+def intervals(
+    shares: Iterable[SeriesBatch], machines: int, stable: int, every_s: float, bands: int = 1, most: int = 4096
+) -> Floats:
+    """How many intervals had which length in steps: shape (bands, most); longer ones count as most - 1.
 
     The last on is the first off. Intervals that had not ended when the series does are left out.
 
     :param shares: of the machines that are on.
     """
-    ended = np.zeros((bands, STEPS))
+    ended = np.zeros((bands, most))
     rows = np.array([band(i, stable, machines, bands) for i in range(machines)], np.int64)
     began_s = np.zeros(machines)
     on: int | None = None
@@ -30,7 +32,7 @@ def intervals(shares: Iterable[SeriesBatch], machines: int, stable: int, every_s
             elif wanted > on:
                 began_s[on:wanted] = at_s
             else:
-                steps = np.minimum(((at_s - began_s[wanted:on]) / every_s + 0.5).astype(np.int64), STEPS - 1)
+                steps = np.minimum(((at_s - began_s[wanted:on]) / every_s + 0.5).astype(np.int64), most - 1)
                 np.add.at(ended, (rows[wanted:on], steps), 1.0)
             on = wanted
     return ended

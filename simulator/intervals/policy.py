@@ -38,9 +38,6 @@ from task_matcher.intervals import aligned, fill_tails, is_big, mean_remaining_s
 from task_matcher.node_tree import change as change_tree
 from task_matcher.node_tree import first_at_least
 
-#: Interval lengths that are told apart; longer ones count as this long. In steps.
-STEPS: Final = 4096
-
 #: What is heeded: big jobs on the stable machines; small ones after changes; the mean of what is left; its chance.
 H1: Final = 1
 H2: Final = 2
@@ -106,8 +103,8 @@ class Options:
     :param big_core_s: work from which a job is big (H1), in core-seconds.
     :param long_s: runtime from which it is long (H3).
     :param aggressiveness: A: the risk that is taken is below it (H4).
-    :param ended: of past intervals, how many had which length, by band: shape (bands, STEPS). More bands tell machines
-        apart by their numbers; the thesis has one.
+    :param ended: of past intervals, how many had which length in steps, by band: shape (bands, steps); longer ones
+        count as steps - 1. More bands tell machines apart by their numbers; the thesis has one.
     :param learns: whether intervals that end count, too.
     :raises InvalidParameter: names the field.
     """
@@ -128,8 +125,8 @@ class Options:
             raise InvalidParameter("every_s", f"must be above 0 and finite, but is {self.every_s:g}")
         if not 0 <= self.aggressiveness <= 1:
             raise InvalidParameter("aggressiveness", f"must be a share, but is {self.aggressiveness:g}")
-        if self.ended.ndim != 2 or self.ended.shape[1] != STEPS:
-            raise InvalidParameter("ended", f"must have shape (bands, {STEPS}), not {self.ended.shape}")
+        if self.ended.ndim != 2 or self.ended.shape[0] < 1 or self.ended.shape[1] < 2:
+            raise InvalidParameter("ended", f"must have shape (bands, steps), not {self.ended.shape}")
 
 
 def band(machine: int, stable: int, machines: int, bands: int) -> int:
@@ -154,7 +151,7 @@ def changed(s: State, p: Intervals, machine: int, now_s: float, cores_before: in
     if p.facts[_LEARNS] == 0 or cores_before == 0 or s.machines[machine, M_CORES] != 0:
         return
     steps = int((now_s - s.machine_times[machine, H_CHANGED]) / p.numbers[_EVERY_S] + 0.5)
-    p.ended[p.bands[machine], min(max(steps, 0), STEPS - 1)] += 1.0
+    p.ended[p.bands[machine], min(max(steps, 0), p.ended.shape[1] - 1)] += 1.0
     p.facts[_NEWS] = 1
 
 
@@ -295,8 +292,8 @@ def policy(options: Options) -> Policy:
             facts=np.array([HEURISTICS[options.heuristics], options.stable, 1, options.learns], np.int64),
             numbers=np.array([options.every_s, options.big_core_s, options.long_s, options.aggressiveness]),
             ended=ended,
-            tails=np.zeros((bands, STEPS)),
-            sums=np.zeros((bands, STEPS)),
+            tails=np.zeros(options.ended.shape),
+            sums=np.zeros(options.ended.shape),
             hopeless=np.full((3, most_cores + 1), np.inf),
             tree=node_tree.tree_of(machines),
             known=np.full(machines, -1, np.int64),

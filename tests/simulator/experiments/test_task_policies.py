@@ -1,4 +1,4 @@
-"""The experiments on task policies that are shipped: their settings are sound, and a small run of each gives figures."""
+"""The shipped experiments on task policies: their settings are sound, and a small run of each gives figures."""
 
 from __future__ import annotations
 
