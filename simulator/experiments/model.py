@@ -28,9 +28,12 @@ POLICY: Final = "policy"
 #: Where the models are: module and name of an instance in it. Imported when an experiment asks for it.
 MODELS: Final[dict[str, str]] = {
     "harvest-series": "simulator.experiments.harvest_series:MODEL",
+    "coaster": "simulator.coaster.model:MODEL",
     "deflation-cluster": "simulator.cluster.model:MODEL",
     "jobs": "simulator.jobs.model:MODEL",
     "matching": "simulator.matching.model:MODEL",
+    "intervals": "simulator.intervals.model:MODEL",
+    "waiting": "simulator.waiting.model:MODEL",
 }
 
 

@@ -66,6 +66,8 @@ class Engine:
     :param changes: what becomes of others: each machine is there from its first change on.
     :param policy: see `Policy`; a text names one of `nodes.KINDS`.
     :param seed: of the policy's chance.
+    :param elastic: so many machines more, after those of ``machines``, which begin without cores: the policy gives them
+        what it puts on them, and takes it away again (`simulator.jobs.elastic`). They do not go with ``changes``.
     :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known
         where there are no changes; else such jobs wait.
     :param done: takes a row for each job that is done, ``attempts`` one for each attempt that ends; some at a time.
@@ -83,12 +85,15 @@ class Engine:
         settings: Settings | None = None,
         seed: int = 0,
         most_cores: int | None = None,
+        elastic: int = 0,
         done: Sink | None = None,
         attempts: Sink | None = None,
         compile: bool = True,
     ) -> None:
         if machines is None and changes is None:
             raise InvalidParameter("machines", "are missing, and so are changes: there is nothing to run on")
+        if elastic and (machines is None or changes is not None):
+            raise InvalidParameter("elastic", "machines go with machines that keep their size only")
         self.settings = settings or Settings()
         self.policy = nodes.policy(policy) if isinstance(policy, str) else policy
         self.machine_numbers: dict[str, int] = {}
@@ -112,6 +117,8 @@ class Engine:
             memory_mib = machines.memory_mib if self.settings.memory else None
             self.state.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB if memory_mib is None else memory_mib
             self.state.counts[c.C_ALL_CORES] = machines.count * machines.cpu_cores
+        if elastic:
+            self.state = state.with_machines(self.state, len(self.machine_numbers) + elastic, 0.0)
         self.policy_state: Any = self.policy.resized(self.state, None, self._most, seed)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Results:

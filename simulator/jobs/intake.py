@@ -19,6 +19,9 @@ from simulator.jobs.settings import Settings
 #: By priority hint: unknown, low, high.
 _RANKS: Final = np.array([1, 2, 0], np.int64)
 assert (LOW, HIGH) == (1, 2)
+#: Jobs whose core-time is within a quarter of each other share a class; class 0 goes up to a core-second.
+CLASSES: Final = 128
+CLASS_GROWTH: Final = 1.25
 #: What rounding leaves above a whole number of cores is no core more.
 _TOLERANCE: Final = 1e-9
 _MOST: Final = 1 << 40
@@ -45,7 +48,7 @@ class Demands:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int], int] = {}
         #: The same as a table of [rank, cores], for jobs that say nothing of memory; -1: none yet.
-        self._table = np.full((3, 64), -1, np.int64)
+        self._table = np.full((CLASSES, 64), -1, np.int64)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -77,7 +80,7 @@ class Demands:
 
     def _widen(self, cores: int) -> None:
         if cores >= self._table.shape[1]:
-            wider = np.full((3, 2 * cores), -1, np.int64)
+            wider = np.full((CLASSES, 2 * cores), -1, np.int64)
             wider[:, : self._table.shape[1]] = self._table
             self._table = wider
 
@@ -114,12 +117,22 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
     if settings.memory and not (unsaid := np.isnan(batch.memory_mib)).all():
         memory_mib = whole("memory_mib", np.where(unsaid, 0.0, batch.memory_mib), least=0)
     rank = _RANKS[batch.priority] if settings.priorities else None
+    if settings.by_length:
+        if len(runtime_s) != len(cores):
+            raise InvalidParameter("by_length", "goes with jobs of one task each")
+        rank = length_class(runtime_s * cores)
     estimate_s = runtime_s
     if settings.estimates == "requested":
         requested_s = np.repeat(batch.requested_s, np.diff(offsets))
         estimate_s = np.where(np.isfinite(requested_s) & (requested_s > 0), requested_s, runtime_s)
     queue, fresh = demands.queues(rank, cores, memory_mib)
     return JobRows(submit_s, queue, offsets, runtime_s, estimate_s, fresh)
+
+
+def length_class(core_s: Floats) -> Ints:
+    """The class of jobs of so much core-time a task: class k holds [CLASS_GROWTH^k, CLASS_GROWTH^(k+1))."""
+    logs = np.log(np.maximum(core_s, 1.0)) / math.log(CLASS_GROWTH)
+    return np.asarray(np.minimum(np.floor(logs), CLASSES - 1), np.int64)
 
 
 def change_rows(

@@ -82,7 +82,7 @@ class JobsModel:
         if inputs:
             raise InvalidParameter("inputs", f"are jobs and capacity, not {', '.join(inputs)}")
         if jobs is None:
-            jobs = _made(g)
+            jobs = made(g)
         if g.choice("capacity", ("constant", "walk"), "constant") == "walk":
             if changes is not None:
                 raise InvalidParameter("capacity", "is said twice: as walk, and by an input")
@@ -142,7 +142,8 @@ class JobsModel:
         return Outcome(found.metrics)
 
 
-def _made(g: Given) -> Made:
+def made(g: Given) -> Made:
+    """Jobs that are made, by the settings of docs/jobs.md. Raises InvalidParameter."""
     kind = g.choice("durations", _DURATIONS, "surf")
     durations: Durations = SURF_HALF_YEAR
     if kind == "uniform":

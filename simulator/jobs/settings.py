@@ -29,6 +29,8 @@ class Settings:
     :param estimates: what the scheduler believes of runtimes: the ``exact`` ones, or what the trace says was
         ``requested``, and the exact ones where it says nothing.
     :param priorities: whether jobs of high priority go before others, and those of low priority after them.
+    :param by_length: jobs of like core-time (`intake.length_class`; as it really is) have one rank, and the shorter go
+        before the longer: shortest job first, to a quarter. Jobs of one task only, and not with priorities.
     :param memory: whether memory counts; where not, only cores do.
     :param depth: how many waiting tasks are looked at in one pass; 0: all.
     :param checkpoint_every_s: useful seconds between two checkpoints of a task, 0: none; each takes checkpoint_cost_s,
@@ -46,6 +48,7 @@ class Settings:
     requeue: str = "tail"
     estimates: str = "exact"
     priorities: bool = False
+    by_length: bool = False
     memory: bool = True
     depth: int = 0
     checkpoint_every_s: float = 0.0
@@ -71,5 +74,7 @@ class Settings:
                 raise InvalidParameter(name, f"must be finite and not negative, but is {value:g}")
         if not 1 <= self.replicas <= 16:
             raise InvalidParameter("replicas", f"must be from 1 to 16, but is {self.replicas}")
+        if self.by_length and self.priorities:
+            raise InvalidParameter("by_length", "and priorities give ranks both")
         if not self.from_s < self.to_s:
             raise InvalidParameter("from_s", f"must be before to_s, but they are {self.from_s:g} and {self.to_s:g}")

@@ -1,0 +1,251 @@
+"""Interval-aware scheduling as a model of experiments (docs/task-policies.md): machines that are switched off, jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.errors import InvalidParameter
+from simulator.experiments.fields import Given
+from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.generators import capacity
+from simulator.inputs.batches import JobBatch, SeriesBatch
+from simulator.intervals.history import big_from, intervals
+from simulator.intervals.policy import HEURISTICS, Options, policy
+from simulator.jobs.columns import Floats
+from simulator.jobs.engine import Engine, Machines
+from simulator.jobs.model import Made, Walk, made
+from simulator.jobs.settings import Settings
+
+_DAY_S: Final = 86_400.0
+#: Jobs that are looked at to find out which are big, and which are long.
+_LOOKED_AT: Final = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Carbon:
+    """Capacity under a constant carbon budget (seed 001 §4.2): so high that mean capacity is ``mean``."""
+
+    series: Input
+    from_s: float
+    mean: float
+
+    def shares(self, until_s: float) -> Iterator[SeriesBatch]:
+        """Shares of machines that are on, from time 0 on.
+
+        :raises InvalidParameter: no series, or nothing of it in the window.
+        """
+        at, values = [], []
+        for batch in self.series.trace(from_first=True):
+            if not isinstance(batch, SeriesBatch):
+                raise InvalidParameter(f"{INPUTS}.carbon", f"must be a series, but is a trace of {batch.KIND}")
+            keep = (batch.at_s >= self.from_s) & (batch.at_s < self.from_s + until_s)
+            at.append(batch.at_s[keep] - self.from_s)
+            values.append(batch.value[keep])
+        window = SeriesBatch(at_s=np.concatenate(at), value=np.concatenate(values)) if at else None
+        if window is None or not len(window):
+            raise InvalidParameter("carbon_from_s", "leaves nothing of the series")
+        return capacity.under_carbon([window], capacity.carbon_budget([window], self.mean))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of one case.
+
+    :param mean: share of the machines that is on, of which made jobs want ``load``.
+    :param stable_fill: how full big jobs make the stable machines; it says which jobs are big.
+    """
+
+    heuristics: str
+    machines: Machines
+    jobs: Made | Input
+    days: float
+    platform: Walk | Carbon
+    every_s: float
+    least: float
+    mean: float
+    load: float
+    stable_fill: float
+    aggressiveness: float
+    bands: int
+    history_days: float
+    learns: bool
+    engine: Settings
+
+
+class IntervalsModel:
+    """See docs/task-policies.md for the settings."""
+
+    name: Final = "intervals"
+    version: Final = 1
+
+    def settings(self, given: Mapping[str, Any]) -> Case:
+        """Raises InvalidParameter."""
+        g = Given(given)
+        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
+        trace: Input | None = inputs.value("jobs", None)
+        carbon: Input | None = inputs.value("carbon", None)
+        inputs.end()
+        per_h = g.number("changes_per_h", 1.0, above=0)
+        least = g.number("capacity_least", 0.4, least=0, most=1)
+        mean = g.number("capacity_start", 0.7, least=least, most=1)
+        platform: Walk | Carbon
+        if carbon is not None:
+            platform = Carbon(carbon, g.number("carbon_from_s", 0.0, least=0), mean)
+        else:
+            platform = Walk(
+                interval_s=3600.0 / per_h,
+                step=g.number("capacity_step", 0.15, above=0),
+                least=least,
+                most=g.number("capacity_most", 1.0, above=least, most=1),
+                start=mean,
+            )
+        days = g.number("days", above=0)
+        case = Case(
+            heuristics=g.choice(POLICY, tuple(HEURISTICS), "ias"),
+            machines=Machines(g.whole("machines", 1000, least=1), g.whole("cpu_cores", 24, least=1)),
+            jobs=made(g) if trace is None else trace,
+            days=days,
+            platform=platform,
+            every_s=3600.0 / per_h,
+            least=least,
+            mean=mean,
+            load=g.number("load", 0.8, above=0),
+            stable_fill=g.number("stable_fill", 0.9, least=0),
+            aggressiveness=g.number("aggressiveness", 0.6, least=0, most=1),
+            bands=g.whole("bands", 1, least=1),
+            history_days=g.number("history_days", 0.0 if carbon is not None else 365.0, least=0),
+            learns=g.flag("learns", True),
+            engine=Settings(
+                memory=False,
+                by_length=True,
+                from_s=g.number("from_s", -math.inf),
+                to_s=g.number("to_s", days * _DAY_S),
+                validate=g.flag("validate", False),
+            ),
+        )
+        if carbon is not None and case.history_days:
+            raise InvalidParameter("history_days", "must be 0 with a series: there is no walk to make a history of")
+        g.end()
+        return case
+
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
+        """Nothing."""
+
+    def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
+        """One run: the same jobs and switches for all policies of a seed."""
+        return Outcome(simulate(settings, seed, progress))
+
+
+MODEL: Final = IntervalsModel()
+
+
+def simulate(case: Case, seed: int, progress: Callable[[float], None], compile: bool = True) -> dict[str, float]:
+    """Figures of one run. Raises InvalidParameter."""
+    until_s = case.days * _DAY_S
+    on_cores = case.mean * case.machines.count * case.machines.cpu_cores
+    stable = int(case.least * case.machines.count + 1e-9) if isinstance(case.platform, Walk) else 0
+
+    def jobs(which: int) -> Iterable[JobBatch]:
+        if isinstance(case.jobs, Made):
+            made_jobs = case.jobs
+            if which == 2:
+                # As many as are looked at, however long the run is: their tail is heavy.
+                made_jobs = replace(made_jobs, until_s=100 * made_jobs.until_s)
+            return made_jobs.batches(np.random.default_rng([seed, which]), on_cores)
+        return _jobs(case.jobs)
+
+    def shares(which: int, for_s: float) -> Iterable[SeriesBatch]:
+        if isinstance(case.platform, Carbon):
+            return case.platform.shares(for_s)
+        walk = case.platform
+        generator = np.random.default_rng([seed, which])
+        return [
+            capacity.random_walk(
+                generator,
+                for_s,
+                interval_s=walk.interval_s,
+                step=walk.step,
+                least=walk.least,
+                most=walk.most,
+                start=walk.start,
+            )
+        ]
+
+    core_s, runtime_s = _seen(jobs(2))
+    history: Floats = intervals(
+        shares(3, case.history_days * _DAY_S) if case.history_days else [],
+        case.machines.count,
+        stable,
+        case.every_s,
+        case.bands,
+    )
+    # Big jobs fill the stable machines; of the work, that is this share (the thesis does not say its threshold).
+    share = case.stable_fill * case.least / (case.load * case.mean)
+    options = Options(
+        heuristics=case.heuristics,
+        stable=stable,
+        every_s=case.every_s,
+        big_core_s=big_from(core_s, share if stable else 0.0),
+        long_s=float(np.percentile(runtime_s, 90)),
+        aggressiveness=case.aggressiveness,
+        ended=history,
+        learns=case.learns,
+    )
+    engine = Engine(
+        jobs(0),
+        None,
+        capacity.machines(shares(1, until_s), case.machines.count, case.machines.cpu_cores, 2.0**39),
+        policy=policy(options),
+        settings=case.engine,
+        seed=seed,
+        most_cores=case.machines.cpu_cores,
+        compile=compile,
+    )
+    found = engine.run(lambda now_s: progress(min(now_s / until_s, 1.0)))
+    there = found.there_core_s
+    return {
+        "goodput": found.goodput,
+        "wasted_share": found.lost_core_s / there if there else math.nan,
+        "idle_share": 1.0 - (found.useful_core_s + found.lost_core_s) / there if there else math.nan,
+        "kills": float(found.kills),
+        "failure_rate": found.kills / found.jobs if found.jobs else math.nan,
+        "jobs": float(found.jobs),
+        "jobs_left": float(found.jobs_left),
+        "big_core_h": options.big_core_s / 3600,
+        "intervals_known": float(history.sum()),
+        **{name: found.measures[name] for name in ("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s")},
+        "completion_mean_s": found.measures["completion_mean_s"],
+        "slowdown_mean": found.measures["slowdown_mean"],
+        "changes": float(found.changes),
+    }
+
+
+def _seen(batches: Iterable[JobBatch]) -> tuple[Floats, Floats]:
+    """Work and runtimes of tasks, of the first jobs."""
+    core_s, runtime_s, count = [], [], 0
+    for batch in batches:
+        tasks = batch.task_runtime_s
+        cores = np.repeat(batch.cpu_cores, tasks.lengths)
+        values = tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+        core_s.append(values * cores)
+        runtime_s.append(values)
+        count += len(values)
+        if count >= _LOOKED_AT:
+            break
+    if not count:
+        raise InvalidParameter("jobs", "are none")
+    return np.concatenate(core_s), np.concatenate(runtime_s)
+
+
+def _jobs(given: Input) -> Iterator[JobBatch]:
+    for batch in given.trace(from_first=True):
+        if not isinstance(batch, JobBatch):
+            raise InvalidParameter(
+                f"{INPUTS}.jobs", f"must be a trace of jobs, but {given.path} is one of {batch.KIND}"
+            )
+        yield batch

@@ -1,0 +1,108 @@
+"""Waiting policies as a model of experiments (docs/task-policies.md): jobs, fixed machines, machines on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.errors import InvalidParameter
+from simulator.experiments.fields import Given
+from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.inputs.batches import JobBatch
+from simulator.jobs.engine import Machines
+from simulator.jobs.model import Made, made
+from simulator.waiting.running import Terms, run
+from simulator.waiting.schemes import SCHEMES, named
+
+_MINUTE_S: Final = 60.0
+_HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of one case.
+
+    :param sized_for: machines of which made jobs want ``load``, however many of them are there.
+    """
+
+    scheme: str
+    machines: Machines
+    jobs: Made | Input
+    sized_for: int
+    terms: Terms
+
+
+class WaitingModel:
+    """See docs/task-policies.md for the settings."""
+
+    name: Final = "waiting"
+    version: Final = 1
+
+    def settings(self, given: Mapping[str, Any]) -> Case:
+        """Raises InvalidParameter."""
+        g = Given(given)
+        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
+        jobs: Made | Input | None = inputs.value("jobs", None)
+        inputs.end()
+        if jobs is None:
+            jobs = made(g)
+            if jobs.tasks != (1, 1):
+                raise InvalidParameter("most_tasks", f"must be 1 here, but is {jobs.tasks[1]}")
+        count = g.whole("machines", 150, least=0)
+        case = Case(
+            scheme=g.choice(POLICY, tuple(SCHEMES), "both-tried-forest"),
+            machines=Machines(count, g.whole("cpu_cores", 64, least=1), g.whole("memory_mib", 262_144, least=1)),
+            jobs=jobs,
+            sized_for=g.whole("sized_for", max(count, 1), least=1),
+            terms=Terms(
+                short_below_s=g.number("short_below_min", 15.0, least=0) * _MINUTE_S,
+                wait_below_s=g.number("wait_below_h", 24.0, least=0) * _HOUR_S,
+                by_core_time=g.choice("length", ("core-time", "runtime"), "core-time") == "core-time",
+                error=g.number("error", 0.1, least=0, most=1),
+                memory=g.flag("memory", True),
+                shortest=g.choice("order", ("arrival", "shortest"), "arrival") == "shortest",
+                from_s=g.number("from_s", -np.inf),
+                validate=g.flag("validate", False),
+            ),
+        )
+        g.end()
+        return case
+
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
+        """Nothing: traces stream through each run."""
+
+    def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
+        """One run. Made jobs are the seed's own; a forest learns from others of their kind."""
+        jobs = settings.jobs
+
+        def stream(which: int) -> Iterator[JobBatch]:
+            if isinstance(jobs, Made):
+                cores = float(settings.sized_for * settings.machines.cpu_cores)
+                return jobs.batches(np.random.default_rng([seed, which]), cores)
+            return _jobs(jobs)
+
+        found = run(
+            lambda: stream(0),
+            settings.machines,
+            named(settings.scheme),
+            settings.terms,
+            seed,
+            training=lambda: stream(1),
+            progress=progress,
+        )
+        return Outcome(found.metrics)
+
+
+MODEL: Final = WaitingModel()
+
+
+def _jobs(given: Input) -> Iterator[JobBatch]:
+    for batch in given.trace(from_first=True):
+        if not isinstance(batch, JobBatch):
+            raise InvalidParameter(
+                f"{INPUTS}.jobs", f"must be a trace of jobs, but {given.path} is one of {batch.KIND}"
+            )
+        yield batch

@@ -1,0 +1,95 @@
+"""Interval-aware scheduling as a model of experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.errors import InvalidParameter
+from simulator.experiments.model import Input, checked, model_named
+from simulator.inputs.batches import SeriesBatch
+from simulator.intervals.history import big_from, intervals
+from simulator.intervals.model import MODEL
+
+SMALL: dict[str, Any] = {
+    "machines": 20,
+    "cpu_cores": 8,
+    "days": 6,
+    "from_s": 86_400,
+    "load": 0.7,
+    "durations": "zipf",
+    "exponent": 1.7,
+    "history_days": 30,
+}
+
+
+def run(**changes: Any) -> dict[str, float]:
+    return dict(checked(MODEL.run(MODEL.settings(SMALL | changes), 1, None, lambda share: None)).metrics)
+
+
+def test_it_is_there_by_its_name() -> None:
+    assert model_named("intervals") is MODEL
+
+
+def test_caution_kills_less() -> None:
+    bold, cautious = (run(aggressiveness=a, load=1.0)["kills"] for a in (0.9, 0.02))
+    assert cautious < 0.5 * bold
+
+
+def test_shares_of_capacity_add_up_and_a_seed_says_it_all() -> None:
+    found = run()
+    assert found["goodput"] + found["wasted_share"] + found["idle_share"] == pytest.approx(1)
+    assert found == pytest.approx(run(), nan_ok=True)
+
+
+def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
+    header = (Path(__file__).parents[1] / "data" / "carbon_miso.csv").read_text().splitlines()[0]
+    lines = [header]
+    for hour in range(240):
+        at, value = f"2024-04-{1 + hour // 24:02d} {hour % 24:02d}:00:00", 400 + 300 * (hour % 24 > 11)
+        lines.append(f"{at},USA,Midcontinent ISO,US-MIDW-MISO,{value},{value},31,15,eia.gov,False,")
+    path = tmp_path / "carbon.csv"
+    path.write_text("\n".join(lines) + "\n")
+    series = Input(path)
+    found = run(inputs={"carbon": series}, history_days=0, carbon_from_s=86_400.0, policy="first-fit")
+    assert found["changes"] > 20
+    with pytest.raises(InvalidParameter, match="history_days"):
+        MODEL.settings(SMALL | {"inputs": {"carbon": series}})
+
+
+def test_history_of_a_walk_by_hand() -> None:
+    """Two of four machines on at 0 h, four from 1 h, one from 3 h: machines 3, 2 last two steps, machine 1 three."""
+    shares = SeriesBatch(at_s=np.arange(4, dtype=np.float64) * 3600.0, value=np.array([0.5, 1.0, 1.0, 0.25]))
+    found = intervals([shares], 4, 0, 3600.0)
+    assert found[0, :5].tolist() == [0, 0, 2, 1, 0]
+    bands = intervals([shares], 4, 0, 3600.0, bands=2)
+    assert bands[0, :5].tolist() == [0, 0, 0, 1, 0]
+    assert bands[1, :5].tolist() == [0, 0, 2, 0, 0]
+
+
+def test_big_jobs_are_those_that_have_the_share() -> None:
+    work = np.array([1.0, 5.0, 2.0, 2.0])
+    assert big_from(work, 0.5) == 5.0
+    assert big_from(work, 0.6) == 2.0
+    assert big_from(work, 0.0) == np.inf
+    assert big_from(work, 1.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"policy": "h9"}, "policy"),
+        ({"aggressiveness": 1.5}, "aggressiveness"),
+        ({"bands": 0}, "bands"),
+        ({"capacity_most": 0.3}, "capacity_most"),
+        ({"days": 0}, "days"),
+        ({"inputs": {"vms": 1}}, "inputs.vms"),
+        ({"machine": 1}, "machine"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        MODEL.settings(SMALL | changes)
