@@ -115,7 +115,7 @@ class IntervalsModel:
             least=least,
             mean=mean,
             load=g.number("load", 0.8, above=0),
-            stable_fill=g.number("stable_fill", 0.9, least=0),
+            stable_fill=g.number("stable_fill", 1.1, least=0),
             aggressiveness=g.number("aggressiveness", 0.6, least=0, most=1),
             bands=g.whole("bands", 1, least=1),
             history_days=g.number("history_days", 0.0 if carbon is not None else 365.0, least=0),
