@@ -124,7 +124,7 @@ class AcquirerService:
         events: list[Event] = news(self.state, provision, self._clock())
         options = settings.options()
         found, instructions = advance_all(self.state, events, options)
-        if self._first and len(found.kept) + len(found.coming) + len(provision.silent) < options.least_machines:
+        if self._first and len(found.kept) + len(found.coming) + provision.under_way < options.least_machines:
             # What an earlier term wanted may never have been asked for, or has gone in the meantime.
             found = replace(found, next_at=-math.inf)
         await self._see([one.name for one in found.kept])

@@ -64,14 +64,11 @@ class HarvestMachines:
             else:
                 refusals[number] = found.sentence
             del self._asked[number]
-        # What could not be deleted is still ours, and is deleted again; what an earlier term asked for may come yet.
+        # What could not be deleted is still ours, and is deleted again.
+        silent = frozenset(name for name, (phase, host) in phases.items() if phase is VMPhase.FAILED and host)
         asked = set(self._asked.values())
-        silent = {
-            name
-            for name, (phase, host) in phases.items()
-            if (phase is VMPhase.FAILED and host is not None) or (phase is VMPhase.PLACING and name not in asked)
-        }
-        return Provision(frozenset(machines), offers, refusals, frozenset(silent))
+        under_way = sum(phase is VMPhase.PLACING and name not in asked for name, (phase, _) in phases.items())
+        return Provision(frozenset(machines), offers, refusals, silent, under_way)
 
     async def request(self, number: int) -> None:
         """Have a VM placed under the lowest number that is free.

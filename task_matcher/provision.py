@@ -30,12 +30,14 @@ class Provision:
     :param offers: the machine that a request has got; stays there while the machine does, or goes at some time.
     :param refusals: requests that get none, and why.
     :param silent: machines that may be there or not: nothing follows.
+    :param under_way: machines that are coming, for requests that nobody here remembers.
     """
 
     machines: Set[str] = frozenset()
     offers: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     silent: Set[str] = frozenset()
+    under_way: int = 0
 
 
 class Provider(Protocol):

@@ -87,8 +87,12 @@ async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_i
         await cluster.until(one_left)
         names = {row["name"] for row in (await status(cluster))["machines"]}
         assert names < {"harvest-1", "harvest-2", "harvest-3"}
-        kinds = {event["kind"] for event in (await cluster.get("/v1/events"))["events"]}
-        assert {"acquirer-looked", "acquirer-decommissioned", "acquirer-gave-back", "deleted"} <= kinds
+
+        async def written_down() -> bool:
+            kinds = {event["kind"] for event in (await cluster.get("/v1/events"))["events"]}
+            return {"acquirer-looked", "acquirer-decommissioned", "acquirer-gave-back", "deleted"} <= kinds
+
+        await cluster.until(written_down)
 
 
 @each_store
@@ -120,7 +124,11 @@ async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_pa
         engine.end("long")
         await becomes(cluster, "long", "done")
         await holds(cluster, "harvest-2")
-        assert (await cluster.call("GET", "/v1/vms/harvest-1"))[0] == 404
+
+        async def deleted() -> bool:
+            return (await cluster.call("GET", "/v1/vms/harvest-1"))[0] == 404
+
+        await cluster.until(deleted)
         # Nobody has the name now, and the engine's machine of that name gets nothing.
         assert engine.machines["harvest-1"].drained
 
