@@ -58,6 +58,7 @@ ROUTES = {
     ("GET", "/v1/core-changes"): "viewer",
     ("GET", "/v1/machines"): "viewer",
     ("GET", "/v1/machines/{name}"): "viewer",
+    ("GET", "/v1/acquirer"): "viewer",
     ("GET", "/v1/calibration"): "viewer",
     ("POST", "/v1/tasks"): "operator",
     ("GET", "/v1/tasks"): "viewer",
