@@ -107,6 +107,8 @@ class Client:
                 status, found = response.status, await response.json()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
+        if status in _AGAIN:
+            return False
         if status != 200:
             self.violations.append(f"{request.id} was lost: {found}")
             return True
