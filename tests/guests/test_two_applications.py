@@ -117,7 +117,7 @@ async def test_one_target_is_split_among_memcached_and_a_jvm_and_both_gave_what_
         fall = outcome.before.memory_mib - outcome.after.memory_mib
         assert fall == pytest.approx(SIZE.memory_mib - SMALL.memory_mib, abs=2)
         assert rows["guest"].verified + rows["hypervisor"].verified == pytest.approx(fall, abs=2)
-        # What both released is in the application's row as far as it helped the guest to unplug; a heap may give more later.
+        # What both released is in the application's row as far as it helped the guest to unplug; a heap may give more.
         released = min(sum(gave.values()), rows["guest"].verified)
         assert rows["application"].verified == pytest.approx(released, rel=0.15, abs=8)
         assert "memcached: " in rows["application"].reason
