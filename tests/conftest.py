@@ -17,8 +17,11 @@ from xdist.workermanage import WorkerController
 from app_adapters import server
 
 #: What wants most of the machine, or whose times depend on it: one after another, when all else is done.
-ALONE = ("adapters", "chaos", "engines", "faults", "guests")
+ALONE = ("chaos", "engines", "faults", "guests")
 GROUP = "alone"
+#: One after another, too, beside nothing but what waits most of its time: those of the others that come first.
+SERVERS = "adapters"
+PATIENT = "engines"
 #: The same of other rooms: one measures, one finds more of what it looks for the more real threads wait for a CPU.
 ALONE_FILES = ("tests/cli/test_memcached_benchmark.py", "tests/hostagent/test_rules_stateful.py")
 #: A loop is compiled once for all of these, in the first minutes of a fresh machine.
@@ -35,19 +38,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("guest") is not None and scope_of(item.nodeid) != GROUP:
             raise pytest.UsageError(f"{item.nodeid} has real guests: it belongs into one of {', '.join(ALONE)}")
+    items.sort(key=lambda item: room_of(item.nodeid) != PATIENT)
+
+
+def room_of(nodeid: str) -> str:
+    return nodeid.split("/")[1]
 
 
 def scope_of(nodeid: str) -> str:
     """What stays together in one process: a file, all that is to be alone, all that compiles the same loops."""
-    file = nodeid.partition("::")[0]
-    room = file.split("/")[1]
+    file, room = nodeid.partition("::")[0], room_of(nodeid)
     if room in ALONE or file in ALONE_FILES:
         return GROUP
-    return room if room in COMPILED else file
+    return room if room in (*COMPILED, SERVERS) else file
 
 
 class AloneLast(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """For ``-n 2 --dist loadfile``: what takes longest begins first; the group that is to be alone begins last."""
+    """For ``-n 2 --dist loadfile``: what takes longest begins first; what is to be alone begins last."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
@@ -56,8 +63,9 @@ class AloneLast(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
         for scope in COMPILED:
             if scope in self.workqueue:
                 self.workqueue.move_to_end(scope, last=False)
-        if GROUP in self.workqueue:
-            self.workqueue.move_to_end(GROUP)
+        for scope in (SERVERS, GROUP):
+            if scope in self.workqueue:
+                self.workqueue.move_to_end(scope)
         super()._assign_work_unit(node)
 
 

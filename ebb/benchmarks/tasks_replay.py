@@ -38,7 +38,8 @@ def plan_of(machines: list[str], tasks: int, within_s: float, lasts_s: float, se
     """Tasks that come within a time, and changes that go on for longer."""
     generator = np.random.default_rng(seed)
     changes: list[Change] = []
-    for name, calm_s in zip(machines, CALM_S, strict=True):
+    # Slurm fills its nodes in the order of their names: which of them is calm must not follow it.
+    for name, calm_s in zip(machines, generator.permutation(CALM_S), strict=True):
         at, cores = -WATCHED_S, CORES
         changes.append(Change(name, at, 0.0, float(cores)))
         while at < lasts_s:
