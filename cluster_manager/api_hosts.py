@@ -10,6 +10,7 @@ from pydantic import Field
 from cluster_manager.api_forms import MANAGER, WENT_OUT, answer, body_of, request_id_of
 from cluster_manager.errors import RequestError
 from cluster_manager.versions import host_version
+from deflation.lifecycle_messages import ForgottenHost
 from deflation.messages import HostReport, HostStatus, ModeCommand, Name, Operation, ReportReply, RequestId
 from deflation.modes import HostMode
 from deflation.pages import HostPage
@@ -28,6 +29,7 @@ _MODE: Final = Parameter("mode", HostMode, "only hosts of this mode")
 _WAIT: Final = Parameter(
     "wait_s", Annotated[float, Field(ge=0, le=LONGEST_HOST_WAIT_S)], "how long to wait for its end", default=0.0
 )
+_LOST: Final = Parameter("lost_vms", bool, "whether its VMs are gone with it; refused where it has some", default=False)
 
 routes = web.RouteTableDef()
 
@@ -81,6 +83,20 @@ async def host(request: web.Request) -> web.StreamResponse:
         raise RequestError(404, f"there is no host {host_id}", "id")
     # It reports every two seconds: that alone is no news.
     return answer_tagged(request, status, host_version(known.report), aside={"seen_at": 0.0})
+
+
+@routes.delete("/v1/hosts/{id}")
+@describe(
+    "Forget a silent host that does not come back",
+    tag="hosts",
+    path=(_ID,),
+    query=(_LOST,),
+    answers={200: ForgottenHost},
+    problems=(404, 409),
+)
+async def forget(request: web.Request) -> web.Response:
+    lost_vms = parameters_of(request)["lost_vms"]
+    return answer(await request.app[MANAGER].forgetting.forget(request.match_info["id"], lost_vms))
 
 
 @routes.put("/v1/hosts/{id}/mode")

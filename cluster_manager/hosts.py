@@ -9,7 +9,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Final
@@ -137,6 +137,9 @@ class Hosts:
                 await self._store.add_event("pressure", vm, report.id, sentence)
         # Meanwhile a later report may have been taken: that one stands, in the store too.
         host = self._hosts.get(report.id)
+        if known is not None and host is None:
+            # Or the host was forgotten, and is back.
+            await self._save(report)
         if host is not None and (
             _overtaken(report, host.report) or (host.arrival > arrival and not _overtaken(host.report, report))
         ):
@@ -190,6 +193,19 @@ class Hosts:
                 # Whoever waits for one of these tries again.
                 self._unsaved = {**batch, **self._unsaved}
                 raise
+
+    async def forget(self, host_id: str, write: Callable[[], Awaitable[None]]) -> None:
+        """Drop a host; if it reports after all, it is a new one.
+
+        :param write: takes it out of the store.
+        """
+        async with self._saving:
+            await write()
+            self._hosts.pop(host_id, None)
+            self._ages.pop(host_id, None)
+            self._awaited.discard(host_id)
+            self._availability.close(host_id)
+            self._news.set()
 
     # --- placement ---------------------------------------------------------------------------------------------------
 

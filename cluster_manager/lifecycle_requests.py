@@ -12,10 +12,10 @@ from cluster_manager.errors import RequestError
 from cluster_manager.hosts import Hosts
 from cluster_manager.lifecycle import sold_as, start_adoption, start_release, start_resize, start_start, start_stop
 from cluster_manager.migrations import start_migration
-from cluster_manager.operations import BUSY, Operations, plan_id
+from cluster_manager.operations import BUSY, Operations
 from cluster_manager.plans import GONE_S, VMPhase
 from cluster_manager.rows import StoredVM
-from cluster_manager.running_plans import Prepared
+from cluster_manager.running_plans import Prepared, plan_id
 from cluster_manager.store import Store
 from cluster_manager.versions import ANY_VERSION, Precondition
 from deflation.allocations import HARD_FLOOR, Priority

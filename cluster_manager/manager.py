@@ -17,6 +17,7 @@ from cluster_manager.agents import Agents
 from cluster_manager.core_changes import CoreChanges
 from cluster_manager.dry_runs import DryRuns
 from cluster_manager.event_feed import EventFeed
+from cluster_manager.forgetting import Forgetting
 from cluster_manager.harvest_machines import HarvestMachines
 from cluster_manager.hosts import Hosts
 from cluster_manager.housekeeping import Housekeeping
@@ -80,6 +81,7 @@ class Manager:
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
+        self.forgetting = Forgetting(self.operations, self.store, self.hosts)
         self.lists = Lists(self.store, self._managed, self._shown_phase, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)

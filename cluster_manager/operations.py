@@ -7,7 +7,6 @@ the plans stay unfinished in the store and go on with the next start.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ from cluster_manager.plans import (
     HostRead,
     Note,
     OweReinflation,
-    PlanKind,
     PlanState,
     SetSpec,
     SetVM,
@@ -40,7 +38,7 @@ from cluster_manager.plans import (
 from cluster_manager.readings import asked_of_hosts
 from cluster_manager.removals import removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.rows import StoredPlan, StoredVM
-from cluster_manager.running_plans import Prepared, RunningPlan, defect, looks, operation_of
+from cluster_manager.running_plans import Prepared, RunningPlan, defect, is_at, looks, operation_of, plan_id
 from cluster_manager.steps import Step
 from cluster_manager.store import Store
 from cluster_manager.transitions import advance
@@ -78,7 +76,7 @@ class Operations:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         #: Between the look at the store and the record of a new plan nobody else may add one.
-        self._admission = asyncio.Lock()
+        self.admission = asyncio.Lock()
         #: VMs to be removed as soon as their host answers: host by name. And when a host may be tried again.
         self._owed: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
@@ -114,7 +112,7 @@ class Operations:
     async def create(self, request: VMRequest) -> Operation:
         """Place a VM. Raises :class:`RequestError`: 409 where its name is taken or the request id is another's."""
         fingerprint = f"create {request.model_dump_json(exclude={'request_id', 'dry_run'})}"
-        async with self._admission:
+        async with self.admission:
             if (known := await self._known(request.request_id, fingerprint)) is not None:
                 return known
             name = request.vm.name
@@ -128,7 +126,7 @@ class Operations:
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> Operation:
         """Delete a VM. Raises :class:`RequestError`: 404 unknown, 409 while a plan is at work on it, 412 changed."""
         fingerprint = f"delete {name}"
-        async with self._admission:
+        async with self.admission:
             if (known := await self._known(request_id, fingerprint)) is not None:
                 return known
             row = await self.deletable(name, precondition)
@@ -161,7 +159,7 @@ class Operations:
 
         :raises RequestError: as ``prepare`` does; 409 where the request id is another's.
         """
-        async with self._admission:
+        async with self.admission:
             if (known := await self._known(request_id, fingerprint)) is not None:
                 return known
             plan = await prepare()
@@ -170,7 +168,7 @@ class Operations:
     async def target(self, name: str, command: TargetCommand, precondition: Precondition = ANY_VERSION) -> Operation:
         """Bring a VM to a size. Raises :class:`RequestError`: 404 unknown, 409 old generation, 412, 503 silent host."""
         fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch', 'dry_run'})}"
-        async with self._admission:
+        async with self.admission:
             if (known := await self._known(command.request_id, fingerprint)) is not None:
                 return known
             row = await self.existing(name)
@@ -206,14 +204,26 @@ class Operations:
                         await running.news.wait()
             except TimeoutError:
                 pass
-            return self._view(running.plan)
+            return self.view(running.plan)
         plan = await self._store.plan(request_id)
-        return self._view(plan) if plan is not None else None
+        return self.view(plan) if plan is not None else None
 
     def changing(self, name: str) -> str | None:
         """The request whose plan resizes or releases a VM now: neither has a phase of its own."""
         plans = (running.state for running in self._running.values() if not running.state.finished)
         return next((p.request_id for p in plans if p.vm == name and p.kind in ("resize", "release")), None)
+
+    def plans_at(self, host: str) -> list[PlanState]:
+        """What is at work on a host or waits for it."""
+        return [running.state for running in self._running.values() if is_at(running.state, host)]
+
+    async def drop(self, host: str, plans: Iterable[PlanState]) -> None:
+        """See to these no more, nor to what is to be removed on a host: it does not come back."""
+        self._owed = {name: where for name, where in self._owed.items() if where != host}
+        tasks = [self._tasks[state.id] for state in plans if state.id in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def settle_debts(self, host: str) -> None:
         """On a report: remove and reinflate what could not be done while the host was away."""
@@ -227,7 +237,7 @@ class Operations:
         if not self._owes(host):
             await self._share(host, known, due)
             return
-        async with self._admission:
+        async with self.admission:
             # Again: somebody else may have seen to it meanwhile.
             now = asyncio.get_running_loop().time()
             if not self._owes(host) or self._is_busy(host) or now < self._retry_at.get(host, now):
@@ -252,7 +262,7 @@ class Operations:
         self._share_at[host] = now + SHARE_S
         if due is not None:
             self._growth.tried(host, due, now)
-            async with self._admission:
+            async with self.admission:
                 state = start_reinflation(plan_id("reinflate", host), host, due.vms, Vector.of(due.room))
                 self._launch(await self._store.add_plan(state, state.id, internal=True))
         elif has_harvest_vms(known.report) and f"budget of {host}" not in self._tasks:
@@ -289,7 +299,7 @@ class Operations:
         # A plan that was stored while its term ended is resumed in the next one.
         if not plan.state.finished and not self._stopping:
             self._run(RunningPlan(plan), resumed=False)
-        return self._view(plan)
+        return self.view(plan)
 
     def _run(self, running: RunningPlan, resumed: bool) -> None:
         plan_id = running.state.id
@@ -375,7 +385,7 @@ class Operations:
                         known.owes_reinflation = owed
                 case SetVM(name=name, owed=owed) if owed or name in self._owed:
                     # The row may be another VM's by now, which this plan has not changed: the store says what is owed.
-                    async with self._admission:
+                    async with self.admission:
                         where = (await self._store.owed_removals()).get(name)
                         self._owed.pop(name, None)
                         if where is not None:
@@ -423,7 +433,7 @@ class Operations:
         if plan.fingerprint != fingerprint:
             raise RequestError(409, f"request_id: {request_id} was used for another request", "request_id")
         running = self._running.get(plan.state.id)
-        return self._view(running.plan if running is not None else plan)
+        return self.view(running.plan if running is not None else plan)
 
     async def existing(self, name: str) -> StoredVM:
         """:raises RequestError: 404, no VM has this name."""
@@ -433,12 +443,4 @@ class Operations:
 
     def view(self, plan: StoredPlan) -> Operation:
         """A plan as clients see it."""
-        return self._view(plan)
-
-    def _view(self, plan: StoredPlan) -> Operation:
         return operation_of(plan, self._clock())
-
-
-def plan_id(kind: PlanKind, subject: str) -> str:
-    """Readable, since it stands in the agents' logs and as the cause of core changes."""
-    return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"

@@ -30,7 +30,7 @@ Stage = Literal["unsure", "clean", "home", "clear", "left"]
 REST: Final = ".rest"
 LEFT: Final = ".left"
 #: Nobody's VM depends on these: they wait for as long as it takes.
-_TIMELESS: Final = ("clear", "left")
+TIMELESS: Final = ("clear", "left")
 
 
 def staged(state: PlanState, stage: Stage) -> Life:
@@ -45,7 +45,7 @@ def wait(state: PlanState, why: str, stage: Stage, host: str, elapsed_s: float) 
     """
     life = life_of(state)
     until_s = life.waits_until_s
-    if until_s is None and not (life.rest and stage in _TIMELESS):
+    if until_s is None and not (life.rest and stage in TIMELESS):
         until_s = elapsed_s + (life.gone_s if life.rest else state.deadline_s)
     state = state.model_copy(update={"life": life.model_copy(update={"stage": stage, "waits_until_s": until_s})})
     if until_s is not None and elapsed_s >= until_s:
@@ -111,7 +111,7 @@ def _rest(state: PlanState, host: str, stage: Stage, suffix: str = REST) -> Plan
     """A plan of the manager's own that goes on when a host reports."""
     new_id = f"{state.id.removesuffix(REST)}{suffix}"
     life = life_of(state)
-    until_s = None if stage in _TIMELESS else life.gone_s
+    until_s = None if stage in TIMELESS else life.gone_s
     life = life.model_copy(update={"stage": stage, "waits_until_s": until_s, "rest": True})
     waiting = AwaitHost(host=host, until_s=until_s)
     begun = {"id": new_id, "request_id": new_id, "instruction": waiting, "step": 1, "progress": ()}

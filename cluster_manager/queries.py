@@ -11,7 +11,7 @@ from deflation.messages import OperationState
 
 
 def vms(
-    limit: int,
+    limit: int | None,
     after: str | None,
     *,
     host: str | None,
@@ -19,7 +19,7 @@ def vms(
     priority: str | None,
     prefix: str | None,
 ) -> Select[Any]:
-    """VMs whose names are taken, by name."""
+    """VMs whose names are taken, by name; all of them where there is no limit."""
     table = schema.vms
     query = select(table).where(schema.LIVING).order_by(table.c.name).limit(limit)
     if after is not None:

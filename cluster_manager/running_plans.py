@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import dataclass, field
 
-from cluster_manager.plans import ChooseHosts, Finish, Note, OweReinflation, PlanState, ReadHost, SetVM, VMPhase
+from cluster_manager.patience import TIMELESS
+from cluster_manager.plans import (
+    AwaitHost,
+    ChooseHosts,
+    Finish,
+    Note,
+    OweReinflation,
+    PlanKind,
+    PlanState,
+    ReadHost,
+    SetVM,
+    VMPhase,
+    host_of,
+)
 from cluster_manager.rows import StoredPlan, StoredVM
 from cluster_manager.steps import Step, finish
 from deflation.messages import Operation, OperationState
@@ -34,6 +48,26 @@ class Prepared:
     #: A new row; None: the VM has one.
     row: StoredVM | None = None
     phase: VMPhase | None = None
+
+
+def plan_id(kind: PlanKind, subject: str) -> str:
+    """Readable, since it stands in the agents' logs and as the cause of core changes."""
+    return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
+
+
+def clears(state: PlanState) -> bool:
+    """Whether a plan only clears away what its VM has left on a host: nobody's VM depends on it."""
+    return state.life is not None and state.life.rest and state.life.stage in TIMELESS
+
+
+def is_at(state: PlanState, host: str) -> bool:
+    """Whether a plan acts on a host, waits for it, or may come back to it."""
+    if state.finished:
+        return False
+    now = state.instruction.host if isinstance(state.instruction, AwaitHost) else host_of(state.instruction)
+    if clears(state):
+        return now == host
+    return host in (now, state.host, state.life.home if state.life is not None else None)
 
 
 def looks(state: PlanState) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Delete, func, insert, select, update
+from sqlalchemy import Delete, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import schema
@@ -203,6 +203,24 @@ class Store(TaskRows, KnowledgeRows):
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
+
+        await self._write(work)
+
+    async def forget_host(self, host: str, vms: Sequence[str], ends: Sequence[PlanState], sentence: str) -> None:
+        """A host that does not come back, in one transaction: its VMs' names are free, these plans have ended."""
+        now = self._clock()
+        gone = {**_phase(VMPhase.ENDED, now), "sentence": sentence, "owes_removal": 0, "deleted_by_owner": 1}
+        row = {"at": now, "plan": None, "host": host, "sentence": sentence}
+        rows = [{**row, "kind": "lost", "vm": vm} for vm in vms] + [{**row, "kind": "host-forgotten", "vm": None}]
+
+        async def work(connection: AsyncConnection) -> None:
+            plans, hosts = schema.plans, schema.hosts
+            for state in ends:
+                await connection.execute(update(plans).where(plans.c.id == state.id).values(**_moving(state, now)))
+            for vm in vms:
+                await connection.execute(_living(vm).where(schema.vms.c.host == host).values(**gone))
+            await connection.execute(delete(hosts).where(hosts.c.id == host))
+            await connection.execute(insert(schema.events), rows)
 
         await self._write(work)
 

@@ -171,6 +171,14 @@ class AdoptRequest(Body):
     minimum: Vector = Vector()
 
 
+class ForgottenHost(Body):
+    """DELETE /v1/hosts/ID of the manager."""
+
+    id: Name
+    vms: tuple[Name, ...] = Field(description="VMs that are gone with it")
+    sentence: str
+
+
 class ReleaseRequest(Body):
     """POST /v1/vms/NAME/release of the manager."""
 

@@ -16,6 +16,7 @@ from deflation.allocations import Priority
 from deflation.explanations import Forecast, VMExplanation
 from deflation.health_messages import ManagerHealth, Readiness
 from deflation.instructions import Mode
+from deflation.lifecycle_messages import ForgottenHost
 from deflation.machine_messages import CalibrationReport, MachineRanking
 from deflation.messages import (
     CoreChange,
@@ -117,6 +118,14 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def host(self, host: str) -> HostStatus:
         """One host; ManagerRefused with status 404 if there is none of that id."""
         return await self._one("GET", f"/v1/hosts/{host}", HostStatus)
+
+    async def forget_host(self, host: str, *, lost_vms: bool = False) -> ForgottenHost:
+        """Drop a silent host that does not come back.
+
+        ``lost_vms``: its VMs are gone with it, and their names are free; without it a host that has VMs is refused.
+        """
+        query = {"lost_vms": "true"} if lost_vms else {}
+        return await self._one("DELETE", f"/v1/hosts/{host}", ForgottenHost, query=query)
 
     async def vms(
         self,

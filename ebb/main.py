@@ -57,6 +57,7 @@ COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None], str], ...] = (
     (app, "openapi", cluster.openapi, "ebb openapi > manager.json"),
     (app, "hosts", cluster.hosts, "ebb hosts --state ready"),
     (app, "host", cluster.host, "ebb host host-a --json"),
+    (app, "forget", cluster.forget, "ebb forget host-a --lost-vms"),
     (app, "vms", vms.vms, "ebb vms --host host-a --priority deflatable"),
     (app, "vm", vms.vm, "ebb vm web --json"),
     (

@@ -51,6 +51,21 @@ def host(
         print_hosts([found])
 
 
+def forget(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
+    lost_vms: Annotated[bool, typer.Option("--lost-vms", help="Its VMs are gone with it, their names free.")] = False,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Forget a silent host that does not come back. Make sure that it is off: what runs on it goes on unseen."""
+    found = ask(manager, token_file, lambda client: client.forget_host(name, lost_vms=lost_vms))
+    if json:
+        print_json(found)
+    else:
+        print(shown(found.sentence))
+
+
 def print_hosts(found: Sequence[HostStatus]) -> None:
     """Hosts as a table."""
     print_table(

@@ -38,6 +38,7 @@ ROUTES = {
     ("POST", "/v1/hosts/{id}/report"): "agent",
     ("GET", "/v1/hosts"): "viewer",
     ("GET", "/v1/hosts/{id}"): "viewer",
+    ("DELETE", "/v1/hosts/{id}"): "operator",
     ("PUT", "/v1/hosts/{id}/mode"): "operator",
     ("GET", "/v1/hosts/{id}/operations/{request_id}"): "viewer",
     ("POST", "/v1/vms"): "operator",

@@ -1,0 +1,136 @@
+"""Hosts that an operator says are gone for good: nothing waits for them, and their VMs' names are free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deflation.messages import OperationState
+from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.lifecycle import consistent, send
+
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """low-1 on host-a, and host-b with room for it; nobody waits long."""
+    first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, first, second, gone_s=1.0, agents=replace(QUICK, answer_s=2.5)) as made:
+        assert (await made.create(vm("low-1"), policy="first-fit")).host == "host-a"
+        yield made
+
+
+async def forget(cluster: Cluster, host: str, query: str = "") -> tuple[int, Any]:
+    return await cluster.call("DELETE", f"/v1/hosts/{host}{query}")
+
+
+async def lose(cluster: Cluster, agent: FakeAgent) -> None:
+    """The host is not heard of any more."""
+    await agent.die()
+
+    async def silent() -> bool:
+        return bool((await cluster.get(f"/v1/hosts/{agent.id}"))["state"] == "silent")
+
+    await cluster.until(silent)
+
+
+async def known(cluster: Cluster) -> list[str]:
+    return [row["id"] for row in (await cluster.get("/v1/hosts"))["hosts"]]
+
+
+async def test_a_host_that_reports_is_not_forgotten_nor_one_that_nobody_knows(cluster: Cluster) -> None:
+    for host, status in (("host-b", 409), ("host-c", 404)):
+        got, problem = await forget(cluster, host)
+        assert (got, problem["field"]) == (status, "id"), problem
+    assert await known(cluster) == ["host-a", "host-b"]
+
+
+async def test_a_silent_host_without_vms_is_forgotten_and_new_when_it_is_back(cluster: Cluster) -> None:
+    first, second = cluster.agents
+    await lose(cluster, second)
+    status, answer = await forget(cluster, "host-b")
+    assert (status, answer["id"], answer["vms"]) == (200, "host-b", []), answer
+    assert await known(cluster) == ["host-a"]
+    assert (await forget(cluster, "host-b"))[0] == 404
+    await cluster.kill_manager()
+    await cluster.start_manager()
+    await first.send_report()
+    assert await known(cluster) == ["host-a"]
+    await second.revive()
+    second.manager = first.manager
+    await cluster.ready()
+    assert await known(cluster) == ["host-a", "host-b"]
+    assert (await cluster.create(vm("low-2", cpu_cores=6.0))).host == "host-b"
+    await consistent(cluster)
+
+
+async def test_vms_are_given_up_only_where_that_is_said(cluster: Cluster) -> None:
+    first, _ = cluster.agents
+    await lose(cluster, first)
+    status, problem = await forget(cluster, "host-a")
+    assert (status, problem["field"]) == (409, "lost_vms")
+    assert "low-1" in problem["error"]
+    assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    assert (await cluster.get("/v1/vms"))["vms"] == []
+    events = (await cluster.get("/v1/events"))["events"]
+    assert {(row["kind"], row["vm"]) for row in events} >= {("lost", "low-1"), ("host-forgotten", None)}
+    # Its name is free at once.
+    made = await cluster.create(vm("low-1"), request_id="create-again")
+    assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_what_was_to_be_removed_there_is_waited_for_no_longer(cluster: Cluster, restart: bool) -> None:
+    """A migration whose new host went away, after it was given back to its owner."""
+    first, second = cluster.agents
+    second.trouble.hangs_at = len(second.arrived) + 1
+    assert (await send(cluster, "low-1", "migrate", lose_disk=True, deadline_s=0.5))[0] == 202
+    async with asyncio.timeout(10):
+        await second.hanging.wait()
+    await lose(cluster, second)
+    status, problem = await forget(cluster, "host-b", "?lost_vms=true")
+    assert (status, problem["field"]) == (409, "id"), "the migration waits for it"
+
+    async def stopped() -> bool:
+        return bool((await cluster.get("/v1/vms/low-1"))["state"] == "stopped")
+
+    await cluster.until(stopped)
+    assert cluster.manager is not None
+    assert len(await cluster.manager.store.unfinished_plans()) == 1
+    status, answer = await forget(cluster, "host-b")
+    assert (status, answer["vms"]) == (200, []), answer
+    if restart:
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        await first.send_report()
+    assert cluster.manager is not None
+    assert await cluster.manager.store.unfinished_plans() == []
+    assert cluster.manager.operations._tasks == {}
+    assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
+
+
+async def test_a_removal_that_was_owed_there_ends_with_the_host(cluster: Cluster) -> None:
+    first, _ = cluster.agents
+    await lose(cluster, first)
+    deleted = await cluster.delete("low-1")
+    assert deleted.state is OperationState.FAILED, deleted.sentence
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    assert cluster.manager is not None
+    assert await cluster.manager.store.owed_removals() == {}
+    assert cluster.manager.operations._owed == {}
+    await first.revive()
+    await cluster.ready()
+    # A new host now, and what is on it is nobody's.
+    assert (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
+    assert (await cluster.get("/v1/hosts/host-a"))["vms"] == ["low-1"]
