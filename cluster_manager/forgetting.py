@@ -11,7 +11,6 @@ from cluster_manager import queries
 from cluster_manager.errors import RequestError
 from cluster_manager.hosts import Hosts
 from cluster_manager.operations import BUSY, Operations
-from cluster_manager.plans import PlanState
 from cluster_manager.rows import StoredVM, stored_vm
 from cluster_manager.running_plans import clears
 from cluster_manager.steps import finish
@@ -52,10 +51,8 @@ class Forgetting:
             if busy:
                 raise RequestError(409, f"{host}: {_some(busy)}; wait for that", "id")
             if vms and not lost_vms:
-                names = _some([vm.name for vm in vms])
-                raise RequestError(
-                    409, f"{host} has {names}, which would be given up: say so by lost_vms", "lost_vms"
-                )
+                some = _some([vm.name for vm in vms])
+                raise RequestError(409, f"{host} has {some}, which would be given up: say so by lost_vms", "lost_vms")
             names = [vm.name for vm in vms]
             lost = f" with {', '.join(names)}" if names else ""
             sentence = f"{host} is forgotten{lost}: it was said not to come back"

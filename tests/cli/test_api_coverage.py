@@ -17,13 +17,11 @@ import structlog
 from typer.testing import CliRunner
 
 from cluster_manager.api import make_app
-from cluster_manager.hosts import Host
 from ebb.client import ManagerClient
 from ebb.main import app
 from rest.descriptions import description_of
 from tests import schema_run
 from tests.manager import cluster as tests_cluster
-from tests.manager.plan_events import report_of
 from tests.manager.with_agent import Lab, lab_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,10 +105,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
             # Somebody else's domain.
             await lab.world.create("old", "")
             lab.world.domains["old"].state = "running"
-            # One that has not reported since an earlier manager.
-            assert lab.cluster.manager is not None
-            await lab.cluster.manager.store.save_hosts([report_of("host-old")])
-            lab.cluster.manager.hosts._hosts["host-old"] = Host(report_of("host-old"), 0.0, None, False)
+            await lab.add_old_host()
             yield Running(lab, seen)
     structlog.reset_defaults()
 

@@ -80,7 +80,7 @@ async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_i
         await look_again(cluster)
 
         async def two_held() -> bool:
-            return sum(row["standing"] == "held" for row in (await status(cluster))["machines"]) == 2
+            return [row["standing"] for row in (await status(cluster))["machines"]].count("held") == 2
 
         async def two_there() -> bool:
             return len((await status(cluster))["machines"]) == 2

@@ -58,6 +58,8 @@ async def test_what_clients_may_ask_is_answered_as_documented(tmp_path: Path, se
         status, answer = await lab.cluster.call("POST", "/v1/tasks", json={"request_id": "by-hand", "task": task})
         assert status == 202, answer
         names = {"path.name": ["web", "low-1"], "path.id": ["host-a", "create-web"], "path.request_id": ["back"]}
+        await lab.add_old_host()
+        assert (await lab.cluster.call("DELETE", "/v1/hosts/host-old"))[0] == 200
         await schema_run.run(lab.url, TOKEN, tmp_path, names=names, max_examples=15, without=(STREAM, REPORT))
     assert schema_run.unreached(app, seen, without=(STREAM, REPORT)) == []
 

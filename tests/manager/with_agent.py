@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp.test_utils import TestServer
 
+from cluster_manager.hosts import Host as ManagedHost
 from hostagent.agent import Agent
 from hostagent.api import make_app
 from hostagent.host import Host, Slice
@@ -26,6 +27,7 @@ from tests.hostagent.world import Domain, World
 from tests.manager import fake_engine
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.plan_events import report_of
 
 
 @dataclass
@@ -43,6 +45,13 @@ class Lab:
     def url(self) -> str:
         assert self.cluster.server is not None
         return str(self.cluster.server.make_url("")).rstrip("/")
+
+    async def add_old_host(self) -> None:
+        """host-old, which has not reported since an earlier manager."""
+        assert self.cluster.manager is not None
+        report = report_of("host-old")
+        await self.cluster.manager.store.save_hosts([report])
+        self.cluster.manager.hosts._hosts["host-old"] = ManagedHost(report, 0.0, None, False)
 
     async def create(self, name: str, **fields: Any) -> Domain:
         """A VM of 3 cores and 1000 MiB whose guest is connected."""
