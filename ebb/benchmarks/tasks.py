@@ -26,7 +26,7 @@ from deflation.task_messages import TaskRequest, TaskSpec
 from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.passes import Pass
 from ebb.benchmarks.slurm_cluster import USER, SlurmCluster
-from ebb.benchmarks.tasks_replay import Plan, cores_at, plan_of
+from ebb.benchmarks.tasks_replay import CORES, Plan, cores_at, plan_of
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.engines.slurm import Slurm
 from task_matcher.predictor import Predictor
@@ -92,12 +92,31 @@ def run(how: Pass) -> Figures:
             plan = plan_of(cluster.names, many, within_s, LIMIT_S, seed=number)
             # Whoever comes first in one run comes last in the next.
             for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+                asyncio.run(_whole(cluster))
                 replay = Replay(plan)
                 result = asyncio.run(sides[name](cluster, plan, replay, f"{name}-{number}"))
                 results[name].append(result)
                 mean_s = statistics.mean(result.completions_s)
                 how.report(f"run {number}, {name}: {result.preemptions} preemptions, mean completion {mean_s:.1f} s")
     return _figures(results, many)
+
+
+async def _whole(cluster: SlurmCluster) -> None:
+    """Undo what the side before has left: a node whose cores were gone at its end is drained still."""
+    engine = Slurm(_settings(cluster, "whole"))
+    await engine.start()
+    try:
+        for name in cluster.names:
+            await engine.undrain(name)
+            await engine.set_usable_cores(name, CORES)
+    finally:
+        await engine.stop()
+
+
+def _settings(cluster: SlurmCluster, label: str) -> EngineSettings:
+    return EngineSettings(
+        engine="slurm", directory=cluster.tasks, slurm_conf=cluster.conf, user=USER, label=label, period_s=PERIOD_S
+    )
 
 
 def _figures(results: dict[str, list[Result]], many: int) -> Figures:
@@ -121,9 +140,7 @@ def _p90(values: Collection[float]) -> float:
 
 async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> Result:
     """By the tasks' service, as in the manager."""
-    settings = EngineSettings(
-        engine="slurm", directory=cluster.tasks, slurm_conf=cluster.conf, user=USER, label=label, period_s=PERIOD_S
-    )
+    settings = _settings(cluster, label)
     with tempfile.TemporaryDirectory(prefix="ebb-tasks-") as directory:
         store = Store(Path(directory) / "store.sqlite", time.time)
         await store.open()
