@@ -87,7 +87,8 @@ def run(how: Pass) -> Figures:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    with SlurmCluster() as cluster:
+    # Nodes are not to register in the middle (docs/tasks.md).
+    with SlurmCluster(slurmd_timeout_s=600) as cluster:
         for number in range(how.runs):
             plan = plan_of(cluster.names, many, within_s, LIMIT_S, seed=number)
             # Whoever comes first in one run comes last in the next.

@@ -25,6 +25,8 @@ from task_matcher.tasks import TaskOrder
 _GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d+)")
 _RUNNING: Final = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED"}
 _DOWN: Final = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "UNKNOWN"}
+#: With this reason Slurm drains a node that registers while its jobs hold cores whose number was changed by us.
+_MISTRUSTED: Final = "gres/vcore count changed"
 _STANDING_STILL: Final = {"DRAIN", "MAINTENANCE", "MAINT"}
 #: Of two jobs with one attempt's name: the one that says more.
 _RANK: Final = {
@@ -144,8 +146,13 @@ class Slurm:
         return seen
 
     async def _machines(self, foreign: Mapping[str, int]) -> dict[str, EngineMachine]:
-        found = await self._programs.json("sinfo")
-        machines = (_machine(node) for node in found.get("nodes") or [])
+        nodes = (await self._programs.json("sinfo")).get("nodes") or []
+        for node in nodes:
+            is_marked = str(node.get("reason") or "").startswith(_MISTRUSTED)
+            if is_marked and "DRAIN" in _flags(node) and "INVALID_REG" not in _flags(node):
+                # It has registered since, and Slurm takes it again: only the mark is left.
+                await self.undrain(str(node["name"]))
+        machines = (_machine(node) for node in nodes)
         return {made.name: replace(made, foreign_cores=foreign.get(made.name, 0)) for made in machines}
 
 
@@ -169,7 +176,7 @@ def _seen(job: Mapping[str, Any]) -> Seen:
 
 def _machine(node: Mapping[str, Any]) -> EngineMachine:
     """A node of ``sinfo --json``."""
-    flags = {str(flag) for flag in node.get("state_flags") or []}
+    flags = _flags(node)
     state = str(node.get("state") or "").upper()
     up = state not in _DOWN and not flags & _DOWN
     drained = str(node.get("reason") or "it is drained") if flags & _STANDING_STILL else ""
@@ -181,6 +188,10 @@ def _machine(node: Mapping[str, Any]) -> EngineMachine:
         up=up,
         drained=drained,
     )
+
+
+def _flags(node: Mapping[str, Any]) -> set[str]:
+    return {str(flag) for flag in node.get("state_flags") or []}
 
 
 def _held_cores(job: Mapping[str, Any]) -> dict[str, int]:
