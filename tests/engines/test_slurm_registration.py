@@ -1,4 +1,4 @@
-"""A node that registers while its jobs hold cores whose number has changed: Slurm drains it, and takes it back later."""
+"""A node that registers while its jobs hold cores whose number has changed: Slurm drains it, and takes it back."""
 
 from __future__ import annotations
 
