@@ -242,9 +242,7 @@ async def test_a_machine_that_was_leaving_leaves_after_a_kill_too_and_the_next_o
 
         async def leaving() -> bool:
             rows = {row["name"]: row["standing"] for row in (await status(cluster))["machines"]}
-            return rows == {"harvest-1": "leaving", "harvest-2": "held"} and bool(
-                engine.machines["harvest-1"].drained
-            )
+            return rows == {"harvest-1": "leaving", "harvest-2": "held"} and bool(engine.machines["harvest-1"].drained)
 
         await cluster.until(leaving)
         before = len(engine.calls)

@@ -74,7 +74,8 @@ def provider(world: World, term: int = 1) -> HarvestMachines:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_what_the_store_failed_at_is_asked_for_again_and_is_one_machine(when: str) -> None:
-    world = World(**{when: StoreError("the disk is full")})  # type: ignore[arg-type]
+    world = World()
+    setattr(world, when, StoreError("the disk is full"))
     machines = provider(world)
     with pytest.raises(StoreError):
         await machines.request(1)

@@ -291,7 +291,9 @@ class AnyEngine(RuleBasedStateMachine):
         #: Attempts whose commands run, whatever the engine thinks.
         self.alive: set[str] = set()
 
-    @rule(carried_out=st.integers(0, 6), room=st.integers(0, 4), meanwhile=st.sampled_from([""] * 12 + ["safe", "once"]))
+    @rule(
+        carried_out=st.integers(0, 6), room=st.integers(0, 4), meanwhile=st.sampled_from([""] * 12 + ["safe", "once"])
+    )
     def a_turn(self, carried_out: int, room: int, meanwhile: str = "") -> None:
         """The manager looks, stores, and carries out some of what it wanted before it is killed.
 

@@ -119,7 +119,7 @@ def _withdrawn(s: State, p: Heard, task: int, machine: int, now_s: float) -> Non
 
 
 def _heard(s: State, p: Any, most_cores: int, seed: int) -> Heard:
-    return p or Heard(replicas.policy().resized(s, None, most_cores, seed), np.zeros(4, np.int64))
+    return Heard(replicas.policy().resized(s, None, most_cores, seed), np.zeros(4, np.int64))
 
 
 def test_a_policy_hears_of_the_end_of_every_attempt_that_began() -> None:
