@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 _THERE: Final = frozenset({VMPhase.RUNNING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING, VMPhase.STOPPED})
 #: What the ids of our requests begin with.
 _IDS: Final = "acquirer-"
+#: Seconds between two tries to delete a VM: each is a plan, and its host may be away for long.
+AGAIN_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -64,12 +67,22 @@ class HarvestMachines:
     :param term: of this manager, in the ids of requests: what an earlier term asked for is found, not asked for again.
     """
 
-    def __init__(self, settings: AcquirerSettings, operations: Operations, store: Store, term: int) -> None:
+    def __init__(
+        self,
+        settings: AcquirerSettings,
+        operations: Operations,
+        store: Store,
+        term: int,
+        again_s: float = AGAIN_S,
+    ) -> None:
         self._settings = settings
         self._operations = operations
         self._store = store
         self._term = term
+        self._again_s = again_s
         self._asked: dict[int, _Asked] = {}
+        #: When a VM may be deleted again, by the loop's time.
+        self._again_at: dict[str, float] = {}
         self._serial = 0
 
     async def look(self) -> Provision:
@@ -134,6 +147,7 @@ class HarvestMachines:
         asked = self._asked.get(number)
         if asked is None:
             name = self._free_name(await self._rows())
+            self._again_at.pop(name, None)
             asked = self._asked[number] = _Asked(name, self._new_id(str(number)))
         if asked.taken:
             return
@@ -155,13 +169,16 @@ class HarvestMachines:
             self._asked[number].cancelled = True
 
     async def deallocate(self, machine: str) -> None:
-        """Delete a VM; harmless where that is under way, or done.
+        """Delete a VM; harmless where that is under way, or done. What failed is tried again after a while.
 
         :raises RequestError: it was not taken on.
         """
         for row in await self._store.vms(machine):
-            if row.phase is VMPhase.DELETING:
+            now = asyncio.get_running_loop().time()
+            if row.phase is VMPhase.DELETING or row.owes_removal or now < self._again_at.get(machine, now):
+                # What it owes the manager removes by itself, when the host is back.
                 return
+            self._again_at[machine] = now + self._again_s
             await self._operations.delete(machine, self._new_id("delete"))
 
     def _new_id(self, what: str) -> str:

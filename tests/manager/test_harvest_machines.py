@@ -60,16 +60,16 @@ class World:
 
     def put(self, name: str, phase: VMPhase, request_id: str = "", host: str | None = "host-a") -> None:
         request_id = request_id or self.rows_[name].request_id
-        self.rows_[name] = SimpleNamespace(name=name, phase=phase, host=host, request_id=request_id)
+        self.rows_[name] = SimpleNamespace(name=name, phase=phase, host=host, request_id=request_id, owes_removal=False)
 
     def placed(self, name: str) -> None:
         self.put(name, VMPhase.RUNNING)
         self.plans[self.rows_[name].request_id] = SimpleNamespace(state=OperationState.DONE, sentence="it is there")
 
 
-def provider(world: World, term: int = 1) -> HarvestMachines:
+def provider(world: World, term: int = 1, again_s: float = 0.0) -> HarvestMachines:
     given: Any = world
-    return HarvestMachines(SETTINGS, given, given, term)
+    return HarvestMachines(SETTINGS, given, given, term, again_s)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -151,6 +151,30 @@ async def test_a_machine_that_is_given_back_is_there_or_not_until_it_is_gone() -
     assert world.deleted == ["harvest-1"] * 2
     world.put("harvest-1", VMPhase.FAILED, host=None)
     assert (await machines.look()).silent == frozenset()
+
+
+async def test_a_deletion_that_fails_again_and_again_is_not_tried_at_every_look() -> None:
+    world = World()
+    machines = provider(world, again_s=3600.0)
+    await machines.request(1)
+    world.placed("harvest-1")
+    for _ in range(3):
+        await machines.deallocate("harvest-1")
+        world.put("harvest-1", VMPhase.RUNNING)
+    assert world.deleted == ["harvest-1"]
+    # The next VM of its name has nothing to do with that.
+    del world.rows_["harvest-1"]
+    await machines.look()
+    await machines.request(2)
+    world.placed("harvest-1")
+    await machines.deallocate("harvest-1")
+    assert world.deleted == ["harvest-1"] * 2
+    # And what the manager owes it removes by itself.
+    patient = provider(world)
+    world.put("harvest-1", VMPhase.FAILED)
+    world.rows_["harvest-1"].owes_removal = True
+    await patient.deallocate("harvest-1")
+    assert world.deleted == ["harvest-1"] * 2
 
 
 async def test_a_machine_that_somebody_else_deletes_is_gone() -> None:
