@@ -71,9 +71,10 @@ def test_estimates_that_cannot_be_are_named(values: list[float], lengths: list[i
     [{"estimate_error": 1.0}, {"estimate_factor": 1e-6}, {"estimate_factor": 100.0}, {"estimate_missing": 1.0}],
 )
 def test_every_task_ends_whatever_is_said_of_it(wrong: dict[str, Any]) -> None:
-    found = run(made(), replace(SMALL, **wrong), "sized", seed=2, validate=True, compile=False)
-    right = run(made(), SMALL, "sized", seed=2, compile=False)
-    assert found.results.jobs_done == SMALL.jobs
+    busy = replace(SMALL, load=3.0, jobs=8)
+    found = run(made(), replace(busy, **wrong), "sized", seed=2, validate=True, compile=False)
+    right = run(made(), busy, "sized", seed=2, compile=False)
+    assert found.results.jobs_done == busy.jobs
     # Other machines, and no other work.
     assert found.completion_s.tolist() != right.completion_s.tolist()
     assert found.results.useful_core_s == pytest.approx(right.results.useful_core_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,7 +124,12 @@ def _heard(s: State, p: Any, most_cores: int, seed: int) -> Heard:
 
 
 def test_a_policy_hears_of_the_end_of_every_attempt_that_began() -> None:
-    kernels = {"choose": _choose, "started": _started, "ended": _ended, "withdrawn": _withdrawn}
+    kernels: dict[str, Callable[..., Any]] = {
+        "choose": _choose,
+        "started": _started,
+        "ended": _ended,
+        "withdrawn": _withdrawn,
+    }
     policy = Policy("heard", kernels, Heard, _heard, by_demand=False)
     moves = changes(
         ("a", 0.0, 1.0), ("b", 0.0, 1.0), ("c", 0.0, 1.0), ("a", 3.0, 0.0), ("a", 4.0, 1.0), ("b", 6.0, 0.0)
