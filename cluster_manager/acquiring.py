@@ -1,7 +1,7 @@
 """The acquirer's service: keeps a pool of harvest VMs for tasks, of those that change least, as many as the work needs.
 
-The decisions are :mod:`task_matcher.acquirer`'s. What is held is read from the store and nothing else, so that a
-manager that is killed anywhere finds its machines again; one that was leaving then stays, until it is chosen anew.
+The decisions are :mod:`task_matcher.acquirer`'s. What is held, and what was leaving, is read from the store and nothing
+else, so that a manager that is killed anywhere finds its machines again, and goes on with what it had begun.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from typing import Final
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from cluster_manager import schema
 from cluster_manager.errors import RequestError, StoreError
@@ -31,6 +31,7 @@ from task_matcher.acquirer import (
     Emptied,
     Event,
     Instruction,
+    Machine,
     PeriodOver,
     advance_all,
 )
@@ -44,6 +45,8 @@ log = structlog.get_logger()
 STOP_S: Final = 1.0
 #: Of the events that say when a period ended.
 _LOOKED: Final = "acquirer-looked"
+#: Of those that say that a machine leaves.
+_DECOMMISSIONED: Final = "acquirer-decommissioned"
 
 
 class AcquirerService:
@@ -71,6 +74,7 @@ class AcquirerService:
         self._check = check
         self._clock = clock
         self._work: asyncio.Task[None] | None = None
+        self._provider: Provider | None = None
         #: When the tasks' service was told that a machine leaves.
         self._told: dict[str, float] = {}
         self._views: dict[str, View] = {}
@@ -81,15 +85,41 @@ class AcquirerService:
         #: Why the last look came to nothing; empty where it did not.
         self.trouble = ""
 
-    async def start(self, provider: Provider) -> None:
-        """Recall when the last period ended, and begin. Raises StoreError."""
-        if self._settings is None:
+    async def recall(self, provider: Provider) -> None:
+        """What an earlier term held, what was leaving and when its last period ended; before any task is matched.
+
+        :raises StoreError: it cannot be read.
+        """
+        if (settings := self._settings) is None:
             return
-        table = schema.events
+        table, now = schema.events, self._clock()
         query = select(table.c.at).where(table.c.kind == _LOOKED).order_by(table.c.id.desc()).limit(1)
         last = next((float(row.at) for row in await self._store.rows(query)), -math.inf)
-        self.state = Acquirer(next_at=min(last + self._settings.period_s, self._clock() + self._settings.period_s))
-        self._work = asyncio.create_task(self._run(self._settings, provider), name="acquirer")
+        provision = await provider.look()
+        leaving = await self._left(settings, provision.machines | provision.silent)
+        state = Acquirer(leaving, next_at=min(last + settings.period_s, now + settings.period_s))
+        self.state, _ = advance_all(state, news(state, provision, now), settings.options())
+        self._provider = provider
+        self._tasks.closed = self._closed
+        self._tell()
+
+    async def _left(self, settings: AcquirerSettings, names: Set[str]) -> dict[str, Machine]:
+        """Of VMs that are there, those that were decommissioned since they were placed."""
+        table, now = schema.events, self._clock()
+        ours = table.c.vm.startswith(settings.prefix, autoescape=True)
+        # The last of either kind for each name: a name is given again.
+        last = select(func.max(table.c.id)).where(ours, table.c.kind.in_((_DECOMMISSIONED, "placed")))
+        query = select(table).where(table.c.id.in_(last.group_by(table.c.vm)), table.c.kind == _DECOMMISSIONED)
+        return {
+            row.vm: Machine(row.vm, now, acquirer.Standing.LEAVING, row.at, row.sentence.removeprefix(_leaves(row.vm)))
+            for row in await self._store.rows(query)
+            if row.vm in names
+        }
+
+    def start(self) -> None:
+        """Begin, if there is anything to do; after :meth:`recall`."""
+        if self._settings is not None and self._provider is not None:
+            self._work = asyncio.create_task(self._run(self._settings, self._provider), name="acquirer")
 
     async def stop(self) -> None:
         """What is under way goes on; the machines stay."""
@@ -139,18 +169,27 @@ class AcquirerService:
         await self._store.save_tasks([], self._notes(after, instructions))
         self._first = False
         self.state = after
-        self._close(settings)
-        again = [one for one in unfinished(after) if one not in instructions]
+        self._tell()
+        again = [one for one in unfinished(after, provision) if one not in instructions]
+        refused: RequestError | None = None
         for call in calls(provider, [*again, *instructions], _log):
-            await call
+            try:
+                await call
+            except RequestError as error:
+                # What is refused does not keep the others; all are given again, as long as they are wanted.
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     async def _see(self, names: list[str]) -> None:
         """What is known of machines; those of which no host tells are left out."""
         cores = await self._machines.cores(names)
         last = self._machines.last_changes()
+        busy = {task.occupies for task in self._tasks.unfinished.values()}
+        busy |= {machine.name for machine in self._tasks.machines.values() if machine.foreign_cores}
         now = self._clock()
         self._views = {
-            name: View(float(cores[name]), max(now - last[name].at, 0.0) if name in last else math.inf)
+            name: View(float(cores[name]), max(now - last[name].at, 0.0) if name in last else math.inf, name in busy)
             for name in names
             if name in cores
         }
@@ -164,14 +203,16 @@ class AcquirerService:
         foreign = machine.foreign_cores if machine is not None else 0
         return not foreign and not any(task.occupies == name for task in self._tasks.unfinished.values())
 
-    def _close(self, settings: AcquirerSettings) -> None:
-        """Tasks go to machines of ours only while we hold them: the engine may know names that nobody has now."""
-        kept = {one.name for one in self.state.kept}
-        known = self._tasks.machines.keys() | self.state.machines.keys()
-        closed = frozenset(name for name in known if settings.number_of(name) is not None) - kept
+    def _closed(self, names: Iterable[str]) -> frozenset[str]:
+        """Of an engine's machines, those of ours that we do not hold: the engine may know names that nobody has now."""
+        assert self._settings is not None, "recalled"
+        ours = {name for name in names if self._settings.number_of(name) is not None}
+        return frozenset(ours - {one.name for one in self.state.kept})
+
+    def _tell(self) -> None:
+        """Note since when machines take no new task."""
         now = self._clock()
-        self._told = {name: self._told.get(name, now) for name in closed}
-        self._tasks.leaving = closed
+        self._told = {name: self._told.get(name, now) for name in self._closed(self.state.machines)}
 
     def _notes(self, after: Acquirer, instructions: Iterable[Instruction]) -> list[TaskNote]:
         notes = []
@@ -180,7 +221,7 @@ class AcquirerService:
             notes.append(TaskNote(_LOOKED, None, after.sentence))
         for one in instructions:
             if isinstance(one, Decommission):
-                notes.append(TaskNote("acquirer-decommissioned", one.machine, f"{one.machine} leaves: {one.why}"))
+                notes.append(TaskNote(_DECOMMISSIONED, one.machine, f"{_leaves(one.machine)}{one.why}"))
             elif isinstance(one, Deallocate) and self.state.machines[one.machine].standing != "empty":
                 notes.append(TaskNote("acquirer-gave-back", one.machine, f"nothing runs on {one.machine} any more"))
         return notes
@@ -225,6 +266,11 @@ def _shown(machine: acquirer.Machine, view: View | None, tasks: Iterable[str]) -
         tasks=tuple(tasks),
         sentence=machine.why,
     )
+
+
+def _leaves(machine: str) -> str:
+    """What the sentence of such an event begins with."""
+    return f"{machine} leaves: "
 
 
 def _log(told: Decommission) -> None:

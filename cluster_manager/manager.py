@@ -141,11 +141,12 @@ class Manager:
         performer = Performer(agents, self.hosts, limits, generator, self.epoch)
         chooser = Performer(agents, self.hosts, limits, np.random.default_rng(self.settings.seed), self.epoch)
         self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
+        if settings_ := self.settings.engine.acquirer:
+            await self.acquirer.recall(HarvestMachines(settings_, self.operations, self.store, self.epoch))
         await self.tasks.start()
         # Last: what is under way goes on from this moment.
         await self.operations.start(performer)
-        if settings_ := self.settings.engine.acquirer:
-            await self.acquirer.start(HarvestMachines(settings_, self.operations, self.store, self.epoch))
+        self.acquirer.start()
         self.feed.start()
         self._housekeeping.start()
         self._knowledge.start()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Select, func, insert, literal_column, select, update
+from sqlalchemy import Select, bindparam, func, insert, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import schema
@@ -62,8 +62,10 @@ class TaskRows(Transactions):
 
         async def work(connection: AsyncConnection) -> None:
             table = schema.tasks
-            for task in tasks:
-                await connection.execute(update(table).where(table.c.name == task.name).values(**self._columns(task)))
+            if tasks:
+                # In one call of the driver: a round may change thousands, and who submits waits for it.
+                rows = [{"of": task.name, **self._columns(task)} for task in tasks]
+                await connection.execute(update(table).where(table.c.name == bindparam("of")), rows)
             if events:
                 await connection.execute(insert(schema.events), events)
 

@@ -37,7 +37,7 @@ from task_matcher.tasks import (
     cancelled,
     outcome,
 )
-from task_matcher.turns import Turn, turn
+from task_matcher.turns import Turn, turn, without
 
 log = structlog.get_logger()
 
@@ -92,8 +92,8 @@ class TaskService:
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
         self.known: frozenset[str] = frozenset()
-        #: Machines that take no new task, since the acquirer gives them back.
-        self.leaving: frozenset[str] = frozenset()
+        #: Of machines, those that take no new task: the acquirer's, as long as it does not hold them.
+        self.closed: Callable[[Iterable[str]], frozenset[str]] = lambda names: frozenset()
         self.looked_at: float | None = None
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
@@ -222,10 +222,13 @@ class TaskService:
         label = self._settings.label
         look = await engine.look({task.attempt_name(label) for task in self._tasks.values()})
         cores = await self._known.cores(look.machines)
+        # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
+        # meanwhile: what they submit gets its turn after this one, as does what they change.
+        tasks, pool = dict(self._tasks), self._known.pool()
+        closed = self.closed(look.machines)
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, self._clock(), label, closed)
         async with self._lock:
-            # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant.
-            tasks, pool = tuple(self._tasks.values()), self._known.pool()
-            made = await asyncio.to_thread(turn, tasks, look, cores, pool, self._clock(), label, self.leaving)
+            made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
             self._take(made)
             self.known = frozenset(cores)

@@ -58,10 +58,12 @@ class View:
 
     :param cores: whole cores that it has.
     :param unchanged_s: since its last core change, or since it came; infinite: longer than anybody remembers.
+    :param busy: tasks run there.
     """
 
     cores: float
     unchanged_s: float
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,8 @@ def net_change(
     mean = cores / len(machines) if cores > 0 else options.expected_cores
     there = cores + mean * unknown
     count = len(machines) + unknown + coming
-    worst = sorted(machines, key=lambda name: (machines[name].unchanged_s, name))
+    # Of those that changed at the same time an idle one goes: the paper does not say which, and it is gone at once.
+    worst = sorted(machines, key=lambda name: (machines[name].unchanged_s, machines[name].busy, name))
     more = _missing(there + mean * coming, mean, count, wanted_cores, options)
     fewer, removed = 0, tuple[str, ...]()
     if more == 0:

@@ -31,6 +31,7 @@ class Provision:
     :param refusals: requests that get none, and why.
     :param silent: machines that may be there or not: nothing follows.
     :param under_way: machines that are coming, for requests that nobody here remembers.
+    :param asked: requests that it works at, or has answered with a machine that is there; without cancelled ones.
     """
 
     machines: Set[str] = frozenset()
@@ -38,6 +39,7 @@ class Provision:
     refusals: Mapping[int, str] = field(default_factory=dict)
     silent: Set[str] = frozenset()
     under_way: int = 0
+    asked: Set[int] = frozenset()
 
 
 class Provider(Protocol):
@@ -62,13 +64,12 @@ class Provider(Protocol):
 def news(state: Acquirer, provision: Provision, now: float) -> list[Event]:
     """What an acquirer does not know yet of what a provider has."""
     events: list[Event] = []
-    offered = set()
     for number, machine in sorted(provision.offers.items()):
         if number in state.requests and machine in provision.machines:
             events.append(Offered(now, number, machine))
-            offered.add(machine)
     events += [Refused(number, why) for number, why in sorted(provision.refusals.items()) if number in state.requests]
-    known = state.machines.keys() | offered
+    # An offer that nobody waits for any more is no find: its request is to be cancelled once more.
+    known = state.machines.keys() | set(provision.offers.values())
     events += [Found(now, machine) for machine in sorted(provision.machines - known)]
     there = provision.machines | provision.silent
     events += [Gone(now, machine) for machine in sorted(state.machines.keys() - there)]
@@ -91,8 +92,14 @@ def calls(
                 decommission(instruction)
 
 
-def unfinished(state: Acquirer) -> list[Instruction]:
-    """What was asked for and may not have happened: to be given again after a failure."""
+def unfinished(state: Acquirer, provision: Provision) -> list[Instruction]:
+    """What was asked for and may not have happened: to be given again after a failure.
+
+    :param provision: what the provider had to say before the state came to be.
+    """
     again: list[Instruction] = [RequestMachine(one.number, one.why) for one in state.requests.values()]
+    for number in sorted(provision.asked - state.requests.keys()):
+        if provision.offers.get(number) not in state.machines:
+            again.append(CancelRequest(number, "it is not wanted any more"))
     again += [Deallocate(one.name, one.why) for one in state.machines.values() if one.standing is Standing.EMPTY]
     return again

@@ -80,6 +80,30 @@ def turn(
     return Turn(changed, tuple(instructions), choices, _strays(tasks, look, label), machines)
 
 
+def without(made: Turn, names: Set[str], label: str) -> Turn:
+    """A turn without these tasks: they have changed since it began, so that nothing of it may be stored or done.
+
+    The next turn sees to them, by what they are then.
+    """
+    if not names:
+        return made
+    return replace(
+        made,
+        changed=tuple(task for task in made.changed if task.name not in names),
+        instructions=tuple(one for one in made.instructions if _whose(one, label) not in names),
+        choices={name: choice for name, choice in made.choices.items() if name not in names},
+    )
+
+
+def _whose(instruction: Instruction, label: str) -> str | None:
+    """The task that an instruction is about; None: a machine."""
+    if isinstance(instruction, SetCores | Drain | Undrain):
+        return None
+    found = task_of(instruction.attempt, label)
+    assert found is not None, "named by us"
+    return found[0]
+
+
 def _with_cores(
     machines: Mapping[str, EngineMachine], cores: Mapping[str, int], leaving: Set[str]
 ) -> tuple[dict[str, EngineMachine], list[Instruction]]:

@@ -195,6 +195,14 @@ class JobBatch(Batch):
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatedJobBatch(JobBatch):
+    """Jobs of whose tasks somebody says beforehand how long each will run, rightly or wrongly."""
+
+    #: As many in each row as it has tasks.
+    task_estimate_s: Ragged
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityBatch(Batch):
     """Changes of machines: from ``at_s`` on the machine has ``cpu_cores``; 0 is off or gone."""
 

@@ -29,7 +29,7 @@ _CHAIN: Final[tuple[Kernel, ...]] = (
     passes.schedule,
     loop.advance,
 )
-_HOOKS: Final = ("begin", "choose", "moved", "changed", "started", "ended")
+_HOOKS: Final = ("begin", "choose", "moved", "changed", "started", "ended", "withdrawn")
 
 
 @functools.cache

@@ -37,3 +37,7 @@ def started(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
 
 def ended(s: State, p: Any, task: int, machine: int, now_s: float, completed: bool) -> None:
     """A task has completed or was killed; it is no longer among those that run."""
+
+
+def withdrawn(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
+    """A replica that ran is not needed any more: neither completed nor killed, and no longer among those that run."""

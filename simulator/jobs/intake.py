@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import InvalidParameter
-from simulator.inputs.batches import HIGH, LOW, CapacityBatch, JobBatch
+from simulator.inputs.batches import HIGH, LOW, CapacityBatch, EstimatedJobBatch, JobBatch
 from simulator.jobs import columns as c
 from simulator.jobs.columns import Floats, Ints
 from simulator.jobs.settings import Settings
@@ -125,6 +125,12 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
     if settings.estimates == "requested":
         requested_s = np.repeat(batch.requested_s, np.diff(offsets))
         estimate_s = np.where(np.isfinite(requested_s) & (requested_s > 0), requested_s, runtime_s)
+    if isinstance(batch, EstimatedJobBatch):
+        said = batch.task_estimate_s
+        if (said.lengths != tasks.lengths).any():
+            raise InvalidParameter("task_estimate_s", "must have one for each task")
+        estimate_s = _own(said.values[said.offsets[0] : said.offsets[-1]])
+        _sound("task_estimate_s", estimate_s, 0.0)
     queue, fresh = demands.queues(rank, cores, memory_mib)
     return JobRows(submit_s, queue, offsets, runtime_s, estimate_s, fresh)
 

@@ -85,7 +85,7 @@ from simulator.jobs.columns import (
     State,
 )
 from simulator.jobs.heap import push, remove
-from simulator.jobs.hooks import changed, ended, moved, started
+from simulator.jobs.hooks import changed, ended, moved, started, withdrawn
 from simulator.jobs.lists import dequeue, enqueue, put_on, take_off
 from simulator.jobs.measures import add, note, overlap
 
@@ -241,6 +241,7 @@ def withdraw(s: State, p: Any, task: int, now_s: float) -> None:
         if s.options[O_ATTEMPTS] != 0:
             write_attempt(s, task, machine, now_s, 0.0)
         moved(s, p, machine)
+        withdrawn(s, p, task, machine, now_s)
     else:
         dequeue(s, task)
     s.counts[C_WITHDRAWN] += 1

@@ -27,7 +27,7 @@ class Settings:
     :param requeue: where a killed task waits: at the ``tail`` of the queue, or at its ``head``, in the order of the
         kills.
     :param estimates: what the scheduler believes of runtimes: the ``exact`` ones, or what the trace says was
-        ``requested``, and the exact ones where it says nothing.
+        ``requested``, and the exact ones where it says nothing. Of an `EstimatedJobBatch` it believes what that says.
     :param priorities: whether jobs of high priority go before others, and those of low priority after them.
     :param by_length: jobs of like core-time (`intake.length_class`; as it really is) have one rank, and the shorter go
         before the longer: shortest job first, to a quarter. Jobs of one task only, and not with priorities.

@@ -260,7 +260,8 @@ class AcquiredMachines:
         views = {}
         for one in self.acquirer.kept:
             changed_s = max(float(self._servers.changed_s[int(one.name)]), one.came_at)
-            views[one.name] = View(float(self._servers.cores[int(one.name)]), now_s - changed_s)
+            busy = int(self.state().machines[int(one.name), M_RUNNING]) > 0
+            views[one.name] = View(float(self._servers.cores[int(one.name)]), now_s - changed_s, busy)
         return views
 
     def _wanted(self) -> float:

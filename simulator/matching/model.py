@@ -78,6 +78,9 @@ class MatchingModel:
                 most_tasks=g.whole("most_tasks", 100, least=1),
                 most_task_s=g.number("most_task_s", 3600.0, above=60),
                 shape=g.choice("shape", SHAPES, SHAPES[0]),
+                estimate_factor=g.number("estimate_factor", 1.0, above=0, most=999),
+                estimate_error=g.number("estimate_error", 0.0, least=0, most=1),
+                estimate_missing=g.number("estimate_missing", 0.0, least=0, most=1),
             ),
             acquisition=acquisition,
         )

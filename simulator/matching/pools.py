@@ -28,8 +28,6 @@ class PoolSettings:
     """Which servers, and which share of the VMs comes to them.
 
     :param share: of the tenants' batches; the VMs of one stay together.
-    :param longest_share: of these, the share whose lifetimes are among the longest: 1 takes them as they come; less
-        thins out short-lived VMs, which makes a calmer pool.
     :param grid_s: of the trace's times, over which arrivals and departures are spread evenly.
     :param machines: of the servers, drawn at random; each has one harvest VM.
     """

@@ -8,11 +8,14 @@ from typing import Final
 import numpy as np
 
 from simulator.errors import InvalidParameter
-from simulator.inputs.batches import Floats, Indices, JobBatch, Ragged, hints, same, texts, unknown
+from simulator.inputs.batches import EstimatedJobBatch, Floats, Indices, JobBatch, Ragged, hints, same, texts, unknown
 from simulator.matching.pools import Pool
+from task_matcher.matching import MatchOptions
 
 #: Runtimes: even between a minute and the most (Seismic A), bell-shaped between them, or bounded Pareto (Genomics).
 SHAPES: Final = ("uniform", "gaussian", "pareto")
+#: What the match maker counts with where nothing is said.
+FALLBACK_S: Final = MatchOptions().fallback_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,9 @@ class Workload:
 
     :param load: work / (mean harvested cores in the window in which the jobs come), as a share.
     :param most_task_s: X of U[1 min, X].
+    :param estimate_factor: runtimes are said to be so many times what they are,
+    :param estimate_error: but for a relative error, drawn evenly from [-e, e] for each task;
+    :param estimate_missing: and of this share of the tasks nothing is said: they count as ``FALLBACK_S``.
     """
 
     load: float = 0.3
@@ -30,6 +36,9 @@ class Workload:
     most_task_s: float = 3600.0
     shape: str = "uniform"
     cores: tuple[int, ...] = (1, 2, 4)
+    estimate_factor: float = 1.0
+    estimate_error: float = 0.0
+    estimate_missing: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -43,6 +52,13 @@ class Workload:
             raise InvalidParameter("jobs", f"must be at least 1, but is {self.jobs}")
         if not self.most_task_s > 60:
             raise InvalidParameter("most_task_s", f"must be above 60, but is {self.most_task_s:g}")
+        if not 0 < self.estimate_factor < 1000:
+            raise InvalidParameter(
+                "estimate_factor", f"must be above 0 and below 1000, but is {self.estimate_factor:g}"
+            )
+        for name in ("estimate_error", "estimate_missing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidParameter(name, f"must be from 0 to 1, but is {getattr(self, name):g}")
         if not self.cores or min(self.cores) < 1:
             raise InvalidParameter("cores", "must be numbers from 1 on")
 
@@ -57,6 +73,14 @@ def runtimes(workload: Workload, count: int, generator: np.random.Generator) -> 
     # Bounded Pareto of shape 1.1, by its inverse.
     ratio = (least / most) ** 1.1
     found: Floats = least / (1.0 - generator.random(count) * (1.0 - ratio)) ** (1.0 / 1.1)
+    return found
+
+
+def estimates(workload: Workload, runtimes_s: Floats, generator: np.random.Generator) -> Floats:
+    """What is said of tasks with these runtimes; the same draws whatever the workload says of errors."""
+    errors = workload.estimate_error * generator.uniform(-1.0, 1.0, len(runtimes_s))
+    missing = generator.random(len(runtimes_s)) < workload.estimate_missing
+    found: Floats = np.where(missing, FALLBACK_S, runtimes_s * workload.estimate_factor * (1.0 + errors))
     return found
 
 
@@ -78,7 +102,8 @@ def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: 
         raise InvalidParameter("load", f"of {workload.load:g} needs {span_s / 3600:.1f} h, and the pool's changes end")
     submit_s = np.sort(generator.uniform(start_s, start_s + span_s, workload.jobs))
     count = workload.jobs
-    batch = JobBatch(
+    said_s = estimates(workload, values, np.random.default_rng([seed, 3]))
+    batch = EstimatedJobBatch(
         id=texts(f"job-{number}" for number in range(count)),
         group=same("", count),
         submit_s=submit_s,
@@ -88,5 +113,6 @@ def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: 
         runtime_s=unknown(count),
         requested_s=unknown(count),
         task_runtime_s=Ragged.of(values, tasks),
+        task_estimate_s=Ragged.of(said_s, tasks),
     )
     return batch, start_s + span_s

@@ -50,11 +50,16 @@ async def holds(cluster: Cluster, *names: str) -> Any:
 
 
 async def look_again(cluster: Cluster) -> None:
-    """The period is over."""
+    """The period is over, and has been looked at."""
     assert cluster.manager is not None
     service = cluster.manager.acquirer
     async with service.looking:
         service.state = dataclasses.replace(service.state, next_at=0.0)
+
+    async def looked() -> bool:
+        return service.state.next_at > 0.0
+
+    await cluster.until(looked)
 
 
 @each_store
@@ -189,7 +194,13 @@ async def test_what_others_take_away_is_made_up_for_and_what_finds_no_place_is_s
 
         await cluster.until(refused)
         await cluster.delete("high")
-        await look_again(cluster)
+
+        async def both_are_back() -> bool:
+            # The host may tell late that it has room again, so that a request is refused once more.
+            await look_again(cluster)
+            return len((await status(cluster))["machines"]) == 2
+
+        await cluster.until(both_are_back)
         await holds(cluster, "harvest-1", "harvest-2")
 
 
@@ -226,3 +237,43 @@ async def test_vms_of_others_are_left_alone(tmp_path: Path) -> None:
         found = await holds(cluster, "harvest-1")
         assert found["cores"] == 2
         assert len((await cluster.get("/v1/vms"))["vms"]) == 4
+
+
+@each_store
+async def test_a_machine_that_was_leaving_leaves_after_a_kill_too_and_the_next_of_its_name_does_not(
+    tmp_path: Path,
+) -> None:
+    engine = engine_with(3)
+    wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
+    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=wanted)) as cluster:
+        await holds(cluster, "harvest-1")
+        await submit(cluster, "long")
+        await becomes(cluster, "long", "running")
+        await look_again(cluster)
+
+        async def leaving() -> bool:
+            rows = {row["name"]: row["standing"] for row in (await status(cluster))["machines"]}
+            return rows == {"harvest-1": "leaving", "harvest-2": "held"} and bool(engine.machines["harvest-1"].drained)
+
+        await cluster.until(leaving)
+        before = len(engine.calls)
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        await cluster.ready()
+        await submit(cluster, "next")
+        assert (await becomes(cluster, "next", "running"))["machine"] == "harvest-2"
+        # It was drained all the time.
+        assert not {("undrain", "harvest-1"), ("drain", "harvest-2")} & set(engine.calls[before:])
+        row = (await status(cluster))["machines"][0]
+        assert (row["name"], row["standing"], row["tasks"]) == ("harvest-1", "leaving", ["long"])
+        assert "harvest-2 came in its place" in row["sentence"]
+        for name in ("long", "next"):
+            engine.end(name)
+        await holds(cluster, "harvest-2")
+        await look_again(cluster)
+        await holds(cluster, "harvest-1")
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        await cluster.ready()
+        found = await holds(cluster, "harvest-1")
+        assert "was there when this manager began to look" in found["machines"][0]["sentence"]

@@ -78,7 +78,7 @@ def test_a_machine_is_given_back_only_when_its_last_task_has_ended() -> None:
     assert (same, nothing) == (state, ())
     state, instructions = advance(state, Emptied("m-0"), AcquirerOptions())
     assert [type(one) for one in instructions] == [Deallocate]
-    assert unfinished(state)[-1:] == list(instructions)
+    assert unfinished(state, Provision())[-1:] == list(instructions)
     state, instructions = advance(state, Gone(HOUR_S, "m-0"), AcquirerOptions())
     assert instructions == ()
     assert "m-0" not in state.machines
@@ -170,6 +170,30 @@ def test_news_are_what_is_not_known_yet() -> None:
     provision = Provision({"a", "c", "d"}, {7: "c", 6: "a"}, {5: "no"}, {"e"})
     assert news(state, provision, 9.0) == [Offered(9.0, 7, "c"), Found(9.0, "d"), Gone(9.0, "b")]
     assert news(state, Provision(frozenset(), silent={"a", "b"}), 9.0) == []
+
+
+def test_a_cancellation_that_was_lost_is_given_again_until_the_provider_knows() -> None:
+    # Withdrawn: 3, which is under way, and 5, whose machine has come. 4 was given b, 2 is still wanted.
+    state = Acquirer({"b": Machine("b", 0.0)}, {2: Request(2, 0.0, None, "")}, 5)
+    provision = Provision({"b", "c"}, {4: "b", 5: "c"}, asked={2, 3, 4, 5})
+    assert news(state, provision, 9.0) == []
+    again = unfinished(state, provision)
+    assert [one.number for one in again if isinstance(one, CancelRequest)] == [3, 5]
+    assert [one.number for one in again if isinstance(one, RequestMachine)] == [2]
+    assert not any(isinstance(one, CancelRequest) for one in unfinished(state, Provision({"b"}, {4: "b"}, asked={4})))
+
+
+@pytest.mark.parametrize("unchanged_s", [600.0, math.inf])
+def test_of_machines_that_changed_at_the_same_time_idle_ones_leave(unchanged_s: float) -> None:
+    state = holding([4.0] * 20)
+    views = {name: View(4.0, unchanged_s, busy=name < "m-15") for name in state.machines}
+    # 44 / .6 = 73.3 of 80 cores: two leave.
+    state, _ = advance(state, PeriodOver(HOUR_S, views, 44.0), AcquirerOptions())
+    assert leaving(state) == {"m-15", "m-16"}
+    # A tenth of a second later is no tie: the most recently changed leaves, whatever it does.
+    views["m-0"] = View(4.0, unchanged_s - 0.1 if unchanged_s < math.inf else 1e9, busy=True)
+    state, _ = advance(holding([4.0] * 20), PeriodOver(HOUR_S, views, 44.0), AcquirerOptions())
+    assert "m-0" in leaving(state)
 
 
 def test_a_provider_that_waits_is_not_called_at_once() -> None:

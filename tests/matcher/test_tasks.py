@@ -33,7 +33,7 @@ from task_matcher.tasks import (
     observe,
     preempted,
 )
-from task_matcher.turns import LEAVING, NO_CORES, turn
+from task_matcher.turns import LEAVING, NO_CORES, turn, without
 
 ORDER = TaskOrder("train", ("true",), cores=2)
 SAFE = replace(ORDER, restartable=True)
@@ -254,6 +254,20 @@ def test_a_machine_that_is_to_be_given_back_takes_no_task_and_the_next_of_its_na
     assert again.choices["t"].machine == "n1"
 
 
+def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
+    tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
+    done = replace(RUNNING, order=replace(ORDER, name="c"))
+    seen = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    seen[done.attempt_name("ebb")] = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, exit_code=0)
+    look = Look({"n1": EngineMachine("n1", 4, 3)}, seen)
+    made = turn([*tasks, done], look, {"n1": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert [task.name for task in made.changed] == ["a", "b", "c"]
+    left = without(made, {"a", "c"}, "ebb")
+    assert [task.name for task in left.changed] == ["b"]
+    assert left.instructions == (SetCores("n1", 4), Release(tasks[1].attempt_name("ebb"), "n1"))
+    assert set(left.choices) == {"b"}
+
+
 class AnyEngine(RuleBasedStateMachine):
     """An engine that loses, repeats and kills at will; only records are to be trusted.
 
@@ -267,6 +281,8 @@ class AnyEngine(RuleBasedStateMachine):
             name: Task(replace(SAFE if name == "safe" else ORDER, name=name), "0a", 1.0) for name in ("safe", "once")
         }
         self.ended: dict[str, Task] = {}
+        #: Cancelled by their owner.
+        self.unwanted: set[str] = set()
         self.engine: dict[str, AttemptState] = {}
         self.where: dict[str, str] = {}
         self.claims: dict[str, Claim] = {}
@@ -275,9 +291,14 @@ class AnyEngine(RuleBasedStateMachine):
         #: Attempts whose commands run, whatever the engine thinks.
         self.alive: set[str] = set()
 
-    @rule(carried_out=st.integers(0, 6), room=st.integers(0, 4))
-    def a_turn(self, carried_out: int, room: int) -> None:
-        """The manager looks, stores, and carries out some of what it wanted before it is killed."""
+    @rule(
+        carried_out=st.integers(0, 6), room=st.integers(0, 4), meanwhile=st.sampled_from([""] * 12 + ["safe", "once"])
+    )
+    def a_turn(self, carried_out: int, room: int, meanwhile: str = "") -> None:
+        """The manager looks, stores, and carries out some of what it wanted before it is killed.
+
+        :param meanwhile: a task that its owner cancels while the turn is thought over.
+        """
         self.now += 1.0
         attempts = {
             name: Seen(
@@ -292,6 +313,10 @@ class AnyEngine(RuleBasedStateMachine):
         }
         look = Look({"n1": EngineMachine("n1", 4, room)}, attempts)
         made = turn(tuple(self.tasks.values()), look, {}, Pool(Predictor(self.now)), self.now, "ebb")
+        if meanwhile in self.tasks:
+            self.unwanted.add(meanwhile)
+            self.tasks[meanwhile] = cancelled(self.tasks[meanwhile])
+            made = without(made, {meanwhile}, "ebb")
         for task in made.changed:
             self.tasks[task.name] = task
             if task.final:
@@ -371,7 +396,7 @@ class AnyEngine(RuleBasedStateMachine):
         for task in self.ended.values():
             if task.phase is TaskPhase.DONE:
                 assert self.codes[task.attempt_name("ebb")] == 0
-            assert task.phase is not TaskPhase.CANCELLED
+            assert task.phase is not TaskPhase.CANCELLED or task.name in self.unwanted
 
     def teardown(self) -> None:
         """With an engine that behaves from now on, every task ends."""

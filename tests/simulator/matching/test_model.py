@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from simulator.errors import InvalidParameter
+from simulator.experiments.document import read
 from simulator.experiments.model import Input, checked, model_named
 from simulator.matching.model import MODEL
 
 DAY_S = 86_400.0
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -79,11 +81,20 @@ def test_an_acquirer_has_all_servers_to_choose_from(
         ("machines", 99),
         ("colour", 1),
         ("budget_cores", 9),
+        ("estimate_error", 1.5),
+        ("estimate_factor", 0),
     ],
 )
 def test_a_bad_setting_names_its_field(vms: Input, field: str, value: Any) -> None:
     with pytest.raises(InvalidParameter, match=field):
         MODEL.settings(given(vms, **{field: value}))
+
+
+def test_wrong_estimates_are_an_axis_like_others(vms: Input) -> None:
+    experiment = read(ROOT / "experiments" / "estimates.toml", inputs={"vms": vms.path})
+    workloads = [MODEL.settings(case.given).workload for case in experiment.cases()]
+    assert {workload.estimate_error for workload in workloads} >= {0.0, 1.0}
+    assert {workload.estimate_factor for workload in workloads} >= {0.5, 2.0}
 
 
 def test_experiments_find_it_by_its_name() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from simulator.compiling import compiled, plain, shared
 from simulator.errors import InvalidParameter
 from simulator.inputs.batches import CapacityBatch, JobBatch, Ragged, hints, same, texts, unknown
-from simulator.jobs.columns import M_USED, T_MACHINE
+from simulator.jobs.columns import M_USED, T_MACHINE, State
 from simulator.jobs.engine import Engine, Machines
+from simulator.jobs.policy import Policy
 from simulator.jobs.settings import Settings
 from simulator.matching import replicas
 from simulator.matching.running import run
@@ -91,6 +94,52 @@ def test_replicas_on_a_restless_pool_break_no_rule(seed: int) -> None:
     assert found.results.tasks == 3 * plain.results.tasks
     assert found.results.tasks_done == plain.results.tasks
     assert found.results.used_core_s > plain.results.used_core_s
+
+
+class Heard(NamedTuple):
+    """What a policy is told: attempts that began, completed, were killed, were withdrawn."""
+
+    chance: replicas.Chance
+    counts: NDArray[np.int64]
+
+
+def _choose(s: State, p: Heard, task: int, now_s: float) -> int:
+    return replicas.choose(s, p.chance, task, now_s)
+
+
+def _started(s: State, p: Heard, task: int, machine: int, now_s: float) -> None:
+    p.counts[0] += 1
+
+
+def _ended(s: State, p: Heard, task: int, machine: int, now_s: float, completed: bool) -> None:
+    p.counts[1 if completed else 2] += 1
+
+
+def _withdrawn(s: State, p: Heard, task: int, machine: int, now_s: float) -> None:
+    p.counts[3] += 1
+
+
+def _heard(s: State, p: Any, most_cores: int, seed: int) -> Heard:
+    return Heard(replicas.policy().resized(s, None, most_cores, seed), np.zeros(4, np.int64))
+
+
+def test_a_policy_hears_of_the_end_of_every_attempt_that_began() -> None:
+    kernels: dict[str, Callable[..., Any]] = {
+        "choose": _choose,
+        "started": _started,
+        "ended": _ended,
+        "withdrawn": _withdrawn,
+    }
+    policy = Policy("heard", kernels, Heard, _heard, by_demand=False)
+    moves = changes(
+        ("a", 0.0, 1.0), ("b", 0.0, 1.0), ("c", 0.0, 1.0), ("a", 3.0, 0.0), ("a", 4.0, 1.0), ("b", 6.0, 0.0)
+    )
+    settings = Settings(replicas=3, memory=False, validate=True)
+    engine = Engine([jobs(10.0)], None, [moves], policy=policy, settings=settings, compile=False)
+    results = engine.run()
+    # Two are killed; of the other two replicas one runs and one waits when the third is done.
+    assert engine.policy_state.counts.tolist() == [4, 1, 2, 1]
+    assert results.tasks_withdrawn == 2
 
 
 @compiled
