@@ -53,6 +53,17 @@ def shared(function: F) -> F:
     return function
 
 
+def share_calls(function: Callable[..., Any]) -> None:
+    """Let a loop that is about to be compiled call what it calls: `shared` of all functions that it names.
+
+    :raises MissingExtra: numba is not installed.
+    """
+    assert isinstance(function, FunctionType)
+    for name in function.__code__.co_names:
+        if isinstance(called := function.__globals__.get(name), FunctionType):
+            shared(called)
+
+
 def compiled(function: F, **options: Any) -> F:
     """Compile a loop at its first call; it may call others of these, and what is `inner` or `shared`.
 

@@ -151,7 +151,7 @@ def _print(results: Results, metrics: list[str], json: bool) -> None:
         if metric not in results.metrics:
             raise ExperimentError(metric, f"is no metric; there are {', '.join(results.metrics)}")
     chosen = metrics or list(results.metrics)
-    cases = [(case, {metric: results.mean(metric, case) for metric in chosen}) for case in results.cases()]
+    cases = [(case, results.means(chosen, case)) for case in results.cases()]
     if json:
         print_json({"directory": str(results.directory), "meta": results.meta, "cases": [_as_json(*c) for c in cases]})
         return

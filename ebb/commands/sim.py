@@ -94,7 +94,7 @@ def _progress(name: str) -> Iterator[Report | None]:
         return
     begin_s = time.monotonic()
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 
 from deflation.kernels import WIDTH
 from deflation.resources import COMPONENTS, ResourceVector
+from simulator import archives
 from simulator.cluster.checks import RULES, check
 from simulator.cluster.loop import advance
 from simulator.cluster.members import recount
@@ -26,6 +25,7 @@ from simulator.cluster.state import (
     FAULT_COMPONENT,
     FAULT_NODE,
     FAULT_VM,
+    HIGH,
     HOSTED,
     LOW,
     NOBODY,
@@ -241,6 +241,10 @@ class Cluster:
             raise ConservationBroken("VMs were asked for that were neither admitted nor refused")
         if counts[ADMITTED] != counts[DEPARTED] + counts[PREEMPTED] + self.alive:
             raise ConservationBroken("VMs were admitted that neither left nor are still there")
+        if self.tally.counts[WHOLE, HIGH, PREEMPTED]:
+            raise ConservationBroken("a high-priority VM was preempted")
+        if counts[PREEMPTED] and not self.rules.preempts:
+            raise ConservationBroken("VMs were preempted, which the policy never does")
         here = self.vms.node != NOBODY
         stays_s = self.now_s - self.vms.admitted_s[here]
         for stay, level, still, what in (
@@ -267,13 +271,9 @@ class Cluster:
             "rules": np.array(self.rules, np.float64),
             "form": np.array(_FORM),
         }
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            with part.open("wb") as file:
-                np.savez(file, **arrays)
-            part.replace(path)
+            archives.write(path, arrays)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise SimulatorError(f"{path} cannot be written: {error}") from error
 
     @classmethod
@@ -283,8 +283,7 @@ class Cluster:
         :raises SimulatorError: the file cannot be read, or is no checkpoint.
         """
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
+            arrays = archives.read(path)
             if int(arrays["form"]) != _FORM:
                 raise SimulatorError(f"{path} is a checkpoint of another version")
             numbers = arrays["rules"].tolist()
@@ -295,7 +294,7 @@ class Cluster:
             cluster.nodes = table_of(arrays["nodes"], NODE)
             cluster.vms = table_of(arrays["vms"], VM)
             cluster.tally = table_of(arrays["tally"], TALLY)[0]
-        except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise SimulatorError(f"{path} is no checkpoint of a cluster: {error}") from error
         cluster._work = new_work(len(cluster.vms))
         return cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,12 @@ from simulator.cluster.members import CPU, MEMORY
 from simulator.cluster.settings import ClusterPolicy, rules_of, under
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome, Progress
+from simulator.experiments.model import POLICY, Input, Outcome, Progress
 from simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from simulator.inputs.batches import VmBatch
+
+#: More are a slip, and would take all memory before anybody sees it.
+_MOST_NODES: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,7 @@ class ClusterModel:
 
     def settings(self, given: Mapping[str, Any]) -> ClusterSettings:
         fields = Given(given)
-        inputs = Given(fields.table(INPUTS, {}), f"{INPUTS}.")
-        vms = inputs.value("vms")
-        inputs.end()
+        vms = fields.input("vms")
         settings = ClusterSettings(
             vms=vms,
             policy=ClusterPolicy(
@@ -114,7 +115,7 @@ class ClusterModel:
             what = [self.name, 1, fingerprint(given.path), given.format, dict(given.options), given.order, share]
 
             def read(given: Input = given, share: float = share) -> dict[str, NDArray[Any]]:
-                return workload.sampled(_vms(given, report), share).arrays()
+                return workload.sampled(given.batches(VmBatch, "vms", report, from_first=True), share).arrays()
 
             found[path, share] = shared_arrays(what, read)
         return found
@@ -127,6 +128,8 @@ class ClusterModel:
         if demand.peak_cores <= 0:
             raise InvalidParameter("window_from_s", "and window_until_s make a window in which the trace has no VM")
         nodes = workload.nodes_for(demand.peak_cores, settings.overcommitment, settings.node_cpu_cores)
+        if nodes > _MOST_NODES:
+            raise InvalidParameter("overcommitment", f"makes {nodes} nodes; at most {_MOST_NODES} are allowed")
         capacity = np.zeros((nodes, WIDTH))
         capacity[:, CPU], capacity[:, MEMORY] = settings.node_cpu_cores, settings.node_memory_mib
         curves = curves_of(settings.applications)
@@ -167,11 +170,3 @@ class ClusterModel:
 
 
 MODEL: Final = ClusterModel()
-
-
-def _vms(given: Input, report: Any) -> Iterator[VmBatch]:
-    """The batches of an input, its first row at 0 s."""
-    for batch in given.trace(report, from_first=True):
-        if not isinstance(batch, VmBatch):
-            raise InvalidParameter(f"{INPUTS}.vms", f"must be a trace of vms, but {given.path} is one of {batch.KIND}")
-        yield batch

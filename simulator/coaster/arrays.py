@@ -112,6 +112,9 @@ RULES: Final = (
     "a task has not run, or twice",
     "the list of servers that take probes is wrong",
     "a server stands idle while somebody waits for it",
+    "transient servers that are on, or asked for, are not counted right",
+    "a server expects other work than waits for it",
+    "the time that servers worked is not the work of the tasks",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from simulator.coaster.running import POLICIES, Terms, run
 from simulator.coaster.workload import Mixed
-from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.experiments.model import POLICY, Input, Outcome
 from simulator.inputs.batches import JobBatch
+
+_MOST: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +34,21 @@ class CoasterModel:
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""
         g = Given(given)
-        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
-        jobs: Input | None = inputs.value("jobs", None)
-        inputs.end()
+        (jobs,) = g.inputs("jobs")
         usual = Terms()
         case = Case(
             terms=Terms(
                 policy=g.choice(POLICY, POLICIES, usual.policy),
-                servers=g.whole("servers", usual.servers, least=2),
+                servers=g.whole("servers", usual.servers, least=2, most=_MOST),
                 short_servers=g.whole("short_servers", usual.short_servers, least=1),
                 replaced_share=g.number("replaced_share", usual.replaced_share, least=0, most=1),
-                cost_ratio=g.number("cost_ratio", usual.cost_ratio, above=0),
+                cost_ratio=g.number("cost_ratio", usual.cost_ratio, above=0, most=1000),
                 threshold=g.number("threshold", usual.threshold, least=0),
                 provisioning_s=g.number("provisioning_s", usual.provisioning_s, least=0),
                 cutoff_s=g.number("cutoff_s", usual.cutoff_s, above=0),
-                probe_ratio=g.number("probe_ratio", usual.probe_ratio, least=1),
-                least_probes=g.whole("least_probes", usual.least_probes, least=1),
-                bypasses=g.whole("bypasses", usual.bypasses, least=0),
+                probe_ratio=g.number("probe_ratio", usual.probe_ratio, least=1, most=1000),
+                least_probes=g.whole("least_probes", usual.least_probes, least=1, most=10_000),
+                bypasses=g.whole("bypasses", usual.bypasses, least=0, most=_MOST),
                 shortest=g.flag("shortest", usual.shortest),
                 sticky=g.flag("sticky", usual.sticky),
                 validate=g.flag("validate", False),
@@ -68,26 +67,16 @@ class CoasterModel:
         return case
 
     def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
-        """Nothing: traces stream through each run."""
+        """Nothing: each run reads its trace, and holds all of its tasks."""
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         """One run."""
         jobs = settings.jobs
-        batches: Iterator[JobBatch]
         if isinstance(jobs, Mixed):
             batches = jobs.batches(np.random.default_rng([seed, 0]), settings.terms.servers)
         else:
-            batches = _jobs(jobs)
+            batches = jobs.batches(JobBatch, "jobs")
         return Outcome(run(batches, settings.terms, seed).metrics)
 
 
 MODEL: Final = CoasterModel()
-
-
-def _jobs(given: Input) -> Iterator[JobBatch]:
-    for batch in given.trace():
-        if not isinstance(batch, JobBatch):
-            raise InvalidParameter(
-                f"{INPUTS}.jobs", f"must be a trace of jobs, but {given.path} is one of {batch.KIND}"
-            )
-        yield batch

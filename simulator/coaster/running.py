@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
 
+from simulator.chance import draws_of
 from simulator.coaster import arrays as a
 from simulator.coaster import loop
-from simulator.compiling import compiled, shared
+from simulator.compiling import compiled, share_calls
 from simulator.errors import ConservationBroken, InvalidParameter
 from simulator.inputs.batches import JobBatch
 from simulator.jobs.columns import Floats
-from task_matcher import draws
 from task_matcher.probing import is_long, probes
 from task_matcher.transient import kept_servers, most_transients
 
@@ -154,8 +153,11 @@ def run(batches: Iterable[JobBatch], terms: Terms, seed: int, compile: bool = Tr
     state = _state(np.concatenate(at), np.concatenate(mean), tasks_of, np.concatenate(runtimes), terms, seed)
     ended_s = float(_simulate(compile)(state))
     broken = int(state.knobs[a.K_BROKEN])
-    if broken == 0 and not ((state.begun == tasks_of).all() and (state.done == tasks_of).all()):
+    ran = (state.begun == tasks_of).all() and (state.done == tasks_of).all() and (state.waited_s >= 0).all()
+    if broken == 0 and not ran:
         broken = 5
+    if broken == 0 and not math.isclose(state.numbers[a.N_BUSY_S], state.runtime_s.sum(), rel_tol=1e-9):
+        broken = 10
     if broken:
         raise ConservationBroken(a.RULES[broken])
     long = np.array([is_long(mean_s, terms.cutoff_s) for mean_s in state.mean_s], bool)
@@ -177,11 +179,10 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
         for count, mean in zip(tasks.tolist(), mean_s.tolist(), strict=True)
     )
     servers, made, waited_s, ran_on = a.empty(fixed + most, entries, len(runtime_s), len(tasks))
-    one, other = np.random.SeedSequence(seed).generate_state(2).tolist()
     return a.Coaster(
         knobs=knobs,
         numbers=numbers,
-        draws=draws.state_of(one, other),
+        draws=draws_of(seed),
         at_s=np.ascontiguousarray(at_s, np.float64),
         mean_s=np.ascontiguousarray(mean_s, np.float64),
         offsets=np.concatenate([[0], np.cumsum(tasks)]).astype(np.int64),
@@ -207,9 +208,7 @@ def _simulate(compile: bool) -> Callable[[a.Coaster], float]:
     if not compile:
         return loop.simulate
     if not _COMPILED:
-        for name in loop.simulate.__code__.co_names:
-            if isinstance(called := loop.simulate.__globals__.get(name), FunctionType):
-                shared(called)
+        share_calls(loop.simulate)
         _COMPILED.append(compiled(loop.simulate))
     return _COMPILED[0]
 

@@ -8,12 +8,15 @@ from typing import Final
 
 import numpy as np
 
+from simulator.errors import InvalidParameter
 from simulator.inputs.batches import JobBatch, Ragged, hints, same, texts, unknown
 
 #: Tasks of a job: log-normal with median 15 and mean 42, at most 2000, as in the window of the trace that is public.
 _MEDIAN_TASKS: Final = 15.0
 _SPREAD: Final = 1.43
 _MOST_TASKS: Final = 2000
+#: All of them are held.
+_MOST_JOBS: Final = 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,18 @@ class Mixed:
     cutoff_s: float
 
     def batches(self, rng: np.random.Generator, servers: int) -> Iterator[JobBatch]:
-        """The jobs, in one batch. Tasks of a job are even between half and one and a half of its mean."""
+        """The jobs, in one batch. Tasks of a job are even between half and one and a half of its mean.
+
+        :raises InvalidParameter: there would be too many.
+        """
         until_s = self.hours * 3600
         tasks_mean = _MEDIAN_TASKS * np.exp(_SPREAD**2 / 2)
         task_s = self.long_share * (self.cutoff_s + self.long_mean_s)
         task_s += (1 - self.long_share) * (5.0 + self.cutoff_s) / 2
-        count = max(int(rng.poisson(self.load * servers * until_s / (tasks_mean * task_s))), 1)
+        mean = self.load * servers * until_s / (tasks_mean * task_s)
+        if mean > _MOST_JOBS:
+            raise InvalidParameter("load", f"makes {mean:.3g} jobs; at most {_MOST_JOBS:g} are allowed")
+        count = max(int(rng.poisson(mean)), 1)
         tasks = np.clip(rng.lognormal(np.log(_MEDIAN_TASKS), _SPREAD, count), 1, _MOST_TASKS).astype(np.int64)
         long = rng.random(count) < self.long_share
         mean_s = np.where(

@@ -83,7 +83,8 @@ class _Side:
     axes: tuple[str, ...]
     metrics: tuple[str, ...]
     columns: Mapping[str, Column]
-    settings: Mapping[str, Any]
+    #: What else a run depends on, by name: settings, model, code, contents of inputs.
+    terms: Mapping[str, Any]
 
     def cases(self, axes: Sequence[str]) -> dict[tuple[Value, ...], Column]:
         """Rows of each case of these axes."""
@@ -146,7 +147,11 @@ def _name(one: Results, number: int, results: Sequence[Results]) -> str:
 
 
 def _side(name: str, results: Results) -> _Side:
-    return _Side(name, results.axes, results.metrics, results.columns, results.meta["settings"])
+    meta = results.meta
+    terms = {f"settings.{key}": value for key, value in meta["settings"].items()}
+    terms |= {key: meta[key] for key in ("model", "code") if key in meta}
+    terms |= {f"inputs.{key} (sha256)": one["sha256"] for key, one in meta.get("inputs", {}).items()}
+    return _Side(name, results.axes, results.metrics, results.columns, terms)
 
 
 def _along(results: Results, axis: str, baseline: Value | None) -> list[_Side]:
@@ -170,9 +175,9 @@ def _differences(baseline: _Side, other: _Side, metrics: Sequence[str], notes: l
         for axis in one.axes:
             if axis not in axes and len(set(one.columns[axis].tolist())) > 1:
                 raise ExperimentError("compare", f"cannot: {one.name} varies {axis}, and {two.name} has no such axis")
-    for name in dict.fromkeys((*baseline.settings, *other.settings)):
-        if (mine := baseline.settings.get(name)) != (theirs := other.settings.get(name)):
-            notes.append(f"settings.{name} is {mine} in {baseline.name} and {theirs} in {other.name}")
+    for name in dict.fromkeys((*baseline.terms, *other.terms)):
+        if (mine := baseline.terms.get(name)) != (theirs := other.terms.get(name)):
+            notes.append(f"{name} is {mine} in {baseline.name} and {theirs} in {other.name}")
     ours, yours = baseline.cases(axes), other.cases(axes)
     for one, mine_, theirs_ in ((baseline, ours, yours), (other, yours, ours)):
         if lacking := [case for case in mine_ if case not in theirs_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -39,7 +40,8 @@ def read(
         raise ExperimentError("file", f"cannot be read: {error.strerror}", file=str(path)) from error
     except UnicodeDecodeError as error:
         raise ExperimentError("file", "is no text in UTF-8", file=str(path)) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Also of numbers with thousands of digits, and of tables in tables in tables.
         raise ExperimentError("file", f"is no TOML: {error}", file=str(path)) from error
     try:
         return parsed(document, path.parent, overrides, inputs)
@@ -66,6 +68,9 @@ def parsed(
         raise own.wrong("name", f"must be of letters, digits, '-', '_' and '.', but is {name!r}")
     settings = _settings(whole.table("settings", {}), "settings")
     axes = tuple(_axes(whole.table("sweep", {}), "sweep"))
+    metrics = own.texts("metrics", ())
+    if len(set(metrics)) < len(metrics):
+        raise own.wrong("metrics", "has a metric twice")
     policies = tuple(_policies(own))
     _apart(settings, axes, policies)
     experiment = Experiment(
@@ -77,7 +82,7 @@ def parsed(
         axes=axes,
         policies=policies,
         seeds=_seeds(own),
-        metrics=own.texts("metrics", ()),
+        metrics=metrics,
         plots=(),
     )
     given_plots = whole.value("plots", [])
@@ -95,7 +100,7 @@ def value_of(word: str) -> Any:
     """A word of a command line: TOML where it is some, else a text."""
     try:
         return tomllib.loads(f"value = {word}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return word
 
 
@@ -114,6 +119,8 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         if table == "plots":
             raise InvalidParameter(key, "cannot be set; plots stand in the file")
         place = found.setdefault(table, {})
+        if not isinstance(place, Mapping):
+            raise InvalidParameter(key, f"cannot be set: {table} is no table")
         # A quoted key with dots is one key.
         *between, last = [rest] if rest in place else rest.split(".")
         for step in between:
@@ -176,6 +183,10 @@ def _axes(given: Mapping[str, Any], where: str, before: str = "") -> Iterator[Ax
         for one in values:
             if not isinstance(one, bool | int | float | str):
                 raise InvalidParameter(place, f"must have numbers, flags or texts, but has {one!r}")
+            if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise InvalidParameter(place, "has a number of more than 64 bits")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InvalidParameter(place, f"must have finite numbers, but has {one}")
         if len({(isinstance(one, bool), one) for one in values}) < len(values):
             raise InvalidParameter(place, "has a value twice")
         if len({_sort(one) for one in values}) > 1:
@@ -233,7 +244,11 @@ def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence
     """What an axis varies, or the policies do, nothing else may state."""
     if policies and POLICY in settings:
         raise InvalidParameter(f"settings.{POLICY}", "stands in experiment.policies, too; only one of them may")
-    for axis in axes:
+    for number, axis in enumerate(axes):
+        for other in axes[:number]:
+            one, two = sorted((axis.name, other.name))
+            if one == two or two.startswith(f"{one}."):
+                raise InvalidParameter(f"sweep.{two}", f"says the same as sweep.{one}; only one of them may")
         *tables, last = axis.name.split(".")
         places: list[tuple[str, Mapping[str, Any]]] = [("settings", settings)]
         places += [(f"experiment.policies.{policy.name}", policy.settings) for policy in policies]
@@ -247,6 +262,8 @@ def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence
 
 def _seeds(own: Given) -> tuple[int, ...]:
     given = own.value("seeds", 1)
+    if isinstance(given, int) and given > _MOST_RUNS:
+        raise own.wrong("seeds", f"are too many; at most {_MOST_RUNS} runs are allowed")
     seeds = list(range(1, given + 1)) if isinstance(given, int) and not isinstance(given, bool) else given
     if not isinstance(seeds, list) or not seeds:
         raise own.wrong("seeds", f"must be how many (from 1 on) or a list, but is {given!r}")

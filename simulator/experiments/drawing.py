@@ -23,7 +23,13 @@ _STYLES: Final = ("-", "--", ":", "-.")
 #: Of a legend's size of type.
 _LETTERS_PER_INCH: Final = 13.5
 _GREY: Final = "#555555"
-_FONT: Final[dict[Any, Any]] = {"font.size": 10, "axes.titlesize": 10, "svg.fonttype": "path"}
+#: A dollar in a name is no formula.
+_FONT: Final[dict[Any, Any]] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "svg.fonttype": "path",
+    "text.parse_math": False,
+}
 
 
 def svg(results: Results, plot: Plot) -> str | None:
@@ -117,7 +123,7 @@ def _draw(
             at,
             means,
             yerr=spread,
-            label=line.label or panel.metric,
+            label=_in_legend(line.label or panel.metric),
             color=colour,
             marker=marker,
             markersize=5,
@@ -182,6 +188,11 @@ def _bounds(
             text = name if len(curves) == 1 else f"{name} (colour of its line)" if number == 0 else None
             x, y = [point[0] for point in points], [point[1] for point in points]
             place.plot(x, y, color=colour, linestyle=(0, (6, 2)), linewidth=1.1, label=text)
+
+
+def _in_legend(text: str) -> str:
+    """Matplotlib leaves out of a legend what begins with an underscore."""
+    return f" {text}" if text.startswith("_") else text
 
 
 def _half(value: float) -> float:

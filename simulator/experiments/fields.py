@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from simulator.errors import InvalidParameter
+from simulator.experiments.model import INPUTS, Input
 
 #: Stands for a default where there is none.
 REQUIRED: Final = object()
@@ -51,7 +52,7 @@ class Given:
         found = self.value(name, default)
         if found is default and name not in self._given:
             return float(found)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        if isinstance(found, bool) or not isinstance(found, int | float) or not _finite(found):
             raise self.wrong(name, f"must be a finite number, but is {found!r}")
         if not (least <= found <= most and found > above):
             raise self.wrong(name, f"must be {_range(least, most, above)}, but is {found:g}")
@@ -62,7 +63,9 @@ class Given:
         number = self.number(name, default, least=least, most=most)
         if number != int(number):
             raise self.wrong(name, f"must be a whole number, but is {number:g}")
-        return int(number)
+        # A float does not hold every whole number.
+        exact = self._given.get(name, default)
+        return exact if isinstance(exact, int) else int(number)
 
     def flag(self, name: str, default: Any = REQUIRED) -> bool:
         """True or false. Raises InvalidParameter if it is something else."""
@@ -104,11 +107,32 @@ class Given:
         """The error about a field."""
         return InvalidParameter(f"{self._where}{name}", problem)
 
+    def inputs(self, *names: str) -> tuple[Input | None, ...]:
+        """The inputs of these names, None for one that is not there. Raises InvalidParameter if there are others."""
+        given = Given(self.table(INPUTS, {}), f"{INPUTS}.")
+        found: tuple[Input | None, ...] = tuple(given.value(name, None) for name in names)
+        given.end()
+        return found
+
+    def input(self, name: str) -> Input:
+        """The only input. Raises InvalidParameter if it is not there, or others are."""
+        (found,) = self.inputs(name)
+        if found is None:
+            raise InvalidParameter(f"{INPUTS}.{name}", "is missing")
+        return found
+
     def end(self) -> None:
         """:raises InvalidParameter: something was given that nobody took."""
         for name in self._given:
             if name not in self._known:
                 raise self.wrong(name, f"is unknown; allowed are {', '.join(dict.fromkeys(self._known))}")
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _range(least: float, most: float, above: float) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import time
 import traceback
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator import archives
 from simulator.errors import ExperimentError, SimulatorError
 from simulator.experiments.model import Model, Outcome, Progress, checked
 
@@ -83,15 +83,15 @@ def save(path: Path, finished: Finished) -> None:
 def load(path: Path) -> Finished | None:
     """What a run's file says; None where there is none that is whole."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            head = json.loads(str(arrays[_HEAD]))
-            if head["version"] != _VERSION:
-                return None
-            tables = {
-                table: {name: arrays[f"{place}.{number}"] for number, name in enumerate(names)}
-                for place, (table, names) in enumerate(head["tables"].items(), 1)
-            }
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        arrays = archives.read(path)
+        head = json.loads(str(arrays[_HEAD]))
+        if head["version"] != _VERSION:
+            return None
+        tables = {
+            table: {name: arrays[f"{place}.{number}"] for number, name in enumerate(names)}
+            for place, (table, names) in enumerate(head["tables"].items(), 1)
+        }
+    except (OSError, KeyError, TypeError, ValueError):
         return None
     return Finished(Outcome(head["metrics"], tables), head["run_s"])
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome, Progress
+from simulator.experiments.model import POLICY, Input, Outcome, Progress
 from simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from simulator.generators import arrivals
 from simulator.generators.durations import BoundedPareto
 from simulator.generators.harvest import HarvestSeries, Packing
-from simulator.inputs.batches import Floats, Indices, VmBatch, hints, same, texts, unknown
-from simulator.inputs.ordering import BATCH_ROWS
+from simulator.generators.replayed import vm_batches, vm_columns
+from simulator.inputs.batches import Floats, Indices, VmBatch
 
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86400.0
@@ -58,9 +58,7 @@ class HarvestModel:
 
     def settings(self, given: Mapping[str, Any]) -> HarvestSettings:
         fields = Given(given)
-        inputs = Given(fields.table(INPUTS, {}), f"{INPUTS}.")
-        vms: Input | None = inputs.value("vms", None)
-        inputs.end()
+        (vms,) = fields.inputs("vms")
         generated = vms is None
         settings = HarvestSettings(
             packing=Packing(fields.choice(POLICY, [p.value for p in Packing], Packing.PACKING.value)),
@@ -109,7 +107,7 @@ class HarvestModel:
             what = [self.name, 1, fingerprint(given.path), given.format, dict(given.options), given.order]
 
             def read(given: Input = given) -> dict[str, NDArray[Any]]:
-                return _columns(given, report)
+                return vm_columns(given.batches(VmBatch, "vms", report, from_first=True))
 
             found[path] = shared_arrays(what, read)
         return found
@@ -243,26 +241,6 @@ def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _columns(given: Input, report: Any) -> dict[str, NDArray[Any]]:
-    parts = []
-    for batch in given.trace(report, from_first=True):
-        if not isinstance(batch, VmBatch):
-            raise InvalidParameter(f"{INPUTS}.vms", f"must be a trace of vms, but {given.path} is one of {batch.KIND}")
-        parts.append(batch)
-    if not parts:
-        raise InvalidParameter(f"{INPUTS}.vms", f"must have VMs, but {given.path} has none")
-    whole = VmBatch.joined(parts)
-    names, group = np.unique(whole.group.astype(np.str_), return_inverse=True)
-    return {
-        "arrives_s": whole.arrives_s,
-        "departs_s": whole.departs_s,
-        "cpu_cores": whole.cpu_cores,
-        "memory_mib": whole.memory_mib,
-        # -1: on its own.
-        "group": np.where(names[group] == "", -1, group).astype(np.int64),
-    }
-
-
 def _replayed(settings: HarvestSettings, prepared: Any, rng: np.random.Generator) -> Iterable[VmBatch]:
     """The trace's VMs, or a share of them: VMs of one group stay together."""
     assert settings.vms is not None
@@ -273,24 +251,10 @@ def _replayed(settings: HarvestSettings, prepared: Any, rng: np.random.Generator
         chosen = rng.random(int(group.max(initial=-1)) + 1) < settings.share
         alone = rng.random(len(group)) < settings.share
         rows = np.flatnonzero(np.where(group < 0, alone, np.append(chosen, False)[group]))
-    batches = (_batch(columns, group, rows[i : i + BATCH_ROWS]) for i in range(0, len(rows), BATCH_ROWS))
+    batches = vm_batches(columns, rows)
     if settings.grid_s:
         return arrivals.jittered(rng, batches, settings.grid_s, together=True)  # type: ignore[return-value]
     return batches
-
-
-def _batch(columns: Mapping[str, NDArray[Any]], group: Indices, rows: Indices) -> VmBatch:
-    count = len(rows)
-    return VmBatch(
-        id=same("", count),
-        group=texts("" if code < 0 else str(code) for code in group[rows].tolist()),
-        arrives_s=columns["arrives_s"][rows],
-        departs_s=columns["departs_s"][rows],
-        cpu_cores=columns["cpu_cores"][rows],
-        memory_mib=columns["memory_mib"][rows],
-        priority=hints(count),
-        utilisation=unknown(count),
-    )
 
 
 def _generated(settings: HarvestSettings, rng: np.random.Generator) -> Iterable[VmBatch]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import InvalidParameter
+from simulator.inputs.batches import Batch
 from simulator.inputs.sources import Progress as ReadingProgress
 from simulator.inputs.traces import Trace
 
 S = TypeVar("S")
+B = TypeVar("B", bound=Batch)
 
 #: Called with the share that is done, 0 to 1.
 Progress: TypeAlias = Callable[[float], None]
@@ -60,6 +62,20 @@ class Input:
         return Trace(
             self.path, self.format, options=self.options, order=self.order, from_first=from_first, progress=progress
         )
+
+    def batches(
+        self, kind: type[B], name: str, progress: ReadingProgress | None = None, *, from_first: bool = False
+    ) -> Iterator[B]:
+        """The rows of a trace of one kind. Raises what `Trace` raises.
+
+        :param name: of the input.
+        :raises InvalidParameter: it is a trace of another kind.
+        """
+        trace = self.trace(progress, from_first=from_first)
+        if trace.kind != kind.KIND:
+            problem = f"must be a trace of {kind.KIND}, but {self.path} is one of {trace.kind}"
+            raise InvalidParameter(f"{INPUTS}.{name}", problem)
+        return cast(Iterator[B], iter(trace))
 
 
 @dataclass(frozen=True, slots=True)

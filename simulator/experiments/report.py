@@ -162,11 +162,15 @@ def _means(results: Results) -> Iterator[str]:
     if not results.metrics:
         return
     yield f"<h2>Means</h2><p class='quiet'>{_interval_words(results)}</p>"
+    cases = results.cases()
+    if len(cases) > MOST_RUNS:
+        yield f"<p>{len(cases)} cases stand in results.parquet.</p>"
+        return
     names = [*results.axes, *(word for metric in results.metrics for word in (metric, f"{metric} ±"))]
 
     def rows() -> Iterator[list[Value]]:
-        for case in results.cases():
-            found = [results.mean(metric, case) for metric in results.metrics]
+        for case in cases:
+            found = results.means(results.metrics, case).values()
             yield [*case.values(), *(number for one in found for number in (one.mean, one.high - one.mean))]
 
     yield from _table("means", names, rows())

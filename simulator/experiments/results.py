@@ -22,6 +22,9 @@ TABLES: Final = "tables"
 
 Column = NDArray[Any]
 
+#: Of meta.json, which reading relies on.
+_KEYS: Final = ("name", "axes", "metrics", "seeds", "settings", "runs")
+
 
 class Results:
     """The runs of a sweep: columns of one length, a row a run.
@@ -70,11 +73,7 @@ class Results:
 
         :raises ExperimentError: an axis that is none.
         """
-        chosen = np.ones(len(self), bool)
-        for name, value in case.items():
-            if name not in self.axes:
-                raise ExperimentError(name, f"is no axis; there are {', '.join(self.axes) or 'none'}")
-            chosen &= self.columns[name] == value
+        chosen = self._chosen(case)
         return {name: column[chosen] for name, column in self.columns.items()}
 
     def cases(self) -> list[dict[str, Value]]:
@@ -88,9 +87,15 @@ class Results:
 
         :raises ExperimentError: no such metric or axis.
         """
-        if metric not in self.columns or metric in self.axes:
-            raise ExperimentError(metric, f"is no metric; there are {', '.join(self.metrics)}")
-        return interval(self.select(case or {})[metric])
+        return self.means([metric], case)[metric]
+
+    def means(self, metrics: Sequence[str], case: Mapping[str, Value] | None = None) -> dict[str, Interval]:
+        """`mean` of several metrics."""
+        for metric in metrics:
+            if metric not in self.columns or metric in self.axes:
+                raise ExperimentError(metric, f"is no metric; there are {', '.join(self.metrics)}")
+        chosen = self._chosen(case or {})
+        return {metric: interval(self.columns[metric][chosen]) for metric in metrics}
 
     def table(self, name: str) -> dict[str, Column]:
         """A table of all runs: axes, seed, and its own columns.
@@ -103,6 +108,15 @@ class Results:
         if path is None or not path.is_file():
             raise ExperimentError("table", f"{name!r} is not there")
         return _read(path)
+
+    def _chosen(self, case: Mapping[str, Value]) -> NDArray[np.bool_]:
+        """Which runs are at these values of axes. Raises ExperimentError."""
+        chosen = np.ones(len(self), np.bool_)
+        for name, value in case.items():
+            if name not in self.axes:
+                raise ExperimentError(name, f"is no axis; there are {', '.join(self.axes) or 'none'}")
+            chosen &= self.columns[name] == value
+        return chosen
 
     def arrow(self) -> Any:
         """A pyarrow table of the runs; `.to_pandas()` for those who have pandas."""
@@ -176,7 +190,14 @@ def load(directory: str | Path) -> Results:
         raise ExperimentError("results", f"are not in {directory}: there is no {META}") from error
     except (OSError, ValueError) as error:
         raise ExperimentError("results", f"of {directory} cannot be read: {error}") from error
-    return Results(_read(directory / RESULTS), meta, directory)
+    lacks = [key for key in _KEYS if key not in meta] if isinstance(meta, dict) else ["a table"]
+    if lacks:
+        raise ExperimentError("results", f"of {directory} are none of ours: {META} has no {', '.join(lacks)}")
+    columns = _read(directory / RESULTS)
+    for name in (*meta["axes"], SEED, *meta["metrics"], RUN_S, ERROR):
+        if name not in columns:
+            raise ExperimentError("results", f"of {directory} do not fit together: {RESULTS} has no column {name!r}")
+    return Results(columns, meta, directory)
 
 
 def require_pyarrow() -> None:

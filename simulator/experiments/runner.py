@@ -27,7 +27,7 @@ from simulator.experiments.model import INPUTS, Model, bounds_of, model_named
 from simulator.experiments.processes import Event, Workers, cores
 from simulator.experiments.progress import Listener, Status
 from simulator.experiments.results import Results
-from simulator.experiments.shared import fingerprint
+from simulator.experiments.shared import Files, fingerprint
 
 RUNS: Final = "runs"
 REPORT: Final = "report.html"
@@ -113,6 +113,7 @@ def _run(
     except InvalidParameter as error:
         raise ExperimentError(error.field, error.problem, file=str(path)) from error
     say(Status("reading inputs"))
+    files = Files({name: one.path for name, one in experiment.inputs.items()})
     prints = {name: fingerprint(one.path) for name, one in experiment.inputs.items()}
     all_runs = runs(experiment, cases, prints, code.model_fingerprint(model))
     if fresh:
@@ -121,7 +122,7 @@ def _run(
     sweep = _Sweep(all_runs, found, len(found))
     for one in found.values():
         _fits(experiment, one)
-    _make(experiment, model, sweep, directory, workers, dask, say)
+    _make(experiment, model, sweep, files, directory, workers, dask, say)
     say(sweep.status("writing"))
     finished = [sweep.found[number] for number in range(len(all_runs))]
     # Runs come case by case.
@@ -143,7 +144,7 @@ def _run(
         "seeds": list(experiment.seeds),
         "settings": dict(experiment.settings),
         "inputs": {
-            name: {"path": str(one.path), "bytes": one.path.stat().st_size, "sha256": prints[name]}
+            name: {"path": str(one.path), "bytes": files.size(name), "sha256": prints[name]}
             for name, one in experiment.inputs.items()
         },
         "runs": {"total": len(all_runs), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
@@ -159,6 +160,8 @@ def _run(
         "host": host_facts(),
     }
     results = Results(values, meta, directory, tables)
+    # An old report beside new results would be worse than none.
+    (directory / REPORT).unlink(missing_ok=True)
     columns.save(directory, results, tables)
     report.write(directory / REPORT, results, plotting.plots_of(experiment, metrics))
     say(sweep.status("done"))
@@ -169,6 +172,7 @@ def _make(
     experiment: Experiment,
     model: Model[Any],
     sweep: _Sweep,
+    files: Files,
     directory: Path,
     workers: int | None,
     dask: str | None,
@@ -183,10 +187,13 @@ def _make(
     settings = [model.settings(case.given) for case in {id(run.case): run.case for run in todo}.values()]
     prepared = model.prepare(settings, lambda share: say(sweep.status(f"preparing, {share:.0%}")))
     sweep.begin_s = time.monotonic()
+    files.check()
     say(sweep.status("running"))
     with _events(experiment.model, model, prepared, todo, workers, dask) as events:
         for event in events:
             if event.number is not None and event.finished is not None:
+                # What was made of other content must not be kept under this one's name.
+                files.check()
                 number = missing[event.number]
                 sweep.found[number] = event.finished
                 sweep.made += 1

@@ -7,8 +7,11 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ExperimentError
+from simulator.experiments import code
 
 CACHE_VARIABLE: Final = "EBB_CACHE_DIR"
+#: Seconds that arrays are kept which nobody asks for.
+_KEPT_S: Final = 30 * 86400.0
+#: Of directories that are ours to remove.
+_NAME: Final = re.compile("[0-9a-f]{32}")
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -42,7 +50,11 @@ class SharedArrays(Mapping[str, NDArray[Any]]):
                 if not self.directory.is_dir():
                     raise ExperimentError("cache", f"{self.directory} is not on this machine, or has gone")
                 raise KeyError(name)
-            self._arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+            try:
+                self._arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (EOFError, OSError, ValueError) as error:
+                problem = f"has {path}, which is damaged ({error}): remove {self.directory}"
+                raise ExperimentError("cache", problem) from error
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -58,16 +70,18 @@ class SharedArrays(Mapping[str, NDArray[Any]]):
 def shared_arrays(
     what: Any, make: Callable[[], Mapping[str, NDArray[Any]]], directory: Path | None = None
 ) -> SharedArrays:
-    """Arrays that are made once for each ``what`` and kept in the cache.
+    """Arrays that are made once for each ``what`` and each code, and kept in the cache.
 
-    :param what: all that the arrays depend on, as JSON: the model's name, a version of its own, fingerprints of
-        inputs (`fingerprint`), settings.
+    :param what: all that the arrays depend on but our code, as JSON: the model's name, a version of its own,
+        fingerprints of inputs (`fingerprint`), their formats and options, settings.
     :param make: makes them, of numbers, flags or texts; names are file names.
     :raises ExperimentError: the cache cannot be written.
     """
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([code.code_fingerprint(), what], sort_keys=True).encode()).hexdigest()[:32]
     place = (cache_dir() if directory is None else directory) / key
     if place.is_dir():
+        with suppress(OSError):
+            os.utime(place)
         return SharedArrays(place)
     part = place.with_name(f".{key}.{os.getpid()}.part")
     arrays = make()
@@ -86,7 +100,17 @@ def shared_arrays(
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise ExperimentError("cache", f"{place.parent} cannot be written ({error}); set {CACHE_VARIABLE}") from error
+    _tidy(place.parent)
     return SharedArrays(place)
+
+
+def _tidy(directory: Path) -> None:
+    """What nobody has asked for in a long time goes: each other code makes its arrays anew."""
+    oldest = time.time() - _KEPT_S
+    for old in directory.iterdir():
+        with suppress(OSError):
+            if _NAME.fullmatch(old.name) and old.stat().st_mtime < oldest:
+                shutil.rmtree(old)
 
 
 def fingerprint(path: Path) -> str:
@@ -99,6 +123,36 @@ def fingerprint(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ExperimentError("input", f"{path} cannot be read: {error.strerror}") from error
+
+
+class Files:
+    """Files that must stay as they are while a sweep runs.
+
+    :param paths: by the inputs' names.
+    :raises ExperimentError: one cannot be read.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = dict(paths)
+        self._seen = {name: self._look(name) for name in paths}
+
+    def size(self, name: str) -> int:
+        """Bytes."""
+        return self._seen[name][0]
+
+    def check(self) -> None:
+        """:raises ExperimentError: one has changed, or has gone."""
+        for name, before in self._seen.items():
+            if self._look(name) != before:
+                problem = f"has changed while the sweep ran: {self._paths[name]}; what was done before is kept"
+                raise ExperimentError(f"inputs.{name}", problem)
+
+    def _look(self, name: str) -> tuple[int, int, int]:
+        try:
+            found = self._paths[name].stat()
+        except OSError as error:
+            raise ExperimentError(f"inputs.{name}", f"cannot be read: {self._paths[name]}: {error.strerror}") from error
+        return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def packed(prepared: Any, *, whole: bool = False) -> bytes:

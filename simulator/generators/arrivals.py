@@ -14,16 +14,20 @@ from simulator.inputs.batches import Batch, Floats, JobBatch, Ragged, VmBatch, h
 from simulator.inputs.ordering import BATCH_ROWS
 
 _CHUNK: Final = BATCH_ROWS
+#: A slip in a rate must not run for ever.
+_MOST_ARRIVALS: Final = 1e10
 
 
 def poisson(rng: np.random.Generator, per_s: float, until_s: float) -> Iterator[Floats]:
     """Arrivals of a Poisson process in [0, until_s), chunk by chunk, in order; s.
 
-    :raises InvalidParameter: a rate or an end that is not positive and finite.
+    :raises InvalidParameter: a rate or an end that is not positive and finite, or more arrivals than anybody waits for.
     """
     for name, value in (("per_s", per_s), ("until_s", until_s)):
         if not (math.isfinite(value) and value > 0):
             raise InvalidParameter(name, f"must be above 0 and finite, but is {value:g}")
+    if per_s * until_s > _MOST_ARRIVALS:
+        raise InvalidParameter("per_s", f"makes {per_s * until_s:.3g} arrivals; at most {_MOST_ARRIVALS:g} are allowed")
     now_s = 0.0
     while now_s < until_s:
         times = now_s + np.cumsum(rng.exponential(1 / per_s, _CHUNK))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import numpy as np
 
 from simulator.errors import InvalidParameter
 from simulator.inputs.batches import CapacityBatch, SeriesBatch, texts
+
+#: Of one walk, which is held whole.
+_MOST_STEPS: Final = 100_000_000
 
 
 def random_walk(
@@ -35,6 +39,10 @@ def random_walk(
         raise InvalidParameter("least", f"and most must be shares, least below most, not {least:g} and {most:g}")
     if not least <= start <= most:
         raise InvalidParameter("start", f"must lie between least and most, but is {start:g}")
+    if until_s / interval_s > _MOST_STEPS:
+        raise InvalidParameter(
+            "interval_s", f"makes {until_s / interval_s:.3g} steps; at most {_MOST_STEPS} are allowed"
+        )
     count = math.ceil(until_s / interval_s)
     moves = rng.integers(-1, 2, count - 1) * step
     values = np.empty(count)

@@ -11,14 +11,14 @@ import numpy as np
 
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.experiments.model import POLICY, Input, Outcome
 from simulator.generators import capacity
 from simulator.inputs.batches import JobBatch, SeriesBatch
 from simulator.intervals.history import big_from, intervals
 from simulator.intervals.policy import HEURISTICS, Options, policy
 from simulator.jobs.columns import Floats
 from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.model import Made, Walk, made
+from simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, Walk, made
 from simulator.jobs.settings import Settings
 
 _DAY_S: Final = 86_400.0
@@ -40,9 +40,7 @@ class Carbon:
         :raises InvalidParameter: no series, or nothing of it in the window.
         """
         at, values = [], []
-        for batch in self.series.trace(from_first=True):
-            if not isinstance(batch, SeriesBatch):
-                raise InvalidParameter(f"{INPUTS}.carbon", f"must be a series, but is a trace of {batch.KIND}")
+        for batch in self.series.batches(SeriesBatch, "carbon", from_first=True):
             keep = (batch.at_s >= self.from_s) & (batch.at_s < self.from_s + until_s)
             at.append(batch.at_s[keep] - self.from_s)
             values.append(batch.value[keep])
@@ -86,13 +84,10 @@ class IntervalsModel:
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""
         g = Given(given)
-        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
-        trace: Input | None = inputs.value("jobs", None)
-        carbon: Input | None = inputs.value("carbon", None)
-        inputs.end()
+        trace, carbon = g.inputs("jobs", "carbon")
         per_h = g.number("changes_per_h", 1.0, above=0)
         least = g.number("capacity_least", 0.4, least=0, most=1)
-        mean = g.number("capacity_start", 0.7, least=least, most=1)
+        mean = g.number("capacity_start", 0.7, above=0, least=least, most=1)
         platform: Walk | Carbon
         if carbon is not None:
             platform = Carbon(carbon, g.number("carbon_from_s", 0.0, least=0), mean)
@@ -107,7 +102,10 @@ class IntervalsModel:
         days = g.number("days", above=0)
         case = Case(
             heuristics=g.choice(POLICY, tuple(HEURISTICS), "ias"),
-            machines=Machines(g.whole("machines", 1000, least=1), g.whole("cpu_cores", 24, least=1)),
+            machines=Machines(
+                g.whole("machines", 1000, least=1, most=MOST_MACHINES),
+                g.whole("cpu_cores", 24, least=1, most=MOST_CORES),
+            ),
             jobs=made(g) if trace is None else trace,
             days=days,
             platform=platform,
@@ -117,7 +115,7 @@ class IntervalsModel:
             load=g.number("load", 0.8, above=0),
             stable_fill=g.number("stable_fill", 1.1, least=0),
             aggressiveness=g.number("aggressiveness", 0.6, least=0, most=1),
-            bands=g.whole("bands", 1, least=1),
+            bands=g.whole("bands", 1, least=1, most=10_000),
             history_days=g.number("history_days", 0.0 if carbon is not None else 365.0, least=0),
             learns=g.flag("learns", True),
             engine=Settings(
@@ -157,7 +155,7 @@ def simulate(case: Case, seed: int, progress: Callable[[float], None], compile: 
                 # As many as are looked at, however long the run is: their tail is heavy.
                 made_jobs = replace(made_jobs, until_s=100 * made_jobs.until_s)
             return made_jobs.batches(np.random.default_rng([seed, which]), on_cores)
-        return _jobs(case.jobs)
+        return case.jobs.batches(JobBatch, "jobs", from_first=True)
 
     def shares(which: int, for_s: float) -> Iterable[SeriesBatch]:
         if isinstance(case.platform, Carbon):
@@ -240,12 +238,3 @@ def _seen(batches: Iterable[JobBatch]) -> tuple[Floats, Floats]:
     if not count:
         raise InvalidParameter("jobs", "are none")
     return np.concatenate(core_s), np.concatenate(runtime_s)
-
-
-def _jobs(given: Input) -> Iterator[JobBatch]:
-    for batch in given.trace(from_first=True):
-        if not isinstance(batch, JobBatch):
-            raise InvalidParameter(
-                f"{INPUTS}.jobs", f"must be a trace of jobs, but {given.path} is one of {batch.KIND}"
-            )
-        yield batch

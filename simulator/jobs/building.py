@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
-from simulator.compiling import compiled, shared
+from simulator.compiling import compiled, share_calls, shared
 from simulator.errors import InvalidParameter
 from simulator.jobs import hooks, loop, passes, running
 from simulator.jobs.columns import State
@@ -48,9 +48,7 @@ def _built(
     advance.__qualname__ = f"advance_{name.replace('-', '_')}_{_stamp(given, by_demand, allocates)}"
     for kernel in hooked.values():
         shared(kernel)
-    for called in advance.__code__.co_names:
-        if isinstance(function := advance.__globals__.get(called), FunctionType):
-            shared(function)
+    share_calls(advance)
     # Thirty arrays go from function to function: counting who holds them would cost ten times the work.
     return compiled(advance, _nrt=allocates, error_model="numpy", forceinline=True)
 

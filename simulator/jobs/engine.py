@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simulator import archives
 from simulator.errors import ConservationBroken, InvalidParameter
 from simulator.inputs.batches import CapacityBatch, JobBatch
 from simulator.jobs import columns as c
@@ -28,7 +31,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,17 @@ class Engine:
         if elastic:
             self.state = state.with_machines(self.state, len(self.machine_numbers) + elastic, 0.0)
         self.policy_state: Any = self.policy.resized(self.state, None, self._most, seed)
+        #: What a saved engine must have been told, too. Schemes of one policy differ in what its arrays begin with.
+        self._told: dict[str, Any] = {
+            "version": _VERSION,
+            "policy": self.policy.name,
+            "settings": {k: str(v) for k, v in asdict(self.settings).items()},
+            "seed": seed,
+            "machines": None if machines is None else list(astuple(machines)),
+            "elastic": elastic,
+            "most_cores": most_cores,
+            "options": {name: _digest(a) for name, a in state.as_mapping(self.policy_state, "").items()},
+        }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Results:
         """To the end: all jobs are done, or nothing happens any more.
@@ -172,54 +186,61 @@ class Engine:
         :raises OSError: as from writing a file.
         """
         facts = {
-            "version": _VERSION,
-            "policy": self.policy.name,
-            "settings": {k: str(v) for k, v in asdict(self.settings).items()},
-            "seed": self._seed,
+            "told": self._told,
             "rows": self._rows,
             "last_s": {k: v for k, v in self._last_s.items() if math.isfinite(v)},
             "begun": self._begun,
             "most": self._most,
-            "machines": list(self.machine_numbers),
+            "names": list(self.machine_numbers),
         }
         arrays = state.as_mapping(self.state, "state.") | state.as_mapping(self.policy_state, "policy.")
-        part = path.with_name(path.name + ".part")
-        with part.open("wb") as file:
-            np.savez(file, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
-        part.replace(path)
+        archives.write(path, {"facts": np.array(json.dumps(facts)), **arrays})
 
     def load(self, path: Path) -> None:
         """Go on where `save` was called: of a new engine with the same parameters and streams from their beginnings.
 
         What streams out (done, attempts) is what comes from now on.
 
-        :raises InvalidParameter: it was saved with another policy, seed or settings, or is no such file.
+        :raises InvalidParameter: it was saved with another policy, options of it, seed, settings or machines, or is no
+            such file.
         """
         try:
-            with np.load(path, allow_pickle=False) as saved:
-                facts = json.loads(str(saved["facts"]))
-                arrays = {name: saved[name] for name in saved.files if name != "facts"}
-        except (ValueError, KeyError, OSError) as error:
+            arrays = archives.read(path)
+            facts = json.loads(str(arrays["facts"]))
+            self._judge(path, facts.get("told", {}))
+            loaded = state.from_mapping(State, arrays, "state.")
+            policy_state = state.from_mapping(self.policy.state, arrays, "policy.")
+        except InvalidParameter:
+            raise
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise InvalidParameter("path", f"{path} is no saved engine: {error}") from error
-        ours = {
-            "version": _VERSION,
-            "policy": self.policy.name,
-            "settings": {k: str(v) for k, v in asdict(self.settings).items()},
-            "seed": self._seed,
-        }
-        for name, value in ours.items():
-            if facts.get(name) != value:
-                raise InvalidParameter(name, f"is {value!r} here, and was {facts.get(name)!r} when {path} was saved")
-        self.state = state.from_mapping(State, arrays, "state.")
-        self.policy_state = state.from_mapping(self.policy.state, arrays, "policy.")
+        sinks = [c.O_DONE, c.O_ATTEMPTS]
+        if (loaded.options[sinks] != self.state.options[sinks]).any():
+            # Who wants rows is said by the sinks of this engine.
+            loaded.options[sinks] = self.state.options[sinks]
+            loaded = state.with_rows(loaded)
+        self.state, self.policy_state = loaded, policy_state
         self._demands = Demands()
         self._demands.restore(self.state.queues[:, [c.Q_RANK, c.Q_CORES, c.Q_MEMORY]])
         self._rows = facts["rows"]
         self._last_s = {"jobs": -math.inf, "changes": -math.inf} | facts["last_s"]
         self._begun, self._most = facts["begun"], facts["most"]
-        self.machine_numbers = {name: i for i, name in enumerate(facts["machines"])}
+        self.machine_numbers = {name: i for i, name in enumerate(facts["names"])}
         self._jobs = skipped(self._jobs, self._rows["jobs"])
         self._changes = skipped(self._changes, self._rows["changes"])
+
+    def _judge(self, path: Path, told: dict[str, Any]) -> None:
+        """Whether a saved engine was told what this one is. Raises InvalidParameter."""
+        for name, ours in self._told.items():
+            theirs = told.get(name)
+            if ours == theirs:
+                continue
+            if name != "options":
+                raise InvalidParameter(name, f"is {ours!r} here, and was {theirs!r} when {path} was saved")
+            differ = [part for part in ours if not isinstance(theirs, dict) or theirs.get(part) != ours[part]]
+            raise InvalidParameter(
+                "policy", f"has other options here than when {path} was saved: its {', '.join(differ)} begin otherwise"
+            )
 
     def _fresh(self, most_cores: int) -> State:
         given, s = self.settings, state.empty_state()
@@ -311,6 +332,12 @@ class Engine:
             self.state.counts[place] = 0
             if sink is not None and count:
                 sink(rows[:count].copy())
+
+
+def _digest(array: NDArray[Any]) -> str:
+    """What an array holds, in one word."""
+    form = f"{array.dtype} {array.shape} ".encode()
+    return hashlib.blake2b(form + array.tobytes(), digest_size=8).hexdigest()
 
 
 def _next(batches: Iterator[Any]) -> Any:

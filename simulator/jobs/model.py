@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.experiments.model import POLICY, Input, Outcome
 from simulator.generators import arrivals, capacity
 from simulator.generators.durations import BoundedPareto, ClampedZipf, Durations, Gaussian, Uniform
 from simulator.generators.quantiles import SURF_HALF_YEAR
@@ -22,6 +22,9 @@ from simulator.jobs.settings import DISCIPLINES, ESTIMATES, KILLS, REQUEUE, Sett
 
 _DURATIONS: Final = ("uniform", "gaussian", "pareto", "zipf", "surf")
 _DAY_S: Final = 86400.0
+#: More are a slip, and would take all memory before anybody sees it.
+MOST_MACHINES: Final = 10_000_000
+MOST_CORES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ class Walk:
     most: float
     start: float
 
+    def __post_init__(self) -> None:
+        """Raises InvalidParameter, by the names of the settings."""
+        if not self.least < self.most:
+            raise InvalidParameter("capacity_most", f"must be above capacity_least, but is {self.most:g}")
+        if not self.least <= self.start <= self.most:
+            raise InvalidParameter(
+                "capacity_start", f"must be from capacity_least to capacity_most, but is {self.start:g}"
+            )
+
     def batches(self, rng: np.random.Generator, until_s: float, machines: Machines) -> Iterator[CapacityBatch]:
         shares = capacity.random_walk(
             rng, until_s, interval_s=self.interval_s, step=self.step, least=self.least, most=self.most, start=self.start
@@ -76,13 +88,9 @@ class JobsModel:
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         g = Given(given)
-        inputs = dict(g.value(INPUTS, {}))
-        jobs: Made | Input | None = inputs.pop("jobs", None)
-        changes: Walk | Input | None = inputs.pop("capacity", None)
-        if inputs:
-            raise InvalidParameter("inputs", f"are jobs and capacity, not {', '.join(inputs)}")
-        if jobs is None:
-            jobs = made(g)
+        trace, series = g.inputs("jobs", "capacity")
+        jobs = made(g) if trace is None else trace
+        changes: Walk | Input | None = series
         if g.choice("capacity", ("constant", "walk"), "constant") == "walk":
             if changes is not None:
                 raise InvalidParameter("capacity", "is said twice: as walk, and by an input")
@@ -99,7 +107,11 @@ class JobsModel:
         case = Case(
             policy=g.choice(POLICY, tuple(KINDS), "best-fit"),
             engine=_engine(g),
-            machines=Machines(g.whole("machines", least=1), g.whole("cpu_cores", least=1), memory_mib or None),
+            machines=Machines(
+                g.whole("machines", least=1, most=MOST_MACHINES),
+                g.whole("cpu_cores", least=1, most=MOST_CORES),
+                memory_mib or None,
+            ),
             jobs=jobs,
             changes=changes,
         )
@@ -123,12 +135,11 @@ class JobsModel:
             changes, machines = settings.changes.batches(rng, end_s, settings.machines), None
         elif settings.changes is not None:
             # An input says all that there is; `machines` only how much is wanted of it.
-            changes, machines = cast(Iterator[CapacityBatch], iter(settings.changes.trace())), None
-        made: Iterator[Any]
+            changes, machines = settings.changes.batches(CapacityBatch, "capacity"), None
         if isinstance(jobs, Made):
             made = jobs.batches(np.random.default_rng(job_seed), mean_cores)
         else:
-            made = iter(jobs.trace())
+            made = jobs.batches(JobBatch, "jobs")
         engine = Engine(
             made,
             machines,
@@ -155,8 +166,10 @@ def made(g: Given) -> Made:
     elif kind == "zipf":
         durations = ClampedZipf(g.number("exponent"))
     cores = g.value("job_cores", [1.0, 2.0, 4.0, 8.0])
-    if not isinstance(cores, list | tuple) or not all(isinstance(x, int | float) and x > 0 for x in cores) or not cores:
-        raise InvalidParameter("job_cores", f"must be a list of numbers above 0, but is {cores!r}")
+    if not isinstance(cores, list | tuple) or not all(map(_is_size, cores)) or not cores:
+        raise InvalidParameter(
+            "job_cores", f"must be a list of numbers above 0 and at most {MOST_CORES}, but is {cores!r}"
+        )
     tasks = (g.whole("least_tasks", 1, least=1), g.whole("most_tasks", 1, least=1))
     if tasks[1] < tasks[0]:
         raise InvalidParameter("most_tasks", f"must be at least least_tasks, but is {tasks[1]}")
@@ -167,6 +180,10 @@ def made(g: Given) -> Made:
         job_cores=tuple(float(x) for x in cores),
         tasks=tasks,
     )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_CORES
 
 
 def _engine(g: Given) -> Settings:

@@ -10,11 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from simulator.chance import draws_of
 from simulator.errors import InvalidParameter
 from simulator.jobs.columns import T_CORES, T_MEMORY, Ints, State
 from simulator.jobs.policy import Policy
 from simulator.jobs.room import fits, free_cores, free_mib
-from task_matcher import draws, node_levels, node_tree
+from task_matcher import node_levels, node_tree
 from task_matcher.node_bins import move as move_bin
 from task_matcher.node_bins import random_fit
 from task_matcher.node_levels import best_fit
@@ -51,14 +52,13 @@ class Nodes(NamedTuple):
 def make(kind: int, machines: int, most_cores: int, seed: int) -> Nodes:
     """Nothing is known of any machine yet."""
     none, empty = np.empty(0, np.int64), np.empty((0, 0), np.int64)
-    one, other = np.random.SeedSequence(seed).generate_state(2).tolist()
     best, tree, bins = kind == BEST_FIT, kind == FIRST_FIT, kind in (RANDOM, FILLING)
     offsets, level_offsets = node_levels.layers(machines), node_levels.layers(most_cores + 1)
     return Nodes(
         facts=np.array([kind, -1], np.int64),
         known=np.zeros(machines, np.int64) if bins else np.full(machines, -1, np.int64),
         spare=np.zeros(machines, np.int64),
-        draws=draws.state_of(one, other),
+        draws=draws_of(seed),
         sets=np.zeros((most_cores + 1, int(offsets[-1])), np.int64) if best else empty,
         offsets=offsets,
         levels=np.zeros((1, int(level_offsets[-1])), np.int64) if best else empty,

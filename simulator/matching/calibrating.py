@@ -14,9 +14,10 @@ from typing import Final
 import numpy as np
 
 from simulator.generators.harvest import Packing
+from simulator.generators.replayed import vm_columns
 from simulator.inputs.batches import Floats, Mask, VmBatch
 from simulator.inputs.traces import Trace
-from simulator.matching.pools import Pool, PoolSettings, pool, vm_columns
+from simulator.matching.pools import Pool, PoolSettings, pool
 from task_matcher.calibration import Calibration
 from task_matcher.prediction import Change
 from task_matcher.predictor import Predictor, PredictorOptions

@@ -8,14 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from deflation.errors import InvalidField
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.experiments.model import POLICY, Input, Outcome
 from simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from simulator.generators.harvest import Packing
+from simulator.generators.replayed import vm_columns
 from simulator.inputs.batches import VmBatch
 from simulator.matching.acquiring import Acquisition
-from simulator.matching.pools import Pool, PoolSettings, pool, vm_columns
+from simulator.matching.pools import Pool, PoolSettings, pool
 from simulator.matching.running import WARM_UP_S, run
 from simulator.matching.schemes import SCHEMES
 from simulator.matching.workload import SHAPES, Workload
@@ -36,6 +38,7 @@ class Case:
     workload: Workload
     #: None: all machines of the pool are ours all the time.
     acquisition: Acquisition | None
+    validate: bool
 
 
 class MatchingModel:
@@ -47,12 +50,10 @@ class MatchingModel:
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""
         g = Given(given)
-        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
-        vms: Input = inputs.value("vms")
-        inputs.end()
+        vms = g.input("vms")
         acquisition = _acquisition(g)
         machines = g.whole("machines", 64, least=1)
-        servers = g.whole("servers", 200, least=1)
+        servers = g.whole("servers", 200, least=1, most=1_000_000)
         case = Case(
             scheme=g.choice(POLICY, tuple(SCHEMES), "landmark"),
             vms=vms,
@@ -73,9 +74,9 @@ class MatchingModel:
             pool_seed=g.whole("pool_seed", 1, least=0),
             workload=Workload(
                 load=g.number("load", 0.3, above=0),
-                jobs=g.whole("jobs", 50, least=1),
+                jobs=g.whole("jobs", 50, least=1, most=1_000_000),
                 least_tasks=g.whole("least_tasks", 20, least=1),
-                most_tasks=g.whole("most_tasks", 100, least=1),
+                most_tasks=g.whole("most_tasks", 100, least=1, most=100_000),
                 most_task_s=g.number("most_task_s", 3600.0, above=60),
                 shape=g.choice("shape", SHAPES, SHAPES[0]),
                 estimate_factor=g.number("estimate_factor", 1.0, above=0, most=999),
@@ -83,6 +84,7 @@ class MatchingModel:
                 estimate_missing=g.number("estimate_missing", 0.0, least=0, most=1),
             ),
             acquisition=acquisition,
+            validate=g.flag("validate", False),
         )
         g.end()
         return case
@@ -97,7 +99,7 @@ class MatchingModel:
             def make(case: Case = case) -> dict[str, Any]:
                 path = str(case.vms.path)
                 if path not in columns:
-                    columns[path] = vm_columns(_vms(case.vms))
+                    columns[path] = vm_columns(case.vms.batches(VmBatch, "vms", from_first=True))
                 made = pool(columns[path], case.pool, case.pool_seed)
                 return {
                     "machine": made.machine,
@@ -106,7 +108,8 @@ class MatchingModel:
                     "rejected": np.array([made.rejected_share]),
                 }
 
-            what = [self.name, _VERSION, fingerprint(case.vms.path), dict(case.vms.options), key]
+            vms = case.vms
+            what = [self.name, _VERSION, fingerprint(vms.path), vms.format, dict(vms.options), vms.order, key]
             found[key] = shared_arrays(what, make)
             progress((number + 1) / len(cases))
         return found
@@ -130,6 +133,7 @@ class MatchingModel:
             seed,
             lambda at_s: progress(min((at_s - float(found.at_s[0])) / span_s, 1.0)),
             acquisition=settings.acquisition,
+            validate=settings.validate,
         )
         start_s = float(found.at_s[0]) + WARM_UP_S
         statistics = found.statistics(start_s, start_s + done.span_s)
@@ -150,15 +154,19 @@ def _acquisition(g: Given) -> Acquisition | None:
     if not g.flag("acquirer", False):
         return None
     budget_cores = g.number("budget_cores", 0.0, least=0)
-    options = AcquirerOptions(
-        least_machines=g.whole("least_machines", 1, least=0),
-        most_machines=g.whole("most_machines", 64, least=1),
-        replaced_share=g.number("replaced_share", 0.1, least=0, most=1),
-        least_utilisation=g.number("least_utilisation", 0.6, least=0, most=1),
-        most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
-        period_s=g.number("period_s", 3600.0, above=0),
-        expected_cores=g.number("expected_cores", 4.0, above=0),
-    )
+    try:
+        options = AcquirerOptions(
+            least_machines=g.whole("least_machines", 1, least=0),
+            most_machines=g.whole("most_machines", 64, least=1),
+            replaced_share=g.number("replaced_share", 0.1, least=0, most=1),
+            least_utilisation=g.number("least_utilisation", 0.6, least=0, most=1),
+            most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
+            period_s=g.number("period_s", 3600.0, above=0),
+            expected_cores=g.number("expected_cores", 4.0, above=0),
+        )
+    except InvalidField as error:
+        # What the acquirer itself refuses, of two settings that do not go together.
+        raise InvalidParameter(error.field, error.problem) from error
     allocation = Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value))
     return Acquisition(options, allocation, g.number("step_s", 300.0, above=0), budget_cores or None)
 
@@ -166,10 +174,3 @@ def _acquisition(g: Given) -> Acquisition | None:
 def _key(case: Case) -> str:
     """What a pool depends on, but the trace's content."""
     return f"{case.vms.path}|{case.pool}|{case.pool_seed}"
-
-
-def _vms(given: Input) -> Any:
-    for batch in given.trace(from_first=True):
-        if not isinstance(batch, VmBatch):
-            raise InvalidParameter(f"{INPUTS}.vms", f"must be a trace of vms, but {given.path} is one of {batch.KIND}")
-        yield batch

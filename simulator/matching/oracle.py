@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from simulator.chance import draws_of
 from simulator.errors import InvalidParameter
 from simulator.inputs.batches import Floats, Indices
 from simulator.jobs.columns import (
@@ -25,7 +26,7 @@ from simulator.jobs.columns import (
 )
 from simulator.jobs.policy import Policy
 from simulator.jobs.room import fits
-from task_matcher.draws import draw, state_of
+from task_matcher.draws import draw
 
 NO_SHRINK: Final = 0
 NO_KILL: Final = 1
@@ -100,14 +101,13 @@ def policy(name: str, machine: Indices, at_s: Floats, cores: Indices) -> Policy:
     counts = np.bincount(machine)
 
     def resized(s: State, p: Any, most_cores: int, seed: int) -> Future:
-        one, other = np.random.SeedSequence(seed).generate_state(2).tolist()
         first = np.zeros(len(s.machines) + 1, np.int64)
         known = min(len(counts), len(s.machines))
         first[1 : known + 1] = np.cumsum(counts[:known])
         first[known + 1 :] = first[known]
         return Future(
             np.array([KINDS[name], -1], np.int64),
-            state_of(one, other),
+            draws_of(seed),
             first,
             at_s[order],
             cores[order].astype(np.int64),

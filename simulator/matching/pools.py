@@ -6,7 +6,7 @@ A replay starts with empty servers and is filling them for days; what comes befo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from simulator.errors import InvalidParameter
 from simulator.generators.arrivals import jittered
 from simulator.generators.harvest import HarvestSeries, Packing
-from simulator.inputs.batches import CapacityBatch, Floats, Indices, VmBatch, hints, same, texts, unknown
-from simulator.inputs.ordering import BATCH_ROWS
+from simulator.generators.replayed import vm_batches
+from simulator.inputs.batches import CapacityBatch, Floats, Indices, VmBatch, texts
 
 _DAY_S: Final = 86_400.0
 _ROUNDING: Final = 1e-6
@@ -28,6 +28,7 @@ class PoolSettings:
     """Which servers, and which share of the VMs comes to them.
 
     :param share: of the tenants' batches; the VMs of one stay together.
+    :param least_lifetime_s: VMs that live shorter are left out, which makes a calmer pool.
     :param grid_s: of the trace's times, over which arrivals and departures are spread evenly.
     :param machines: of the servers, drawn at random; each has one harvest VM.
     """
@@ -114,13 +115,16 @@ class Pool:
 def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int) -> Pool:
     """The pool that a replay leaves.
 
-    :param vms: columns arrives_s, departs_s, cpu_cores, memory_mib, group (-1: on its own), in order.
+    :param vms: columns as of `vm_columns`, in order.
     :raises InvalidParameter: the VMs end before ``until_s``.
     """
     generator = np.random.default_rng([seed, settings.servers])
     group = np.asarray(vms["group"])
     chosen = generator.random(int(group.max(initial=-1)) + 2) < settings.share
-    rows = np.flatnonzero(chosen[group])
+    kept = chosen[group]
+    if (alone := group < 0).any():
+        kept[alone] = generator.random(int(alone.sum())) < settings.share
+    rows = np.flatnonzero(kept)
     if settings.least_lifetime_s:
         life_s = np.asarray(vms["departs_s"])[rows] - np.asarray(vms["arrives_s"])[rows]
         rows = rows[~(life_s < settings.least_lifetime_s)]
@@ -148,23 +152,10 @@ def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int) -> 
 def _batches(
     vms: Mapping[str, NDArray[Any]], rows: Indices, settings: PoolSettings, generator: np.random.Generator
 ) -> Iterable[VmBatch]:
-    def plain() -> Iterator[VmBatch]:
-        for begin in range(0, len(rows), BATCH_ROWS):
-            part = rows[begin : begin + BATCH_ROWS]
-            yield VmBatch(
-                id=same("", len(part)),
-                group=texts(str(code) for code in np.asarray(vms["group"])[part].tolist()),
-                arrives_s=np.asarray(vms["arrives_s"])[part],
-                departs_s=np.asarray(vms["departs_s"])[part],
-                cpu_cores=np.asarray(vms["cpu_cores"])[part],
-                memory_mib=np.asarray(vms["memory_mib"])[part],
-                priority=hints(len(part)),
-                utilisation=unknown(len(part)),
-            )
-
+    batches = vm_batches(vms, rows)
     if not settings.grid_s:
-        return plain()
-    return jittered(generator, plain(), settings.grid_s, together=True)  # type: ignore[return-value]
+        return batches
+    return jittered(generator, batches, settings.grid_s, together=True)  # type: ignore[return-value]
 
 
 def _cut(machine: Indices, at_s: Floats, cores: Indices, settings: PoolSettings, rejected: float) -> Pool:
@@ -181,16 +172,3 @@ def _cut(machine: Indices, at_s: Floats, cores: Indices, settings: PoolSettings,
     order = np.lexsort((machine[real], at_s[real]))
     until_s = settings.until_s if math.isfinite(settings.until_s) else float(at_s.max())
     return Pool(machine[real][order], at_s[real][order], cores[real][order], settings.machines, until_s, rejected)
-
-
-def vm_columns(batches: Iterable[VmBatch]) -> dict[str, NDArray[Any]]:
-    """The columns that :func:`pool` takes, of a whole trace."""
-    whole = VmBatch.joined(list(batches))
-    names, group = np.unique(whole.group.astype(np.str_), return_inverse=True)
-    return {
-        "arrives_s": whole.arrives_s,
-        "departs_s": whole.departs_s,
-        "cpu_cores": whole.cpu_cores,
-        "memory_mib": whole.memory_mib,
-        "group": np.where(names[group] == "", -1, group).astype(np.int64),
-    }

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from simulator.chance import draws_of
 from simulator.jobs.columns import T_MACHINE, T_TWIN, Ints, State
 from simulator.jobs.policy import Policy
 from simulator.jobs.room import fits
-from task_matcher.draws import draw, state_of
+from task_matcher.draws import draw
 
 
 class Chance(NamedTuple):
@@ -49,7 +48,6 @@ def policy() -> Policy:
     def resized(s: State, p: Any, most_cores: int, seed: int) -> Chance:
         if p is not None:
             return p  # type: ignore[no-any-return]
-        one, other = np.random.SeedSequence(seed).generate_state(2).tolist()
-        return Chance(state_of(one, other))
+        return Chance(draws_of(seed))
 
     return Policy("replicas", {"choose": choose}, Chance, resized, by_demand=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from simulator.experiments.model import POLICY, Input, Outcome
 from simulator.inputs.batches import JobBatch
 from simulator.jobs.engine import Machines
-from simulator.jobs.model import Made, made
+from simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, made
 from simulator.waiting.running import Terms, run
 from simulator.waiting.schemes import SCHEMES, named
 
@@ -44,19 +44,17 @@ class WaitingModel:
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""
         g = Given(given)
-        inputs = Given(g.table(INPUTS, {}), f"{INPUTS}.")
-        jobs: Made | Input | None = inputs.value("jobs", None)
-        inputs.end()
-        if jobs is None:
-            jobs = made(g)
-            if jobs.tasks != (1, 1):
-                raise InvalidParameter("most_tasks", f"must be 1 here, but is {jobs.tasks[1]}")
-        count = g.whole("machines", 150, least=0)
+        (trace,) = g.inputs("jobs")
+        jobs = made(g) if trace is None else trace
+        if isinstance(jobs, Made) and jobs.tasks != (1, 1):
+            raise InvalidParameter("most_tasks", f"must be 1 here, but is {jobs.tasks[1]}")
+        count = g.whole("machines", 150, least=0, most=MOST_MACHINES)
+        cores = g.whole("cpu_cores", 64, least=1, most=MOST_CORES)
         case = Case(
             scheme=g.choice(POLICY, tuple(SCHEMES), "both-tried-forest"),
-            machines=Machines(count, g.whole("cpu_cores", 64, least=1), g.whole("memory_mib", 262_144, least=1)),
+            machines=Machines(count, cores, g.whole("memory_mib", 262_144, least=1)),
             jobs=jobs,
-            sized_for=g.whole("sized_for", max(count, 1), least=1),
+            sized_for=g.whole("sized_for", max(count, 1), least=1, most=MOST_MACHINES),
             terms=Terms(
                 short_below_s=g.number("short_below_min", 15.0, least=0) * _MINUTE_S,
                 wait_below_s=g.number("wait_below_h", 24.0, least=0) * _HOUR_S,
@@ -78,11 +76,11 @@ class WaitingModel:
         """One run. Made jobs are the seed's own; a forest learns from others of their kind."""
         jobs = settings.jobs
 
-        def stream(which: int) -> Iterator[JobBatch]:
+        def stream(which: int) -> Iterable[JobBatch]:
             if isinstance(jobs, Made):
                 cores = float(settings.sized_for * settings.machines.cpu_cores)
                 return jobs.batches(np.random.default_rng([seed, which]), cores)
-            return _jobs(jobs)
+            return jobs.batches(JobBatch, "jobs", from_first=True)
 
         found = run(
             lambda: stream(0),
@@ -97,12 +95,3 @@ class WaitingModel:
 
 
 MODEL: Final = WaitingModel()
-
-
-def _jobs(given: Input) -> Iterator[JobBatch]:
-    for batch in given.trace(from_first=True):
-        if not isinstance(batch, JobBatch):
-            raise InvalidParameter(
-                f"{INPUTS}.jobs", f"must be a trace of jobs, but {given.path} is one of {batch.KIND}"
-            )
-        yield batch

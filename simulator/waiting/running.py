@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.errors import InvalidParameter
+from simulator.errors import ConservationBroken, InvalidParameter
 from simulator.inputs.batches import JobBatch
 from simulator.jobs.engine import Engine, Machines
 from simulator.jobs.results import Results
@@ -226,6 +226,9 @@ def _figures(
     def total(place: int) -> float:
         return float(state.sums[place] + state.sums[place + 1])
 
+    # Kept twice, by the engine and by what is paid.
+    if total(a.D_JOBS) != found.measures["completion_count"]:
+        raise ConservationBroken("the jobs that were paid for are not those that were done")
     count = max(total(a.D_JOBS), 1.0)
     seconds = span.last_s - from_s
     there = machines.count * machines.cpu_cores * seconds

@@ -14,7 +14,7 @@ from deflation.placement_policies import PlacementPolicy
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.metrics import metrics_of
 from simulator.cluster.settings import ClusterPolicy
-from simulator.cluster.state import ADMITTED, ALIVE, HELD_CORES, HIGH, OFFERED, SPARE, STAY_S, WHOLE
+from simulator.cluster.state import ADMITTED, ALIVE, HELD_CORES, HIGH, LOW, OFFERED, PREEMPTED, SPARE, STAY_S, WHOLE
 from simulator.errors import ConservationBroken, InvalidParameter
 from tests.simulator.cluster.vms import NEVER, Vm, arrivals, cluster, crowd, fed, sizes
 
@@ -156,6 +156,24 @@ def test_work_that_is_lost_is_found_at_the_end() -> None:
     host.finish(60)
     host.tally.stays[STAY_S] -= 10
     with pytest.raises(ConservationBroken, match="VM-seconds"):
+        host.finish(70)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sold_as", "rule"),
+    [
+        (ClusterPolicy.DEFLATION, HIGH, "a high-priority VM was preempted"),
+        (ClusterPolicy.NO_OVERCOMMIT, LOW, "VMs were preempted, which the policy never does"),
+        (ClusterPolicy.MEMORY_BALLOONING, LOW, "VMs were preempted, which the policy never does"),
+    ],
+)
+def test_a_preemption_that_never_may_be_is_found_at_the_end(policy: ClusterPolicy, sold_as: int, rule: str) -> None:
+    host = cluster([(4.0, 8192.0)], policy)
+    fed(host, policy, [Vm(0, 50, 1, 1024)])
+    host.finish(60)
+    # As if one had come, been admitted and been preempted.
+    host.tally.counts[WHOLE, sold_as, [OFFERED, ADMITTED, PREEMPTED]] += 1
+    with pytest.raises(ConservationBroken, match=rule):
         host.finish(70)
 
 

@@ -1,0 +1,130 @@
+"""States that are broken on purpose, each found by its rule; interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.coaster import arrays as a
+from simulator.coaster import running
+from simulator.coaster.arrays import Coaster
+from simulator.coaster.checking import check
+from simulator.coaster.running import Terms, run
+from simulator.errors import ConservationBroken
+from tests.simulator.jobs.scenes import batches, job
+
+FIXED, SHORT, MOST = 3, 1, 2
+
+
+def sound() -> Coaster:
+    """Server 1 runs a long task and another one waits for it; of two transient servers one drains."""
+    servers, entries, waited_s, ran_on = a.empty(FIXED + MOST, 4, 2, 2)
+    knobs = np.zeros(a.KNOBS, np.int64)
+    knobs[[a.K_FIXED, a.K_SHORT, a.K_MOST, a.K_HAVE, a.K_ON, a.K_LONG]] = FIXED, SHORT, MOST, 1, 2, 1
+    servers[:, a.V_STATE] = [a.ON, a.ON, a.ON, a.ON, a.DRAINING]
+    servers[1, [a.V_JOB, a.V_RUNS_LONG, a.V_LONG, a.V_FIRST, a.V_LAST]] = 0, 1, 2, 0, 0
+    servers[4, a.V_JOB] = 1
+    entries[0, [a.E_JOB, a.E_NEXT, a.E_LONG]] = 0, -1, 1
+    opened = np.array([0, 2, 3, 0, 0])
+    servers[[0, 2, 3], a.V_OPEN] = [0, 1, 2]
+    knobs[a.K_OPEN] = 3
+    queued_s = np.zeros(FIXED + MOST)
+    queued_s[1] = 200.0
+    return Coaster(
+        knobs=knobs,
+        numbers=np.zeros(a.NUMBERS),
+        draws=np.zeros(2, np.int64),
+        at_s=np.zeros(2),
+        mean_s=np.array([200.0, 5.0]),
+        offsets=np.array([0, 2, 3]),
+        runtime_s=np.array([200.0, 200.0, 5.0]),
+        waited_s=waited_s,
+        ran_on=ran_on,
+        begun=np.array([1, 1]),
+        done=np.zeros(2, np.int64),
+        ended_s=np.zeros(2),
+        servers=servers,
+        queued_s=queued_s,
+        expected_s=np.zeros(FIXED + MOST),
+        since_s=np.zeros(FIXED + MOST),
+        open=opened,
+        entries=entries,
+    )
+
+
+def _off(s: Coaster) -> None:
+    s.servers[4, a.V_STATE] = a.OFF
+
+
+def _long(s: Coaster) -> None:
+    s.servers[1, a.V_LONG] = 1
+
+
+def _misplaced(s: Coaster) -> None:
+    s.servers[4, [a.V_RUNS_LONG, a.V_LONG]] = 1
+
+
+def _over_budget(s: Coaster) -> None:
+    s.knobs[a.K_MOST] = 1
+
+
+def _not_open(s: Coaster) -> None:
+    s.servers[2, a.V_OPEN] = -1
+
+
+def _idle(s: Coaster) -> None:
+    s.servers[1, a.V_JOB] = -1
+
+
+def _uncounted(s: Coaster) -> None:
+    s.knobs[a.K_ON] = 1
+
+
+def _kept(s: Coaster) -> None:
+    s.knobs[a.K_HAVE] = 2
+
+
+def _expected(s: Coaster) -> None:
+    s.queued_s[1] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (_off, 1),
+        (_long, 2),
+        (_misplaced, 3),
+        (_over_budget, 4),
+        (_not_open, 6),
+        (_idle, 7),
+        (_uncounted, 8),
+        (_kept, 8),
+        (_expected, 9),
+    ],
+)
+def test_what_is_broken_on_purpose_is_found_by_its_rule(spoil: Callable[[Coaster], None], rule: int) -> None:
+    state = sound()
+    assert check(state) == 0
+    spoil(state)
+    assert check(state) == rule
+
+
+@pytest.mark.parametrize("what", ["waited_s", "begun", "numbers"])
+def test_a_run_whose_figures_contradict_each_other_ends_with_the_rule(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate = running.loop.simulate
+
+    def forgets(state: Coaster) -> float:
+        ended_s = simulate(state)
+        values: Any = getattr(state, what)
+        values[a.N_BUSY_S if what == "numbers" else 0] -= 1
+        return ended_s
+
+    monkeypatch.setattr(running.loop, "simulate", forgets)
+    rule = a.RULES[10 if what == "numbers" else 5]
+    with pytest.raises(ConservationBroken, match=rule):
+        run(batches([job(0, 1, 9), job(1, 1, 2, 2)]), Terms(servers=3, short_servers=1), 1, compile=False)
