@@ -16,6 +16,8 @@ from simulator.cluster.state import (
     FAULT_VM,
     HELD_CORES,
     HELD_MIB,
+    HIGH_CORES,
+    HIGH_RATE,
     HOSTED,
     LEAVING,
     LOW,
@@ -23,6 +25,7 @@ from simulator.cluster.state import (
     LOW_RATE,
     NOBODY,
     SOLD_CORES,
+    SOLD_MIB,
     SPARE,
     Nodes,
     Rules,
@@ -45,6 +48,7 @@ RULES: Final = (
     "VM {vm} is not where the heap of departures says, or departs before the one above it",
     "slots are lost, or are used and free at once",
     "what the cluster hosts is not the sum of its VMs",
+    "node {node} says it hosts other cores than its VMs were sold",
 )
 OVER_CAPACITY: Final = 1
 BELOW_MINIMUM: Final = 2
@@ -57,6 +61,7 @@ ROOM_KEPT: Final = 8
 WRONG_HEAP: Final = 9
 WRONG_SLOTS: Final = 10
 WRONG_LEVELS: Final = 11
+WRONG_SOLD: Final = 12
 
 #: Of sizes; rounding is far below it.
 _NEAR: Final = 1e-5
@@ -106,8 +111,15 @@ def check_node(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, node: int) ->
         before, vm = vm, vms.after[vm]
     if members != nodes.members[node] or nodes.last[node] != before:
         return fault(tally, WRONG_MEMBERS, node, NOBODY, 0)
+    sold = 0.0
+    vm = nodes.first[node]
+    while vm != NOBODY:
+        sold += vms.upper[vm, CPU]
+        vm = vms.after[vm]
+    if abs(nodes.sold_cores[node] - sold) > _NEAR:
+        return fault(tally, WRONG_SOLD, node, NOBODY, 0)
     for c in range(WIDTH):
-        charged = deflatable = lacking = 0.0
+        charged = deflatable = lacking = low = 0.0
         vm = nodes.first[node]
         while vm != NOBODY:
             number, has = vms.number[vm], vms.current[vm, c]
@@ -121,13 +133,14 @@ def check_node(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, node: int) ->
             lacking += vms.upper[vm, c] - has
             if vms.priority[vm] != FIXED:
                 deflatable += has - vms.minimum[vm, c]
+                low += charge_of(vms, rules, vm, c)
             vm = vms.after[vm]
         capacity = nodes.capacity[node, c]
         if capacity > 0.0 and charged > capacity + _NEAR and not (rules.balloons and c == CPU):
             return fault(tally, OVER_CAPACITY, node, NOBODY, c)
         if abs(nodes.free[node, c] - max(capacity - charged, 0.0)) > _NEAR:
             return fault(tally, WRONG_FREE, node, NOBODY, c)
-        if abs(nodes.deflatable[node, c] - deflatable) > _NEAR:
+        if abs(nodes.deflatable[node, c] - deflatable) > _NEAR or abs(nodes.low[node, c] - low) > _NEAR:
             return fault(tally, WRONG_DEFLATABLE, node, NOBODY, c)
         if not rules.balloons and min(lacking, nodes.free[node, c]) > _STEPS[c] + _NEAR:
             return fault(tally, ROOM_KEPT, node, NOBODY, c)
@@ -153,22 +166,28 @@ def check_heap(vms: Vms, tally: Tally) -> bool:
 def check_levels(vms: Vms, tally: Tally) -> bool:
     """What the cluster hosts, against its VMs."""
     hosted = 0
-    sold = held = held_mib = low = rate = 0.0
+    sold = sold_mib = held = held_mib = low = rate = high_rate = 0.0
     for vm in range(len(vms)):
         if vms.node[vm] != NOBODY:
             hosted += 1
             sold += vms.upper[vm, CPU]
+            sold_mib += vms.upper[vm, MEMORY]
             held += vms.current[vm, CPU]
             held_mib += vms.current[vm, MEMORY]
             if vms.sold_as[vm] == LOW:
                 low += vms.upper[vm, CPU]
                 rate += vms.upper[vm, CPU] * vms.rate[vm]
+            else:
+                high_rate += vms.upper[vm, CPU] * vms.rate[vm]
     near = (
         tally.levels[HOSTED] == hosted
         and abs(tally.levels[SOLD_CORES] - sold) <= _NEAR + _NEARLY * sold
         and abs(tally.levels[HELD_CORES] - held) <= _NEAR + _NEARLY * sold
+        and abs(tally.levels[SOLD_MIB] - sold_mib) <= _NEAR + _NEARLY * sold_mib
         and abs(tally.levels[HELD_MIB] - held_mib) <= _NEAR + _NEARLY * held_mib
         and abs(tally.levels[LOW_CORES] - low) <= _NEAR + _NEARLY * sold
         and abs(tally.levels[LOW_RATE] - rate) <= _NEAR + _NEARLY * sold
+        and abs(tally.levels[HIGH_CORES] - (sold - low)) <= _NEAR + _NEARLY * sold
+        and abs(tally.levels[HIGH_RATE] - high_rate) <= _NEAR + _NEARLY * sold
     )
     return near or fault(tally, WRONG_LEVELS, NOBODY, NOBODY, 0)

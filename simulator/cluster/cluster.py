@@ -43,6 +43,8 @@ from simulator.cluster.state import (
     VICTIMS,
     VM,
     WHOLE,
+    WINDOW_FROM_S,
+    WINDOW_UNTIL_S,
     Arrivals,
     Asked,
     Curves,
@@ -223,6 +225,14 @@ class Cluster:
             )
             vm = int(vms.after[vm])
 
+    def hosted_core_s(self) -> Floats:
+        """Nominal core-seconds that each node has hosted within the window so far."""
+        nodes, clock = self.nodes, self.tally.clock
+        until_s = min(self.now_s, float(clock[WINDOW_UNTIL_S]))
+        since_s = np.maximum(nodes.since_s, clock[WINDOW_FROM_S])
+        hosted: Floats = nodes.sold_core_s + nodes.sold_cores * np.maximum(until_s - since_s, 0.0)
+        return hosted
+
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def _broken(self) -> ConservationBroken:
@@ -245,6 +255,9 @@ class Cluster:
             raise ConservationBroken("a high-priority VM was preempted")
         if counts[PREEMPTED] and not self.rules.preempts:
             raise ConservationBroken("VMs were preempted, which the policy never does")
+        hosted, given = float(self.hosted_core_s().sum()), float(self.tally.window[SOLD_CORES])
+        if abs(given - hosted) > _NEARLY * max(given, 1.0):
+            raise ConservationBroken(f"the nodes hosted {hosted:.6f} core-seconds, but the cluster {given:.6f}")
         here = self.vms.node != NOBODY
         stays_s = self.now_s - self.vms.admitted_s[here]
         for stay, level, still, what in (

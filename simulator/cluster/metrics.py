@@ -72,11 +72,10 @@ def metrics_of(cluster: Cluster) -> dict[str, float]:
 def node_overcommitment(cluster: Cluster) -> Floats:
     """Nominal cores per core that each node hosted, mean over the window as far as the cluster has come."""
     nodes, clock = cluster.nodes, cluster.tally.clock
-    until_s = min(cluster.now_s, float(clock[WINDOW_UNTIL_S]))
-    since_s = np.maximum(nodes.since_s, clock[WINDOW_FROM_S])
-    hosted_core_s = nodes.sold_core_s + nodes.sold_cores * np.maximum(until_s - since_s, 0.0)
-    span_s = until_s - float(clock[WINDOW_FROM_S])
-    shares: Floats = hosted_core_s / (span_s * nodes.capacity[:, CPU]) if span_s > 0 else nodes.since_s * np.nan
+    span_s = min(cluster.now_s, float(clock[WINDOW_UNTIL_S])) - float(clock[WINDOW_FROM_S])
+    shares: Floats = (
+        cluster.hosted_core_s() / (span_s * nodes.capacity[:, CPU]) if span_s > 0 else nodes.since_s * np.nan
+    )
     return shares
 
 

@@ -128,6 +128,8 @@ def model_named(name: str) -> Model[Any]:
     if place is None:
         raise InvalidParameter("model", f"{name!r} is unknown; there are {', '.join(MODELS)}, or MODULE:ATTRIBUTE")
     module_name, _, attribute = place.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise InvalidParameter("model", f"{name!r} is not there: MODULE:ATTRIBUTE has a module's full name")
     try:
         found: Model[Any] = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:

@@ -65,6 +65,11 @@ def _plot(entry: Mapping[str, Any], where: str, experiment: Experiment) -> Plot:
     if len(set(used)) < len(used):
         raise fields.wrong("x", "and lines and panels must be different axes")
     lines, panels = _places(axes, x, where_values, lines, panels)
+    log_x = fields.choice("x_scale", ("linear", "log"), "linear") == "log"
+    if log_x and any(not isinstance(one, str) and one <= 0 for one in where_values.get(x, axes[x])):
+        raise fields.wrong(
+            "x_scale", f"is log, which cannot show that {x} is 0 or below: leave such values out by where"
+        )
     plot = Plot(
         title=fields.text("title", ", ".join(metrics)),
         metrics=metrics,
@@ -72,7 +77,7 @@ def _plot(entry: Mapping[str, Any], where: str, experiment: Experiment) -> Plot:
         lines=lines,
         panels=panels,
         where=where_values,
-        log_x=fields.choice("x_scale", ("linear", "log"), "linear") == "log",
+        log_x=log_x,
         log_y=fields.choice("y_scale", ("linear", "log"), "linear") == "log",
         percent=fields.flag("percent", False),
         bounds=fields.texts("bounds", ()),

@@ -103,10 +103,13 @@ class JobsModel:
             )
             if isinstance(jobs, Input):
                 raise InvalidParameter("capacity", "can walk only where jobs are made: a trace does not say its end")
+        engine = _engine(g)
+        if isinstance(jobs, Made) and engine.from_s >= jobs.until_s:
+            raise InvalidParameter("from_s", f"must be before the last job, but is {engine.from_s:g}")
         memory_mib = g.whole("memory_mib", 0, least=0)
         case = Case(
             policy=g.choice(POLICY, tuple(KINDS), "best-fit"),
-            engine=_engine(g),
+            engine=engine,
             machines=Machines(
                 g.whole("machines", least=1, most=MOST_MACHINES),
                 g.whole("cpu_cores", least=1, most=MOST_CORES),

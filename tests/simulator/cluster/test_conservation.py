@@ -14,7 +14,20 @@ from deflation.placement_policies import PlacementPolicy
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.metrics import metrics_of
 from simulator.cluster.settings import ClusterPolicy
-from simulator.cluster.state import ADMITTED, ALIVE, HELD_CORES, HIGH, LOW, OFFERED, PREEMPTED, SPARE, STAY_S, WHOLE
+from simulator.cluster.state import (
+    ADMITTED,
+    ALIVE,
+    HELD_CORES,
+    HIGH,
+    HIGH_RATE,
+    LOW,
+    OFFERED,
+    PREEMPTED,
+    SOLD_MIB,
+    SPARE,
+    STAY_S,
+    WHOLE,
+)
 from simulator.errors import ConservationBroken, InvalidParameter
 from tests.simulator.cluster.vms import NEVER, Vm, arrivals, cluster, crowd, fed, sizes
 
@@ -110,8 +123,24 @@ def _slot_lost(host: Cluster) -> None:
     host.tally.state[SPARE] -= 1
 
 
+def _low_forged(host: Cluster) -> None:
+    host.nodes.low[0, 0] = 0.0
+
+
+def _sold_forged(host: Cluster) -> None:
+    host.nodes.sold_cores[0] += 1.0
+
+
 def _level_drifted(host: Cluster) -> None:
     host.tally.levels[HELD_CORES] += 0.5
+
+
+def _memory_drifted(host: Cluster) -> None:
+    host.tally.levels[SOLD_MIB] += 512.0
+
+
+def _high_drifted(host: Cluster) -> None:
+    host.tally.levels[HIGH_RATE] -= 0.5
 
 
 BREAKS = [
@@ -125,6 +154,10 @@ BREAKS = [
     Break("VM 0 is not where the heap of departures says", _departure_lost),
     Break("slots are lost", _slot_lost),
     Break("what the cluster hosts is not the sum of its VMs", _level_drifted),
+    Break("what the cluster hosts is not the sum of its VMs", _memory_drifted),
+    Break("what the cluster hosts is not the sum of its VMs", _high_drifted),
+    Break("node 0 says it could free another amount of cpu_cores", _low_forged),
+    Break("node 0 says it hosts other cores than its VMs were sold", _sold_forged),
 ]
 
 
@@ -156,6 +189,16 @@ def test_work_that_is_lost_is_found_at_the_end() -> None:
     host.finish(60)
     host.tally.stays[STAY_S] -= 10
     with pytest.raises(ConservationBroken, match="VM-seconds"):
+        host.finish(70)
+
+
+def test_a_node_that_forgets_what_it_hosted_is_found_at_the_end() -> None:
+    host = cluster([(4.0, 8192.0)], window_s=(10.0, 40.0))
+    fed(host, ClusterPolicy.DEFLATION, [Vm(0, 50, 2, 1024)])
+    host.finish(60)
+    assert host.hosted_core_s().tolist() == [2 * 30]
+    host.nodes.sold_core_s[0] -= 10
+    with pytest.raises(ConservationBroken, match=r"the nodes hosted 50.0+ core-seconds, but the cluster 60.0+"):
         host.finish(70)
 
 

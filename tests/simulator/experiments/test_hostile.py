@@ -50,6 +50,7 @@ HUGE = "1" + "0" * 400
         (HEAD + "[sweep]\nx = {from = 0, to = 1e300, step = 1e-300}\n", "sweep.x.step makes 1"),
         (HEAD + '[sweep]\n"inner.step" = [1]\ninner.step = [2]\n', "sweep.inner.step says the same as"),
         (HEAD + '[sweep]\ninner = [1]\n"inner.step" = [2]\n', "sweep.inner.step says the same as sweep.inner"),
+        (HEAD + "[sweep]\nx = [0, 1]\n[[plots]]\nmetric = 'y'\nx_scale = 'log'\n", "plots[1].x_scale is log, which"),
         (HEAD + f"a = {'[' * 5000}{']' * 5000}\n", "file is no TOML: "),
         (HEAD + f"a = {'9' * 5000}\n", "file is no TOML: "),
     ],
@@ -97,6 +98,7 @@ JOBS = {"machines": 1, "cpu_cores": 1, "days": 1, "load": 0.5}
         ("jobs", JOBS | {"capacity": "walk", "capacity_least": 0.9, "capacity_most": 0.5}, "capacity_most"),
         ("jobs", JOBS | {"capacity": "walk", "capacity_most": 0.6}, "capacity_start"),
         ("jobs", JOBS | {"inputs": {"job": Input(DATA)}}, "inputs.job"),
+        ("jobs", JOBS | {"from_s": 86_400}, "from_s"),
         ("intervals", JOBS | {"capacity_most": 0.6}, "capacity_start"),
         ("intervals", JOBS | {"capacity_least": 0, "capacity_start": 0}, "capacity_start"),
         ("intervals", JOBS | {"bands": 10**9}, "bands"),
@@ -114,6 +116,12 @@ def test_a_setting_that_cannot_be_is_named_before_the_first_run(name: str, given
     with pytest.raises(InvalidParameter) as caught:
         model_named(name).settings(given)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", [":x", ".models:MODEL", "a b:c", "tests..models:x"])
+def test_a_model_of_no_module_is_refused(name: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"model .* is not there"):
+        model_named(name)
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("jobs", "jobs"), ("jobs", "capacity"), ("waiting", "jobs")])
