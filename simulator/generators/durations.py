@@ -18,6 +18,8 @@ from simulator.inputs.batches import Floats
 #: Seed 001: durations are whole multiples of 5 min, and at most 720 h.
 ZIPF_STEP_S: Final = 300.0
 ZIPF_MOST: Final = 8640
+#: Of a bounded Pareto distribution, least to most: powers of less are beyond floats.
+_LEAST_RATIO: Final = 1e-15
 
 
 class Durations(Protocol):
@@ -105,6 +107,8 @@ class BoundedPareto:
                 raise InvalidParameter(name, f"must be above 0, but is {getattr(self, name):g}")
         if self.most_s <= self.least_s:
             raise InvalidParameter("most_s", f"must be above least_s, but is {self.most_s:g}")
+        if self.least_s / self.most_s < _LEAST_RATIO:
+            raise InvalidParameter("least_s", f"must be at least {_LEAST_RATIO:g} of most_s, but is {self.least_s:g}")
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
         tail = (self.least_s / self.most_s) ** self.shape
@@ -115,8 +119,12 @@ class BoundedPareto:
         ratio = self.least_s / self.most_s
         if self.shape == 1:
             return self.least_s * math.log(1 / ratio) / (1 - ratio)
+        scale = 1 - ratio**self.shape
+        if scale <= 0:
+            # So little apart, or so even, that rounding leaves no difference.
+            return self.least_s
         factor = self.shape / (self.shape - 1)
-        return float(factor * self.least_s * (1 - ratio ** (self.shape - 1)) / (1 - ratio**self.shape))
+        return float(factor * self.least_s * (1 - ratio ** (self.shape - 1)) / scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from simulator.experiments.progress import Status
 from simulator.experiments.results import Results
 from simulator.experiments.shared import SharedArrays, cache_dir, shared_arrays
 from simulator.generators import arrivals, capacity
+from simulator.generators.durations import BoundedPareto
 from simulator.inputs.batches import SeriesBatch
 from tests.simulator.experiments.models import LINEAR
 from tests.simulator.experiments.places import SWEEP, put
@@ -99,6 +100,7 @@ JOBS = {"machines": 1, "cpu_cores": 1, "days": 1, "load": 0.5}
         ("jobs", JOBS | {"capacity": "walk", "capacity_most": 0.6}, "capacity_start"),
         ("jobs", JOBS | {"inputs": {"job": Input(DATA)}}, "inputs.job"),
         ("jobs", JOBS | {"from_s": 86_400}, "from_s"),
+        ("jobs", JOBS | {"durations": "pareto", "shape": 0.5, "least_s": 1e-300, "most_s": 1e300}, "least_s"),
         ("intervals", JOBS | {"capacity_most": 0.6}, "capacity_start"),
         ("intervals", JOBS | {"capacity_least": 0, "capacity_start": 0}, "capacity_start"),
         ("intervals", JOBS | {"bands": 10**9}, "bands"),
@@ -141,6 +143,13 @@ def test_a_slip_in_a_rate_does_not_run_for_ever() -> None:
             capacity.random_walk(rng, 1e6, interval_s=interval_s)
     few: Iterable[SeriesBatch] = [capacity.random_walk(rng, 10.0, interval_s=1.0)]
     assert [len(batch) for batch in few] == [10]
+
+
+@pytest.mark.parametrize("shape", [1e-300, 1e-3, 0.5, 1.0, 1.1, 1e300])
+@pytest.mark.parametrize("most_s", [np.nextafter(300.0, 301.0), 301.0, 3e5, 3e17])
+def test_a_pareto_distribution_at_the_edge_of_floats_has_a_mean(shape: float, most_s: float) -> None:
+    mean_s = BoundedPareto(shape, 300.0, float(most_s)).mean_s()
+    assert 300.0 * (1 - 1e-9) <= mean_s <= most_s * (1 + 1e-9)
 
 
 def test_an_input_that_changes_while_the_sweep_runs_ends_it_and_keeps_what_was_made_before(tmp_path: Path) -> None:
