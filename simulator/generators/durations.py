@@ -117,14 +117,15 @@ class BoundedPareto:
 
     def mean_s(self) -> float:
         ratio = self.least_s / self.most_s
-        if self.shape == 1:
-            return self.least_s * math.log(1 / ratio) / (1 - ratio)
         scale = 1 - ratio**self.shape
         if scale <= 0:
-            # So little apart, or so even, that rounding leaves no difference.
+            # Too little apart, or too even: nor does rounding leave `draw` a difference.
             return self.least_s
-        factor = self.shape / (self.shape - 1)
-        return float(factor * self.least_s * (1 - ratio ** (self.shape - 1)) / scale)
+        if self.shape == 1:
+            mean_s = self.least_s * math.log(1 / ratio) / scale
+        else:
+            mean_s = self.shape / (self.shape - 1) * self.least_s * (1 - ratio ** (self.shape - 1)) / scale
+        return float(min(max(mean_s, self.least_s), self.most_s))
 
 
 @dataclass(frozen=True, slots=True)
