@@ -18,7 +18,6 @@ from simulator.jobs.columns import (
     M_CORES,
     Q_CORES,
     Q_CURSOR,
-    Q_FIRST,
     Q_RANK,
     S_WAKE,
     T_CORES,
@@ -30,6 +29,7 @@ from simulator.jobs.columns import (
     State,
 )
 from simulator.jobs.intake import CLASS_GROWTH, CLASSES
+from simulator.jobs.passes import rewind
 from simulator.jobs.policy import Policy
 from simulator.jobs.room import free_cores, free_mib
 from simulator.jobs.running import start
@@ -268,9 +268,7 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
     if s.counts[C_ACTIVE] == 0:
         return
     begin(s, p, now_s)
-    for i in range(s.counts[C_ACTIVE]):
-        queue = s.active[i]
-        s.queues[queue, Q_CURSOR] = s.queues[queue, Q_FIRST]
+    rewind(s)
     while True:
         queue = earliest(s, p)
         if queue < 0:

@@ -60,6 +60,13 @@ def next_waiting(s: State) -> int:
     return best
 
 
+def rewind(s: State) -> None:
+    """Let the queues' cursors stand on their first tasks: a look begins."""
+    for i in range(s.counts[C_ACTIVE]):
+        queue = s.active[i]
+        s.queues[queue, Q_CURSOR] = s.queues[queue, Q_FIRST]
+
+
 def schedule(s: State, p: Any, now_s: float) -> None:
     """Start what may start now.
 
@@ -69,9 +76,7 @@ def schedule(s: State, p: Any, now_s: float) -> None:
     if s.counts[C_ACTIVE] == 0:
         return
     begin(s, p, now_s)
-    for i in range(s.counts[C_ACTIVE]):
-        queue = s.active[i]
-        s.queues[queue, Q_CURSOR] = s.queues[queue, Q_FIRST]
+    rewind(s)
     discipline = s.options[O_DISCIPLINE]
     left = s.options[O_DEPTH]
     if left <= 0:

@@ -42,7 +42,7 @@ from simulator.jobs.lists import enqueue, put_on, take_off
 from simulator.jobs.measures import add, overlap
 from simulator.jobs.nodes import choose as best_fit
 from simulator.jobs.nodes import moved as node_moved
-from simulator.jobs.passes import next_waiting
+from simulator.jobs.passes import next_waiting, rewind
 from simulator.jobs.running import kill, start
 from simulator.waiting.arrays import (
     D_CORE_S,
@@ -298,9 +298,7 @@ def schedule(s: State, p: Waiting, now_s: float) -> None:
         s.counts[C_TAIL] += 1
         now_waits(s, p, task)
     p.knobs[K_PHASE] = 0
-    for i in range(s.counts[C_ACTIVE]):
-        queue = s.active[i]
-        s.queues[queue, Q_CURSOR] = s.queues[queue, Q_FIRST]
+    rewind(s)
     while True:
         task, machine = next_start(s, p, now_s)
         if task < 0:
