@@ -89,7 +89,7 @@ class JobsModel:
     def settings(self, given: Mapping[str, Any]) -> Case:
         g = Given(given)
         trace, series = g.inputs("jobs", "capacity")
-        jobs = made(g) if trace is None else trace
+        jobs: Made | Input = made(g) if trace is None else trace
         changes: Walk | Input | None = series
         if g.choice("capacity", ("constant", "walk"), "constant") == "walk":
             if changes is not None:

@@ -45,7 +45,7 @@ class WaitingModel:
         """Raises InvalidParameter."""
         g = Given(given)
         (trace,) = g.inputs("jobs")
-        jobs = made(g) if trace is None else trace
+        jobs: Made | Input = made(g) if trace is None else trace
         if isinstance(jobs, Made) and jobs.tasks != (1, 1):
             raise InvalidParameter("most_tasks", f"must be 1 here, but is {jobs.tasks[1]}")
         count = g.whole("machines", 150, least=0, most=MOST_MACHINES)

@@ -37,12 +37,16 @@ def heeding(**options: Any) -> Policy:
     return intervals(IntervalOptions(**{**given, "aggressiveness": 0.6, "ended": np.zeros((1, 8)), **options}))
 
 
-def shrinking(chosen: Policy | str) -> Engine:
+def shrinking(chosen: Policy | str, **more: Any) -> Engine:
     """On machines that come and go."""
     moves = [(0.0, "a", 4.0), (0.0, "b", 4.0), (20.0, "b", 1.0)]
-    return Engine(
-        scenes.batches(JOBS), None, scenes.changes(moves), policy=chosen, settings=Settings(memory=False), compile=False
-    )
+    settings = Settings(memory=False, **more)
+    return Engine(scenes.batches(JOBS), None, scenes.changes(moves), policy=chosen, settings=settings, compile=False)
+
+
+def knowing(**options: Any) -> Engine:
+    """Interval-aware."""
+    return shrinking(heeding(**options), by_length=True)
 
 
 def renting(**options: Any) -> Engine:
@@ -63,8 +67,8 @@ def renting(**options: Any) -> Engine:
             lambda: shrinking(scheme("landmark-spare")),
             "numbers",
         ),
-        (lambda: shrinking(heeding()), lambda: shrinking(heeding(heuristics="h4")), "facts"),
-        (lambda: shrinking(heeding()), lambda: shrinking(heeding(aggressiveness=0.1)), "numbers"),
+        (lambda: knowing(), lambda: knowing(heuristics="h4"), "facts"),
+        (lambda: knowing(), lambda: knowing(aggressiveness=0.1), "numbers"),
         (lambda: shrinking("best-fit"), lambda: shrinking("first-fit"), "facts"),
         (lambda: renting(), lambda: renting(tries=True), "knobs"),
         (lambda: renting(), lambda: renting(wait_below_s=60.0), "numbers"),
