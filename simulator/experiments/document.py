@@ -118,9 +118,9 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
             rest = key
         if table == "plots":
             raise InvalidParameter(key, "cannot be set; plots stand in the file")
-        place = found.setdefault(table, {})
-        if not isinstance(place, Mapping):
+        if not isinstance(found.setdefault(table, {}), Mapping):
             raise InvalidParameter(key, f"cannot be set: {table} is no table")
+        place = found[table]
         # A quoted key with dots is one key.
         *between, last = [rest] if rest in place else rest.split(".")
         for step in between:

@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 
 def vms(groups: list[str], step_s: float = 1.0, stay_s: float = 10.0) -> VmBatch:
     count = len(groups)
-    arrives_s = np.arange(count) * step_s
+    arrives_s = np.arange(count, dtype=np.float64) * np.float64(step_s)
     return VmBatch(
         id=texts(f"vm-{i}" for i in range(count)),
         group=texts(groups),

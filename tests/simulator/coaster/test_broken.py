@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.coaster import arrays as a
-from simulator.coaster import running
+from simulator.coaster import loop
 from simulator.coaster.arrays import Coaster
 from simulator.coaster.checking import check
 from simulator.coaster.running import Terms, run
@@ -116,7 +116,7 @@ def test_what_is_broken_on_purpose_is_found_by_its_rule(spoil: Callable[[Coaster
 def test_a_run_whose_figures_contradict_each_other_ends_with_the_rule(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate = running.loop.simulate
+    simulate: Callable[[Coaster], float] = loop.simulate
 
     def forgets(state: Coaster) -> float:
         ended_s = simulate(state)
@@ -124,7 +124,7 @@ def test_a_run_whose_figures_contradict_each_other_ends_with_the_rule(
         values[a.N_BUSY_S if what == "numbers" else 0] -= 1
         return ended_s
 
-    monkeypatch.setattr(running.loop, "simulate", forgets)
+    monkeypatch.setattr(loop, "simulate", forgets)
     rule = a.RULES[10 if what == "numbers" else 5]
     with pytest.raises(ConservationBroken, match=rule):
         run(batches([job(0, 1, 9), job(1, 1, 2, 2)]), Terms(servers=3, short_servers=1), 1, compile=False)

@@ -129,7 +129,8 @@ def test_a_model_of_no_module_is_refused(name: str) -> None:
 @pytest.mark.parametrize(("name", "wrong"), [("jobs", "jobs"), ("jobs", "capacity"), ("waiting", "jobs")])
 def test_a_trace_of_something_else_is_named_with_what_it_is(name: str, wrong: str) -> None:
     model = model_named(name)
-    settings = model.settings({key: JOBS[key] for key in ("machines", "cpu_cores")} | {"inputs": {wrong: VMS["vms"]}})
+    known = JOBS if wrong == "capacity" else {key: JOBS[key] for key in ("machines", "cpu_cores")}
+    settings = model.settings(known | {"inputs": {wrong: VMS["vms"]}})
     with pytest.raises(InvalidParameter, match=rf"inputs\.{wrong} must be a trace of {wrong}, but .*is one of vms"):
         model.run(settings, 1, None, lambda share: None)
 

@@ -105,7 +105,8 @@ def test_an_engine_does_not_go_on_with_other_machines(more: dict[str, Any], fiel
     path = tmp_path / "saved.npz"
 
     def engine(**given: Any) -> Engine:
-        return Engine(scenes.batches(JOBS), **({"machines": FIXED, "compile": False} | given))
+        told: dict[str, Any] = {"machines": FIXED, "compile": False} | given
+        return Engine(scenes.batches(JOBS), **told)
 
     first = engine()
     first.advance(12.0)
