@@ -23,6 +23,10 @@ _STYLES: Final = ("-", "--", ":", "-.")
 #: Of a legend's size of type.
 _LETTERS_PER_INCH: Final = 13.5
 _GREY: Final = "#555555"
+#: Of a line that stands for several.
+_ALL: Final = "#000000"
+#: An axis reaches this far, of the largest mean.
+_ROOM: Final = 1.6
 #: A dollar in a name is no formula.
 _FONT: Final[dict[Any, Any]] = {
     "font.size": 10,
@@ -41,7 +45,7 @@ def svg(results: Results, plot: Plot) -> str | None:
     found = panels(results, plot)
     if not found:
         return None
-    styles = _styles(results, plot)
+    styles, names = _styles(results, plot), _names(plot, found)
     columns, rows, shared = _grid(plot, found)
     drawn = {point.x for panel in found for line in panel.lines for point in line.points}
     xs = [x for x in results.values(plot.x) if x in drawn]
@@ -52,7 +56,7 @@ def svg(results: Results, plot: Plot) -> str | None:
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=shared)
         places = [axes for row in grid for axes in row]
         for place, panel in zip(places, found, strict=False):
-            _draw(place, plot, panel, styles, xs)
+            _draw(place, plot, panel, styles, names, xs)
         for number, place in enumerate(places):
             if number >= len(found):
                 place.set_visible(False)
@@ -95,20 +99,48 @@ def _styles(results: Results, plot: Plot) -> Mapping[str, tuple[Any, str, str]]:
     keys = list(dict.fromkeys(tuple(case[axis] for axis in coloured) for case in cases))
     strokes = list(dict.fromkeys(case[plot.lines[0]] for case in cases)) if len(plot.lines) > 1 else []
     ordered = len(coloured) == 1 and len(keys) > 2 and not isinstance(keys[0][0], str | bool)
-    ordered = ordered or len(keys) > len(_COLOURS)
+    # Many names, as of policies: strokes tell apart those of one colour, where they say nothing else.
+    many = len(keys) > len(_COLOURS)
+    ordered = ordered or (many and (bool(strokes) or len(keys) > len(_COLOURS) * len(_STYLES)))
     found = {}
     for case in cases:
         number = keys.index(tuple(case[axis] for axis in coloured))
-        stroke = strokes.index(case[plot.lines[0]]) if strokes else 0
+        stroke = strokes.index(case[plot.lines[0]]) if strokes else 0 if ordered else number // len(_COLOURS)
         shade = matplotlib.colormaps["viridis"](0.88 * number / max(len(keys) - 1, 1))
-        colour = shade if ordered else _COLOURS[number]
+        colour = shade if ordered else _COLOURS[number % len(_COLOURS)]
         marker = _MARKERS[(stroke if strokes else number) % len(_MARKERS)]
         found[label(case)] = (colour, marker, _STYLES[stroke % len(_STYLES)])
     return found
 
 
+def _names(plot: Plot, found: Sequence[Panel]) -> Mapping[str, str | None]:
+    """Lines of one stroke that lie on each other in every panel: one stands for all under a name that says so.
+
+    :returns: by label; None: not drawn. Other lines are not in it.
+    """
+    if len(plot.lines) < 2:
+        return {}
+    first, *others = plot.lines
+    seen: dict[Value, dict[str, list[str]]] = {}
+    for number, panel in enumerate(found):
+        for line in panel.lines:
+            points = [f"{number} {point.x!r} {point.found!r}" for point in line.points]
+            seen.setdefault(line.case[first], {}).setdefault(line.label, []).extend(points)
+    names: dict[str, str | None] = {}
+    for value, lines in seen.items():
+        if len(lines) > 1 and len({tuple(points) for points in lines.values()}) == 1:
+            one, *rest = lines
+            names |= {one: f"{label({first: value})}, any {' and '.join(others)}"} | dict.fromkeys(rest)
+    return names
+
+
 def _draw(
-    place: Any, plot: Plot, panel: Panel, styles: Mapping[str, tuple[Any, str, str]], xs: Sequence[Value]
+    place: Any,
+    plot: Plot,
+    panel: Panel,
+    styles: Mapping[str, tuple[Any, str, str]],
+    names: Mapping[str, str | None],
+    xs: Sequence[Value],
 ) -> None:
     words = any(isinstance(x, str | bool) for x in xs)
     for number, line in enumerate(panel.lines):
@@ -119,18 +151,20 @@ def _draw(
         means = [point.found.mean for point in line.points]
         spread = [[_half(p.found.mean - p.found.low) for p in line.points]]
         spread.append([_half(p.found.high - p.found.mean) for p in line.points])
-        place.errorbar(
-            at,
-            means,
-            yerr=spread,
-            label=_in_legend(line.label or panel.metric),
-            color=colour,
-            marker=marker,
-            markersize=5,
-            linestyle="none" if words else stroke,
-            linewidth=1.6,
-            capsize=3,
-        )
+        name = names.get(line.label, line.label)
+        if name is not None:
+            place.errorbar(
+                at,
+                means,
+                yerr=spread,
+                label=_in_legend(name or panel.metric),
+                color=_ALL if line.label in names else colour,
+                marker=marker,
+                markersize=5,
+                linestyle="none" if words else stroke,
+                linewidth=1.6,
+                capsize=3,
+            )
         for mark, x in line.marks:
             alike = all((mark, x) in other.marks for other in panel.lines)
             if not alike or number == 0:
@@ -158,16 +192,23 @@ def _draw(
 
 
 def _from_zero(plot: Plot, drawn: Sequence[tuple[Any, Panel]], shared: bool) -> None:
-    """Axes of what is never negative begin with 0. When all is drawn: it ends the choice of the other limit."""
+    """Axes of what is never negative begin with 0. When all is drawn: it ends the choice of the other limit.
+
+    They end where the means and bounds have room: an interval of few seeds may be many times as long.
+    """
     if plot.log_y:
         return
     for place, panel in drawn:
         alike = [other for _, other in drawn if other is panel or (shared and other.metric == panel.metric)]
-        if not any(point.found.mean < 0 for other in alike for line in other.lines for point in line.points):
+        points = [point for other in alike for line in other.lines for point in line.points]
+        if not any(point.found.mean < 0 for point in points):
             low, high = place.get_ylim()
-            if low != 0:
-                # The margin above is a part of what was seen, which may be far from 0.
-                place.set_ylim(0, high * 1.03)
+            shown = [point.found.mean * _ROOM for point in points]
+            shown += [point.bounds[name] * 1.05 for point in points for name in plot.bounds]
+            enough = max((value for value in shown if math.isfinite(value)), default=0.0)
+            # The margin above is a part of what was seen, which may be far from 0.
+            high = high * 1.03 if low != 0 else high
+            place.set_ylim(0, min(high, enough) if enough > 0 else high)
 
 
 def _bounds(
@@ -218,5 +259,7 @@ def _legend(figure: Any, places: Sequence[Any]) -> None:
             loc="outside lower center",
             ncols=columns,
             fontsize=9,
+            # Long enough that a stroke is seen beside its marker.
+            handlelength=3.5,
             frameon=False,
         )

@@ -32,7 +32,7 @@ details { margin: .4rem 0 1rem; } summary { cursor: pointer; color: #004a75; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .18rem .6rem; text-align: right; border-bottom: 1px solid #e3e3e0; white-space: nowrap; }
 th { position: sticky; top: 0; background: #fff; font-weight: 600; } td.text, th.text { text-align: left; }
-td.text { white-space: normal; } .failed { color: #a02000; }
+td.text { white-space: normal; min-width: 6.5rem; } .failed { color: #a02000; }
 """
 #: Nothing is loaded and nothing is run, whatever stands in a name.
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -114,7 +114,8 @@ def _plot(results: Results, plot: Plot, number: int) -> Iterator[str]:
             f'<figure><img alt="{escape(plot.title)}: {escape(", ".join(plot.metrics))} over {escape(plot.x)}; the '
             f'numbers are in the table below" src="data:image/svg+xml;base64,{content}"></figure>'
         )
-    yield f'<p class="quiet">{_interval_words(results)}</p>'
+    beyond = "" if len(results.meta["seeds"]) < 2 else " Where one ends beyond the picture, the table says where."
+    yield f'<p class="quiet">{_interval_words(results)}{beyond}</p>'
     names = [*plot.panels, *plot.lines, plot.x, "metric", "mean", "low", "high", "seeds"]
     bounds = list(dict.fromkeys((*plot.bounds, *(mark.bound for mark in plot.marks))))
     yield "<details><summary>Table</summary>"

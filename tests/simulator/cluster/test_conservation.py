@@ -179,6 +179,7 @@ def test_room_that_is_kept_from_a_deflated_vm_is_found() -> None:
     host.vms.current[slot, 0] = 2.0
     host.nodes.free[0, 0] = 2.0
     host.nodes.deflatable[0, 0] = 1.0
+    host.nodes.low[0, 0] = 2.0
     with pytest.raises(ConservationBroken, match="keeps cpu_cores from VMs that are deflated"):
         host.finish(1)
 

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from simulator.experiments import load, report, run
+from simulator.experiments import drawing, load, report, run
 from simulator.experiments.experiment import Mark, Plot
 from simulator.experiments.panels import panels
+from simulator.experiments.results import Results
 from tests.simulator.experiments.places import SWEEP, put
 
 
@@ -197,6 +198,34 @@ def test_a_plot_shows_what_it_says(swept: Path) -> None:
     assert [point.bounds["line"] for line in panel.lines for point in line.points] == [1, 2, 2, 4]
     found = results.mean("y", {"policy": "steep", "x": 2, "inner.step": 1.0})
     assert panel.lines[1].points[1].found == found
+
+
+def test_lines_that_lie_on_each_other_are_drawn_once_under_a_name_that_says_so(swept: Path) -> None:
+    results = load(swept)
+    apart = drawing.svg(results, Plot("t", ("y",), "x", ("policy", "inner.step")))
+    alike = drawing.svg(results, Plot("t", ("offset",), "x", ("policy", "inner.step")))
+    assert apart is not None
+    assert alike is not None
+    assert [name in apart for name in ("flat, inner.step = 0.5", "flat, inner.step = 1", "any")] == [True, True, False]
+    assert "<!-- flat, any inner.step -->" in alike
+    assert "<!-- steep, any inner.step -->" in alike
+    assert "inner.step = " not in alike
+
+
+def test_an_interval_of_few_seeds_does_not_squeeze_the_means() -> None:
+    columns = {
+        "x": np.array([10.0, 10.0, 20.0, 20.0]),
+        "seed": np.array([1, 2, 1, 2]),
+        "y": np.array([0.4, 0.8, 0.5, 0.6]),
+    }
+    results = Results(columns, {"name": "a", "axes": ["x"], "metrics": ["y"], "seeds": [1, 2]})
+    # The first interval reaches from -1.9 to 3.1.
+    assert results.mean("y", {"x": 10.0}).high > 3
+    picture = drawing.svg(results, Plot("t", ("y",), "x"))
+    assert picture is not None
+    assert "<!-- 0.8 -->" in picture
+    assert "<!-- 3.0 -->" not in picture
+    assert "<!-- 1.0 -->" not in picture
 
 
 def test_a_mark_stands_where_its_bound_reaches_its_value(swept: Path) -> None:
