@@ -152,7 +152,8 @@ def _draw(
         spread = [[_half(p.found.mean - p.found.low) for p in line.points]]
         spread.append([_half(p.found.high - p.found.mean) for p in line.points])
         name = names.get(line.label, line.label)
-        if name is not None:
+        # What has no numbers at all has no place in the legend.
+        if name is not None and not all(math.isnan(mean) for mean in means):
             place.errorbar(
                 at,
                 means,
