@@ -26,7 +26,7 @@ from deflation.task_messages import TaskRequest, TaskSpec
 from ebb.benchmarks.figures import Figure, Figures, ratios
 from ebb.benchmarks.passes import Pass
 from ebb.benchmarks.slurm_cluster import USER, SlurmCluster
-from ebb.benchmarks.tasks_replay import CORES, Plan, cores_at, plan_of
+from ebb.benchmarks.tasks_replay import Plan, cores_at, plan_of
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.engines.slurm import Slurm
 from task_matcher.predictor import Predictor
@@ -87,31 +87,18 @@ def run(how: Pass) -> Figures:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    # Nodes are not to register in the middle (docs/tasks.md).
-    with SlurmCluster(slurmd_timeout_s=600) as cluster:
-        for number in range(how.runs):
-            plan = plan_of(cluster.names, many, within_s, LIMIT_S, seed=number)
-            # Whoever comes first in one run comes last in the next.
-            for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
-                asyncio.run(_whole(cluster))
-                replay = Replay(plan)
-                result = asyncio.run(sides[name](cluster, plan, replay, f"{name}-{number}"))
-                results[name].append(result)
-                mean_s = statistics.mean(result.completions_s)
-                how.report(f"run {number}, {name}: {result.preemptions} preemptions, mean completion {mean_s:.1f} s")
+    for number in range(how.runs):
+        # Whoever comes first in one run comes last in the next.
+        for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+            # A cluster for each: one side leaves nodes drained or mistrusted, which no node may become in the middle by
+            # registering (docs/tasks.md).
+            with SlurmCluster(slurmd_timeout_s=600) as cluster:
+                plan = plan_of(cluster.names, many, within_s, LIMIT_S, seed=number)
+                result = asyncio.run(sides[name](cluster, plan, Replay(plan), f"{name}-{number}"))
+            results[name].append(result)
+            mean_s = statistics.mean(result.completions_s)
+            how.report(f"run {number}, {name}: {result.preemptions} preemptions, mean completion {mean_s:.1f} s")
     return _figures(results, many)
-
-
-async def _whole(cluster: SlurmCluster) -> None:
-    """Undo what the side before has left: a node whose cores were gone at its end is drained still."""
-    engine = Slurm(_settings(cluster, "whole"))
-    await engine.start()
-    try:
-        for name in cluster.names:
-            await engine.undrain(name)
-            await engine.set_usable_cores(name, CORES)
-    finally:
-        await engine.stop()
 
 
 def _settings(cluster: SlurmCluster, label: str) -> EngineSettings:
