@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from cluster_manager.plans import Effect, PlanState
-from deflation.messages import Operation
+from deflation.messages import Operation, OperationState
 from deflation.resources import ZERO
 from tests.manager.cluster import Cluster
 from tests.manager.fake_agent import FakeAgent
@@ -29,6 +29,18 @@ async def send(cluster: Cluster, name: str, verb: str, **body: Any) -> tuple[int
     if verb == "resize":
         return await cluster.call("PATCH", f"/v1/vms/{name}", json=body)
     return await cluster.call("POST", f"/v1/vms/{name}/{verb}", json=body)
+
+
+async def lose_it_on_the_way(cluster: Cluster) -> None:
+    """The second host starts low-1, and is not heard of again."""
+    _, second = cluster.agents
+    second.trouble.hangs_at = len(second.arrived) + 1
+    assert (await send(cluster, "low-1", "migrate", lose_disk=True, deadline_s=0.5))[0] == 202
+    async with asyncio.timeout(10):
+        await second.hanging.wait()
+    await second.die()
+    failed = await cluster.ended("migrate-low-1")
+    assert failed.state is OperationState.FAILED
 
 
 async def seen(cluster: Cluster, name: str) -> Any:

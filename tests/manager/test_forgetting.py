@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from deflation.messages import OperationState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
-from tests.manager.lifecycle import consistent, send
+from tests.manager.lifecycle import consistent, lose_it_on_the_way
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -40,22 +39,14 @@ async def forget(cluster: Cluster, host: str, query: str = "") -> tuple[int, Any
 async def lose(cluster: Cluster, agent: FakeAgent) -> None:
     """The host is not heard of any more."""
     await agent.die()
+    await is_silent(cluster, agent)
 
+
+async def is_silent(cluster: Cluster, agent: FakeAgent) -> None:
     async def silent() -> bool:
         return bool((await cluster.get(f"/v1/hosts/{agent.id}"))["state"] == "silent")
 
     await cluster.until(silent)
-
-
-async def lose_it_on_the_way(cluster: Cluster) -> None:
-    """host-b starts low-1, and is not heard of again."""
-    _, second = cluster.agents
-    second.trouble.hangs_at = len(second.arrived) + 1
-    assert (await send(cluster, "low-1", "migrate", lose_disk=True, deadline_s=0.5))[0] == 202
-    async with asyncio.timeout(10):
-        await second.hanging.wait()
-    await lose(cluster, second)
-    assert (await cluster.ended("migrate-low-1")).state is OperationState.FAILED
 
 
 async def known(cluster: Cluster) -> list[str]:
@@ -109,6 +100,7 @@ async def test_what_was_to_be_removed_there_is_waited_for_no_longer(cluster: Clu
     """A migration whose new host went away, when its VM is its owner's again."""
     first, _ = cluster.agents
     await lose_it_on_the_way(cluster)
+    await is_silent(cluster, cluster.agents[1])
 
     async def stopped() -> bool:
         return bool((await cluster.get("/v1/vms/low-1"))["state"] == "stopped")
@@ -129,6 +121,7 @@ async def test_what_was_to_be_removed_there_is_waited_for_no_longer(cluster: Clu
 @pytest.mark.parametrize("gone_s", [60.0])
 async def test_a_host_that_an_operation_waits_for_is_not_forgotten(cluster: Cluster) -> None:
     await lose_it_on_the_way(cluster)
+    await is_silent(cluster, cluster.agents[1])
     status, problem = await forget(cluster, "host-b", "?lost_vms=true")
     assert (status, problem["field"]) == (409, "id"), problem
     assert "is waited for" in problem["error"]

@@ -14,7 +14,7 @@ from deflation.resources import ResourceVector
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
-from tests.manager.lifecycle import ask, consistent, seen, send
+from tests.manager.lifecycle import ask, consistent, lose_it_on_the_way, seen
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -34,18 +34,6 @@ async def is_shown_as(cluster: Cluster, state: str) -> None:
         return bool((await cluster.get("/v1/vms/low-1"))["state"] == state)
 
     await cluster.until(shown)
-
-
-async def lose_it_on_the_way(cluster: Cluster) -> None:
-    """host-b starts low-1, and is not heard of again."""
-    _, second = cluster.agents
-    second.trouble.hangs_at = len(second.arrived) + 1
-    assert (await send(cluster, "low-1", "migrate", lose_disk=True, deadline_s=0.5))[0] == 202
-    async with asyncio.timeout(10):
-        await second.hanging.wait()
-    await second.die()
-    failed = await cluster.ended("migrate-low-1")
-    assert failed.state is OperationState.FAILED
 
 
 @pytest.mark.parametrize("restart", [False, True])
