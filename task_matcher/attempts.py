@@ -65,6 +65,10 @@ class Seen:
 NOTHING: Final = Seen(AttemptState.GONE)
 
 
+#: Why a machine is drained that its scheduler mistrusted because we had changed its cores, and takes again.
+RECOUNTED: Final = "ebbtide: its cores were counted anew"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineMachine:
     """A machine as its engine has it. Whole cores."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-from task_matcher.attempts import EngineMachine, Look, task_of
+from task_matcher.attempts import RECOUNTED, EngineMachine, Look, task_of
 from task_matcher.rounds import Choice, Pool, choose
 from task_matcher.tasks import (
     Drain,
@@ -119,7 +119,7 @@ def _with_cores(
         if reason and not drained:
             drained = reason
             instructions.append(Drain(name, drained))
-        elif not reason and drained in (NO_CORES, LEAVING):
+        elif not reason and drained in (NO_CORES, LEAVING, RECOUNTED):
             drained = ""
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)

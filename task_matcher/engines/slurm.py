@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen, task_of
+from task_matcher.attempts import RECOUNTED, AttemptState, Claim, EngineMachine, Look, Seen, task_of
 from task_matcher.engines.records import Records, batch_script, merged
 from task_matcher.engines.settings import EngineSettings
 from task_matcher.engines.slurm_programs import SlurmPrograms
@@ -146,13 +146,8 @@ class Slurm:
         return seen
 
     async def _machines(self, foreign: Mapping[str, int]) -> dict[str, EngineMachine]:
-        nodes = (await self._programs.json("sinfo")).get("nodes") or []
-        for node in nodes:
-            is_marked = str(node.get("reason") or "").startswith(_MISTRUSTED)
-            if is_marked and "DRAIN" in _flags(node) and "INVALID_REG" not in _flags(node):
-                # It has registered since, and Slurm takes it again: only the mark is left.
-                await self.undrain(str(node["name"]))
-        machines = (_machine(node) for node in nodes)
+        found = await self._programs.json("sinfo")
+        machines = (_machine(node) for node in found.get("nodes") or [])
         return {made.name: replace(made, foreign_cores=foreign.get(made.name, 0)) for made in machines}
 
 
@@ -176,10 +171,13 @@ def _seen(job: Mapping[str, Any]) -> Seen:
 
 def _machine(node: Mapping[str, Any]) -> EngineMachine:
     """A node of ``sinfo --json``."""
-    flags = _flags(node)
+    flags = {str(flag) for flag in node.get("state_flags") or []}
     state = str(node.get("state") or "").upper()
     up = state not in _DOWN and not flags & _DOWN
     drained = str(node.get("reason") or "it is drained") if flags & _STANDING_STILL else ""
+    if drained.startswith(_MISTRUSTED) and "INVALID_REG" not in flags:
+        # It has registered since: only the mark is left.
+        drained = RECOUNTED
     most = int(_number(node.get("cpus")))
     return EngineMachine(
         name=str(node["name"]),
@@ -188,10 +186,6 @@ def _machine(node: Mapping[str, Any]) -> EngineMachine:
         up=up,
         drained=drained,
     )
-
-
-def _flags(node: Mapping[str, Any]) -> set[str]:
-    return {str(flag) for flag in node.get("state_flags") or []}
 
 
 def _held_cores(job: Mapping[str, Any]) -> dict[str, int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ebb.benchmarks.slurm_cluster import SlurmCluster
-from task_matcher.attempts import AttemptState
+from task_matcher.attempts import RECOUNTED, AttemptState
 from tests.engines.beds import Bed, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(240)]
 
 
-async def test_the_drain_that_slurm_leaves_behind_is_taken_away_when_the_node_is_trusted_again(
+async def test_the_drain_that_slurm_leaves_behind_counts_as_ours_when_the_node_is_trusted_again(
     slurm: SlurmCluster,
 ) -> None:
     bed = Bed(slurm)
@@ -20,11 +20,9 @@ async def test_the_drain_that_slurm_leaves_behind_is_taken_away_when_the_node_is
     async def drained() -> bool:
         return "count changed and jobs are using them" in (await bed.look()).machines["n3"].drained
 
-    async def free() -> bool:
-        machine = (await bed.look()).machines["n3"]
-        return machine.up and not machine.drained
+    async def recounted() -> bool:
+        return (await bed.look()).machines["n3"].drained == RECOUNTED
 
-    await until(free)
     try:
         attempt = await bed.running("n3", cores=2)
         await bed.engine.set_usable_cores("n3", 1)
@@ -37,7 +35,9 @@ async def test_the_drain_that_slurm_leaves_behind_is_taken_away_when_the_node_is
         assert await drained()
         slurm.kill("n3")
         slurm.start_daemon("n3")
-        await until(free)
+        # What the next turn takes away.
+        await until(recounted)
+        await bed.engine.undrain("n3")
         attempt = await bed.held(0.1)
         await bed.engine.release(attempt, "n3")
         assert (await bed.becomes(attempt, AttemptState.ENDED)).machine == "n3"

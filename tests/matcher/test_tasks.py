@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen, attempt_name, task_of
+from task_matcher.attempts import RECOUNTED, AttemptState, Claim, EngineMachine, Look, Seen, attempt_name, task_of
 from task_matcher.predictor import Predictor
 from task_matcher.rounds import Pool
 from task_matcher.tasks import (
@@ -231,11 +231,12 @@ def test_cores_of_machines_follow_what_the_manager_knows() -> None:
         "n3": EngineMachine("n3", 4, 4),
         "n4": EngineMachine("n4", 4, 3),
         "n5": EngineMachine("n5", 4, 0, drained="new disks"),
+        "n6": EngineMachine("n6", 4, 4, drained=RECOUNTED),
     }
     made = turn([], Look(machines), {"n1": 0, "n2": 9, "n3": 2, "n5": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
     assert made.instructions == (
         SetCores("n1", 0), Drain("n1", NO_CORES), SetCores("n2", 4), Undrain("n2"), SetCores("n3", 2),
-        SetCores("n5", 4),
+        SetCores("n5", 4), Undrain("n6"),
     )  # fmt: skip
     assert made.machines["n2"].usable_cores == 4
     assert made.machines["n5"].drained == "new disks"
