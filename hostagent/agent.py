@@ -43,9 +43,9 @@ class Agent:
         await self.host.hypervisor.sweep()
         self._resuming.resume()
         self._eternal = [
-            asyncio.create_task(guarded(Watch(self.host).run()), name="watch"),
-            asyncio.create_task(guarded(self.mode_commands.run()), name="mode"),
-            asyncio.create_task(guarded(self.commands.harvest.run()), name="harvest"),
+            asyncio.create_task(guarded(Watch(self.host).run), name="watch"),
+            asyncio.create_task(guarded(self.mode_commands.run), name="mode"),
+            asyncio.create_task(guarded(self.commands.harvest.run), name="harvest"),
         ]
 
     async def close(self) -> None:

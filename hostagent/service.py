@@ -56,7 +56,7 @@ async def serve(
             try:
                 if manager is not None:
                     reporter = Reporter(agent.host, manager, manager_token, gate.calls)
-                    reporting = asyncio.create_task(guarded(reporter.run()), name="reporter")
+                    reporting = asyncio.create_task(guarded(reporter.run), name="reporter")
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
                 await stop.wait()
             finally:

@@ -136,7 +136,7 @@ class ManagedVM:
         """Begin to talk to the guest, if that has not begun."""
         if self._tasks:
             return
-        self._tasks.add(asyncio.create_task(guarded(self.link.run()), name=f"guest:{self.name}"))
+        self._tasks.add(asyncio.create_task(guarded(self.link.run), name=f"guest:{self.name}"))
 
     async def stop(self) -> None:
         """Stop talking to the guest; the domain stays as it is."""
