@@ -44,6 +44,8 @@ class Run:
             **acquired,
             "jct_mean_s": float(self.completion_s.mean()),
             "jct_p90_s": float(np.percentile(self.completion_s, 90)),
+            # Of two schemes with the same jobs its ratio is the geometric mean of nJCT.
+            "jct_geometric_mean_s": float(np.exp(np.log(np.maximum(self.completion_s, 1e-9)).mean())),
             "waste": self.results.waste,
             "kills_per_task": self.results.kills / self.results.tasks,
             "wait_mean_s": self.results.measures["task_wait_mean_s"],

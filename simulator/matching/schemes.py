@@ -13,6 +13,7 @@ from simulator.matching.policy import policy as matcher
 from simulator.matching.pools import Pool
 from task_matcher.matching import MatchOptions
 from task_matcher.predictor import PredictorOptions
+from task_matcher.rounds import LIVE, LIVE_PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class Scheme:
 
     :param nodes: a policy that looks at room only (`simulator.jobs.nodes`), or an oracle; None: the matcher.
     :param replicas: of each task, on machines apart; the first to be done ends the others.
+    :param kills: which task goes first where a shrink leaves too little: the ``oldest`` (YARN, seed 000 §4.1), or the
+        ``newest``, as live (:func:`task_matcher.tasks.preempted`): P_c then holds for a task whatever comes after it.
+    :param requeue: where it waits then: at the ``tail`` of the queue, or at its ``head``, as live.
     :param checkpoint_cost_s: of a checkpoint every 10 minutes, from which tasks go on elsewhere; 0: none.
     """
 
@@ -29,6 +33,8 @@ class Scheme:
     matching: MatchOptions = field(default_factory=MatchOptions)
     checkpoint_cost_s: float = 0.0
     replicas: int = 1
+    kills: str = "oldest"
+    requeue: str = "tail"
 
 
 _PAPER: Final = PredictorOptions(censored=False)
@@ -58,6 +64,15 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "landmark": Scheme(predicting=_LANDMARK),
     "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
     "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
+    # The newest task goes first where a shrink leaves too little; and, as live, waits before all others then.
+    "capacity-random-newest": Scheme("random", kills="newest"),
+    "landmark-newest": Scheme(predicting=_LANDMARK, kills="newest"),
+    "capacity-random-live": Scheme("random", kills="newest", requeue="head"),
+    "capacity-filling-live": Scheme("filling", kills="newest", requeue="head"),
+    "paper-live": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False), kills="newest", requeue="head"),
+    "landmark-live": Scheme(predicting=_LANDMARK, matching=LIVE, kills="newest", requeue="head"),
+    # What a manager does by default.
+    "live": Scheme(predicting=LIVE_PREDICTION, matching=LIVE, kills="newest", requeue="head"),
 }
 
 
@@ -80,7 +95,13 @@ def engine_policy(scheme: Scheme, pool: Pool) -> Policy | str:
 
 
 def engine_settings(scheme: Scheme, **changes: Any) -> Settings:
-    """Kills in the order of starts, killed tasks to the end of the queue (seed 000 §4.1)."""
-    every_s = 600.0 if scheme.checkpoint_cost_s else 0.0
-    given = {"checkpoint_every_s": every_s, "checkpoint_cost_s": scheme.checkpoint_cost_s, "replicas": scheme.replicas}
-    return Settings(**{**given, "memory": False, **changes})
+    """What happens to tasks under a scheme; only cores matter."""
+    given = {
+        "checkpoint_every_s": 600.0 if scheme.checkpoint_cost_s else 0.0,
+        "checkpoint_cost_s": scheme.checkpoint_cost_s,
+        "replicas": scheme.replicas,
+        "kills": scheme.kills,
+        "requeue": scheme.requeue,
+        "memory": False,
+    }
+    return Settings(**{**given, **changes})
