@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from simulator.errors import InvalidParameter
 from simulator.generators.harvest import Packing
+from simulator.matching import known_truth
 from simulator.matching.acquiring import Acquisition
 from simulator.matching.pools import Pool
 from simulator.matching.running import WARM_UP_S, Run, run
@@ -20,19 +22,8 @@ SMALL = Workload(load=0.5, jobs=6, least_tasks=3, most_tasks=6, most_task_s=3600
 SERVERS, HELD = 24, 8
 
 
-def halves(least: int = 0, seed: int = 1, days: float = 2.5) -> Pool:
-    """Servers of which every second one changes every ten minutes, and the others seldom (seed 000 §B.4)."""
-    generator = np.random.default_rng(seed)
-    rows = []
-    for machine in range(SERVERS):
-        at_s, cores = 0.0, 8
-        mean_s = 600.0 if machine % 2 else 100_000.0
-        while at_s < days * DAY_S:
-            rows.append((at_s, machine, cores))
-            at_s += float(generator.exponential(mean_s))
-            cores = int(np.clip(cores + generator.choice([-3, -2, 2, 3]), least, 12))
-    columns = list(zip(*sorted(rows), strict=True))
-    return Pool(np.array(columns[1]), np.array(columns[0]), np.array(columns[2]), SERVERS, days * DAY_S, 0.0)
+def halves(least: int = 0, seed: int = 1) -> Pool:
+    return known_truth.halves(SERVERS, least, seed)
 
 
 def acquire(share: float, scheme: str = "capacity-random", seed: int = 1, least: int = 0, **changes: Any) -> Run:
@@ -43,10 +34,7 @@ def acquire(share: float, scheme: str = "capacity-random", seed: int = 1, least:
 
 def stable_share(found: Run) -> float:
     """Of the machines held while jobs came, those on calm servers."""
-    assert found.acquired is not None
-    held = found.acquired.held
-    late = [servers for at_s, servers in zip(held.at_s, held.servers, strict=True) if at_s >= WARM_UP_S]
-    return float(np.mean([np.mean(servers % 2 == 0) for servers in late]))
+    return known_truth.calm_share(found, WARM_UP_S, math.inf)
 
 
 def test_a_pool_converges_to_calm_machines_only_where_restless_ones_are_replaced() -> None:
