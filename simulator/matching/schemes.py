@@ -58,6 +58,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "landmark": Scheme(predicting=_LANDMARK),
     "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
     "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
+    "landmark-period": Scheme(predicting=PredictorOptions(form="landmark", sized=True, period=True)),
 }
 
 
