@@ -114,7 +114,7 @@ def warm(predictor: Predictor, found: Mapping[str, Any], weight: float = 20.0) -
         if sums[name].shape != getattr(predictor.period, name).shape:
             raise InvalidField(f"sums.{name}", "has another shape: horizon_s must be that of the prior")
     intervals, seen = float(sums["all_ended"].sum()), float(sums["all_counts"].sum())
-    watched = float(sums["all_watched"][:, :, 0, 0].sum()) if period else 0.0
+    watched = float(sums["all_watched"][:, 0].sum()) if period else 0.0
     for names, state, count in (
         (_SUMS, predictor.state, intervals),
         (_MARK_SUMS, predictor.marks, seen),

@@ -51,8 +51,8 @@ class Period(NamedTuple):
     lost: Integers
     counted: Integers
     lost_step: Integers
-    #: Per slice, direction, class of elapsed time, free cores, step: who had the room when the steps that are due at
-    #: one look began (at the first of them), and who lost it in each.
+    #: Per slice, class (direction, then elapsed time) and cell (step, then free cores: rows of one dimension compile
+    #: quickly): who had the room when the steps that are due at one look began, at the first of them; who lost it.
     watched: Floats
     failed: Floats
     #: Sums over the slices, and over what was known before (the prior).
@@ -66,7 +66,7 @@ def period(machines: int, window_s: float, horizon_s: float, every_s: float, now
     steps = min(int(position(horizon_s) / PER_STEP) + 1, STEPS)
     due = np.array([np.ceil(edge((step + 1) * PER_STEP) / every_s) for step in range(steps)]).astype(np.int64)
     places = int(due[-1]) + 1
-    shape = (2, AGES, len(FREE), steps)
+    shape = (2 * AGES, steps * len(FREE))
     return Period(
         np.array([now_s + every_s, every_s, now_s + slice_s, slice_s, 0.0, 0.0]),
         due,
@@ -100,10 +100,10 @@ def no_period() -> Period:
         np.zeros((0, 0), np.int64),
         np.zeros((0, 0), np.int64),
         np.zeros((0, 0, 0), np.int64),
-        np.zeros((0, 0, 0, 0, 0)),
-        np.zeros((0, 0, 0, 0, 0)),
-        np.zeros((0, 0, 0, 0)),
-        np.zeros((0, 0, 0, 0)),
+        np.zeros((0, 0, 0)),
+        np.zeros((0, 0, 0)),
+        np.zeros((0, 0)),
+        np.zeros((0, 0)),
     )
 
 
@@ -182,17 +182,18 @@ def _note(state: Period, machine: int, place: int, at_s: float) -> None:
 def _count(state: Period, machine: int, place: int, first: int, end: int) -> None:
     """The steps from first to before end of one landmark are over."""
     row = int(state.clock[4])
-    x, age = divmod(state.noted[machine, place], AGES)
+    group = state.noted[machine, place]
     lost, f = state.lost[machine, place], state.counted[machine, place]
     while f < lost and state.lost_step[machine, place, f] < first:
         # The news came after the step had been counted: the landmark just ends.
         f += 1
-    state.watched[row, x, age, f:, first] += 1.0
-    state.all_watched[x, age, f:, first] += 1.0
+    begin = first * len(FREE)
+    state.watched[row, group, begin + f : begin + len(FREE)] += 1.0
+    state.all_watched[group, begin + f : begin + len(FREE)] += 1.0
     while f < lost and state.lost_step[machine, place, f] < end:
-        step = state.lost_step[machine, place, f]
-        state.failed[row, x, age, f, step] += 1.0
-        state.all_failed[x, age, f, step] += 1.0
+        cell = state.lost_step[machine, place, f] * len(FREE) + f
+        state.failed[row, group, cell] += 1.0
+        state.all_failed[group, cell] += 1.0
         f += 1
     state.counted[machine, place] = f
     if f == len(FREE):
@@ -203,13 +204,13 @@ def _forget(state: Period) -> None:
     row = (int(state.clock[4]) + 1) % (SLICES + 1)
     state.clock[4] = row
     state.clock[2] += state.clock[3]
-    for x in range(2):
-        for age in range(AGES):
-            if np.sum(state.watched[row, x, age]) > 0.0:
-                state.all_watched[x, age] -= state.watched[row, x, age]
-                state.all_failed[x, age] -= state.failed[row, x, age]
-                state.watched[row, x, age] = 0.0
-                state.failed[row, x, age] = 0.0
+    for group in range(2 * AGES):
+        # All landmarks have the first step.
+        if state.watched[row, group, 0] > 0.0 or np.sum(state.watched[row, group]) > 0.0:
+            state.all_watched[group] -= state.watched[row, group]
+            state.all_failed[group] -= state.failed[row, group]
+            state.watched[row, group] = 0.0
+            state.failed[row, group] = 0.0
 
 
 def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
@@ -218,59 +219,69 @@ def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
     :param lasts: out, as of :func:`task_matcher.landmarks.fill_lasts`; NaN with fewer than `LEAST` landmarks in all.
     :returns: how many landmarks there are, of which the first step is over.
     """
-    total = float(np.sum(state.all_watched[:, :, 0, 0]))
+    total = float(np.sum(state.all_watched[:, 0]))
     if total < LEAST:
         lasts[:] = np.nan
         return total
-    watched, failed = _at_risk(state), state.all_failed
-    both_watched, both_failed = watched[0] + watched[1], failed[0] + failed[1]
-    shares = np.zeros((AGES, len(FREE), len(state.due)))
-    shares[:] = _pooled(both_watched, both_failed)
+    watched, failed = at_risk(state), state.all_failed
+    both_watched, both_failed = watched[:AGES].copy(), failed[:AGES].copy()
+    for age in range(AGES):
+        both_watched[age] += watched[AGES + age]
+        both_failed[age] += failed[AGES + age]
+    shares = np.zeros(both_watched.shape)
+    pooled = _pooled(both_watched, both_failed)
+    for age in range(AGES):
+        shares[age] = pooled
     for width in WIDTHS:
         shares = _leaning(both_watched, both_failed, width, shares)
+    steps = len(state.due)
     for x in range(2):
-        surviving = _surviving(_leaning(watched[x], failed[x], WIDTHS[-1], shares))
+        own = _leaning(watched[x * AGES : (x + 1) * AGES], failed[x * AGES : (x + 1) * AGES], WIDTHS[-1], shares)
         for age in range(AGES):
+            surviving = _surviving(own[age])
             for f in range(len(FREE)):
                 at = ((x * AGES + age) * len(FREE) + f) * (STEPS + 1)
-                steps = surviving.shape[2]
-                lasts[at : at + steps] = surviving[age, f]
+                lasts[at : at + steps + 1] = surviving[f :: len(FREE)]
                 # Nobody asks beyond the horizon.
-                lasts[at + steps : at + STEPS + 1] = surviving[age, f, -1]
+                lasts[at + steps + 1 : at + STEPS + 1] = surviving[steps * len(FREE) + f]
     return total
 
 
-def _at_risk(state: Period) -> Floats:
-    """Who had the room when each step began: of those at the first of the steps due at one look, the ones left."""
-    found = np.zeros(state.all_watched.shape)
-    for step in range(len(state.due)):
-        if step == 0 or state.due[step] != state.due[step - 1]:
-            found[:, :, :, step] = state.all_watched[:, :, :, step]
-        else:
-            found[:, :, :, step] = found[:, :, :, step - 1] - state.all_failed[:, :, :, step - 1]
+def at_risk(state: Period) -> Floats:
+    """Who had the room when each step began: of those at the first of the steps due at one look, the ones left.
+
+    By class and cell, as the counts.
+    """
+    found = state.all_watched.copy()
+    free = len(FREE)
+    for step in range(1, len(state.due)):
+        if state.due[step] == state.due[step - 1]:
+            cell = step * free
+            for group in range(2 * AGES):
+                before = slice(cell - free, cell)
+                found[group, cell : cell + free] = found[group, before] - state.all_failed[group, before]
     return found
 
 
 def _pooled(watched: Floats, failed: Floats) -> Floats:
-    """The share that loses its room in each step, by free cores; where hardly anybody was watched, the last rate."""
+    """The share that loses its room in each cell; where hardly anybody was watched, the rate of the step before."""
     count, lost = watched.sum(0), failed.sum(0)
-    found = np.zeros(count.shape)
-    for f in range(count.shape[0]):
-        for step in range(count.shape[1]):
-            if count[f, step] >= LEAST:
-                found[f, step] = lost[f, step] / count[f, step]
-            elif step > 0:
-                longer = 2.0 ** (PER_STEP / PER_DOUBLING)
-                found[f, step] = 1.0 - (1.0 - found[f, step - 1]) ** longer
+    found = np.zeros(len(count))
+    for cell in range(len(count)):
+        if count[cell] >= LEAST:
+            found[cell] = lost[cell] / count[cell]
+        elif cell >= len(FREE):
+            longer = 2.0 ** (PER_STEP / PER_DOUBLING)
+            found[cell] = 1.0 - (1.0 - found[cell - len(FREE)]) ** longer
     return found
 
 
 def _leaning(watched: Floats, failed: Floats, width: int, shares: Floats) -> Floats:
-    """The share that loses its room, of neighbours in age, and of what they lean on. All by age, free cores, step."""
-    leans = np.fmax(LEANS * _surviving(shares)[:, :, :-1], 1e-9)
+    """The share that loses its room, of neighbours in age, and of what they lean on. All by age and cell."""
     found = np.zeros(shares.shape)
     for age in range(AGES):
-        count, lost = leans[age].copy(), leans[age] * shares[age]
+        count = np.fmax(LEANS * _surviving(shares[age])[: shares.shape[1]], 1e-9)
+        lost = count * shares[age]
         for other in range(max(age - width, 0), min(age + width + 1, AGES)):
             weight = 1.0 - abs(other - age) / (width + 1.0)
             count += weight * watched[other]
@@ -280,9 +291,10 @@ def _leaning(watched: Floats, failed: Floats, width: int, shares: Floats) -> Flo
 
 
 def _surviving(shares: Floats) -> Floats:
-    """Who still has the room when each step begins, and at the end of the last."""
-    ages, frees, steps = shares.shape
-    found = np.ones((ages, frees, steps + 1))
-    for step in range(steps):
-        found[:, :, step + 1] = found[:, :, step] * np.fmax(1.0 - shares[:, :, step], 0.0)
+    """Who still has the room when each step begins, and at the end of the last: one step more than there are."""
+    free = len(FREE)
+    kept = np.fmax(1.0 - shares, 0.0)
+    found = np.ones(len(shares) + free)
+    for cell in range(0, len(shares), free):
+        found[cell + free : cell + 2 * free] = found[cell : cell + free] * kept[cell : cell + free]
     return found

@@ -79,7 +79,7 @@ def test_a_document_of_the_version_before_is_read_and_new_landmarks_begin_with_h
     assert not restored(document(again), LANDMARK).by_period
 
 
-@pytest.mark.parametrize("shape", [[13, 2, 40, 11, 5], [1, 2, 40, 11, 42]])
+@pytest.mark.parametrize("shape", [[13, 80, 55], [1, 80, 462]])
 def test_landmarks_on_another_grid_are_refused(changes: list[Change], shape: list[int]) -> None:
     found = document(run(Predictor(0.0, BY_PERIOD), changes, HALF_S))
     found["period"]["watched"] = {"shape": shape, "type": "floats", "index": [], "value": []}

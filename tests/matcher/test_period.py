@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from task_matcher import period as p
-from task_matcher.ages import position
+from task_matcher.ages import Floats, position
 from task_matcher.landmarks import AGES, FREE, LEAST, PER_AGE, PER_STEP, STEPS, lasts_size, step_s
 from task_matcher.prediction import Change
 from task_matcher.predictor import Predictor, PredictorOptions
@@ -129,13 +129,18 @@ def by_hand(events: Events, machines: int, until_s: float) -> tuple[Counter[Any]
     return watched, failed
 
 
+def cells(found: Floats) -> Floats:
+    """By direction, class of elapsed time, free cores and step."""
+    return found.reshape(2, AGES, -1, len(FREE)).swapaxes(2, 3)
+
+
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_counts_are_those_of_every_landmark_followed_on_its_own(seed: int) -> None:
     events = drawn(seed, 3, 9000.0)
     state = replayed(events, 3, 9000.0)
     watched, failed = by_hand(events, 3, 9000.0)
-    for found, expected in ((p._at_risk(state), watched), (state.all_failed, failed)):
+    for found, expected in ((cells(p.at_risk(state)), watched), (cells(state.all_failed), failed)):
         index = np.argwhere(found > 0)
         assert {tuple(at): found[tuple(at)] for at in index.tolist()} == dict(expected)
 
@@ -158,10 +163,9 @@ def test_a_class_leans_on_its_neighbours_and_is_heard_with_many_landmarks() -> N
     # Young machines lose all, old ones nothing, each known by so many landmarks; nothing is known of those between.
     def at(age: int, many: float) -> float:
         state = p.period(0, DAY_S, HORIZON_S, EVERY_S, 0.0)
-        # Ten of a hundred in each step of those that are due together.
-        state.all_watched[0, 10, :, 0] = many
-        state.all_failed[0, 10, :, 0] = many
-        state.all_watched[0, 30, :, 0] = many
+        state.all_watched[10, : len(FREE)] = many
+        state.all_failed[10, : len(FREE)] = many
+        state.all_watched[30, : len(FREE)] = many
         lasts = np.zeros(lasts_size())
         p.fill_lasts_of_period(state, lasts)
         return float(lasts.reshape(2, AGES, len(FREE), STEPS + 1)[0, age, 0, 1])
@@ -183,11 +187,11 @@ def test_news_that_come_late_void_landmarks_that_were_noted_meanwhile() -> None:
     p.watch(state, 5000.0)
     # That of 300 s had been counted as having all its room for five minutes: there it ends, neither kept nor lost.
     assert state.all_failed.sum() == 0.0
-    steps = (p._at_risk(state)[GROWTH].sum(0) > 0).sum(1)
+    steps = (cells(p.at_risk(state))[GROWTH].sum(0) > 0).sum(1)
     assert len(set(steps[:4])) == 1
     assert steps[3] < steps[4] == len(state.due)
     # A look later the machine is noted as it stands.
-    assert p._at_risk(state)[SHRINK, :, 0, 0].sum() > 0
+    assert cells(p.at_risk(state))[SHRINK, :, 0, 0].sum() > 0
 
 
 def test_a_pool_that_nobody_is_in_any_more_is_forgotten_with_the_window() -> None:
