@@ -21,10 +21,10 @@ from task_matcher.rolling import Integers
 
 #: Classes of elapsed time: two to a doubling.
 AGES: Final = 40
-_PER_AGE: Final = BINS / AGES
+PER_AGE: Final = BINS / AGES
 #: Steps of duration: four to a doubling.
 STEPS: Final = 80
-_PER_STEP: Final = BINS / STEPS
+PER_STEP: Final = BINS / STEPS
 #: Cores that may be lost without harm; what a task leaves free counts as the next lower one.
 FREE: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SLICES: Final = 6
@@ -153,9 +153,9 @@ def room_lasts(
     :param direction: of the last change, 0 or 1.
     :param free: cores that are left free when the task runs; below 0 counts as 0.
     """
-    age = np.minimum(np.maximum(position(elapsed_s) / _PER_AGE - 0.5, 0.0), AGES - 1.001)
+    age = np.minimum(np.maximum(position(elapsed_s) / PER_AGE - 0.5, 0.0), AGES - 1.001)
     low = np.int64(age)
-    step = position(np.minimum(duration_s, horizon_s)) / _PER_STEP
+    step = position(np.minimum(duration_s, horizon_s)) / PER_STEP
     below = np.int64(step)
     f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
     first = ((direction * AGES + low) * len(FREE) + f) * (STEPS + 1) + below
@@ -202,7 +202,7 @@ def _count(state: Landmarks, machine: int, at_s: float) -> None:
             return
     row = int(state.clock[5])
     x = state.direction[machine, slot]
-    age = min(int(position(at_s - state.at_s[machine, slot]) / _PER_AGE), AGES - 1)
+    age = min(int(position(at_s - state.at_s[machine, slot]) / PER_AGE), AGES - 1)
     state.counts[row, x, age] += 1.0
     state.all_counts[x, age] += 1.0
     f = 0
@@ -212,7 +212,7 @@ def _count(state: Landmarks, machine: int, at_s: float) -> None:
         if after_s > state.clock[2]:
             break
         while f < len(FREE) and cores - state.cores[machine, later] > FREE[f]:
-            step = min(int(position(after_s) / _PER_STEP), STEPS - 1)
+            step = min(int(position(after_s) / PER_STEP), STEPS - 1)
             state.failures[row, x, age, f, step] += 1.0
             state.all_failures[x, age, f, step] += 1.0
             f += 1
@@ -220,4 +220,4 @@ def _count(state: Landmarks, machine: int, at_s: float) -> None:
 
 def step_s(step: int) -> float:
     """The duration at which a step begins, in seconds."""
-    return edge(step * _PER_STEP)
+    return edge(step * PER_STEP)

@@ -1,7 +1,8 @@
 """The prediction engine: a pool's machines by name, and how likely each keeps its cores (seed 000 §3.1.1).
 
 Changes come one by one as they happen; a question takes one machine, or all of them at once. The work is done by the
-kernel functions of :mod:`task_matcher.rolling`, :mod:`task_matcher.landmarks` and :mod:`task_matcher.knowledge`.
+kernel functions of :mod:`task_matcher.rolling`, :mod:`task_matcher.landmarks`, :mod:`task_matcher.period` and
+:mod:`task_matcher.knowledge`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from deflation.errors import InvalidField
 from task_matcher import knowledge as knowing
 from task_matcher import landmarks as marks
+from task_matcher import period as periods
 from task_matcher import rolling as counting
 from task_matcher.ages import BINS, Floats, Value, edge
 from task_matcher.prediction import WINDOW_S, Change, Direction, LastChange, check_duration, whole_cores
@@ -30,8 +32,8 @@ FORMS: Final = {
     "next-shrink": knowing.NEXT_SHRINK,
     "landmark": knowing.LANDMARK,
 }
-_State = TypeVar("_State", counting.Rolling, marks.Landmarks)
-_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, knowing.Knowledge)
+_State = TypeVar("_State", counting.Rolling, marks.Landmarks, periods.Period)
+_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, periods.Period, knowing.Knowledge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class PredictorOptions:
     #: Landmarks: how long one is followed, and seconds between two of a machine.
     horizon_s: float = 4 * 3600.0
     look_every_s: float = 900.0
+    #: Landmarks: each step of their time counts once it is over, and like ones lean on each other
+    #: (:mod:`task_matcher.period`); False: each whole, when its horizon is over (:mod:`task_matcher.landmarks`).
+    period: bool = False
     #: Curves are as fresh as this, unless changes have added more than `fresh_share` to what was known.
     fresh_s: float = 60.0
     fresh_share: float = 0.02
@@ -83,12 +88,15 @@ class Predictor:
         #: What happened before has not been watched: an interval that began then counts from here on.
         self.since = now
         self._form = FORMS[self.options.form]
+        #: Whether landmarks are counted by :mod:`task_matcher.period`.
+        self.by_period = self.options.period and self._form == knowing.LANDMARK
         self._free: list[int] = []
         self._last: dict[str, LastChange] = {}
         #: Machines that are gone, by when their landmarks' horizon is over, and when they went.
         self._gone: deque[tuple[float, str, float]] = deque()
         self.state = counting.rolling(0, self.options.window_s, now)
         self.marks = marks.landmarks(0, self.options.window_s, self.options.horizon_s, self.options.look_every_s, now)
+        self.period = self._fresh_period(0)
         self._knowledge = knowing.nothing_known(self.options.horizon_s)
         self._fresh_until = -math.inf
         self._news = 0
@@ -123,7 +131,7 @@ class Predictor:
         cores = float(whole_cores(change.cores_after))
         if change.by_owner or (change.starts and self.state.direction[row] != NONE):
             counting.leave(self.state, row, change.at)
-            marks.remember(self.marks, row, change.at, -1.0, x)
+            self._stands(row, change.at, -1.0, x)
         if change.by_owner and change.ends:
             return
         if change.by_owner or change.starts:
@@ -134,7 +142,7 @@ class Predictor:
         if change.at < self.since and not change.ends:
             self.state.counted_s[row] = self.since - change.at
             self.state.opened_counted_s[row, self.state.opened[row] - 1] = self.since - change.at
-        marks.remember(self.marks, row, change.at, cores, x)
+        self._stands(row, change.at, cores, x)
 
     def advance(self, now: float) -> None:
         """Let time go on, never backwards."""
@@ -142,7 +150,9 @@ class Predictor:
             return
         self.now = now
         counting.roll(self.state, now)
-        if self._form == knowing.LANDMARK:
+        if self.by_period:
+            periods.watch(self.period, now)
+        elif self._form == knowing.LANDMARK:
             marks.look(self.marks, now)
         while self._gone and self._gone[0][0] <= now:
             _, machine, at = self._gone.popleft()
@@ -157,6 +167,8 @@ class Predictor:
         if row is not None:
             counting.leave(self.state, row, self.now)
             self.marks.written[row] = 0
+            if self.by_period:
+                periods.leaves(self.period, row)
             self._free.append(row)
 
     def last_of(self, machine: str) -> LastChange | None:
@@ -175,13 +187,23 @@ class Predictor:
         found: marks.Landmarks,
         late: int,
         since: float,
+        seen: periods.Period | None = None,
     ) -> None:
-        """Go on with what another predictor knew (:mod:`task_matcher.memory`)."""
+        """Go on with what another predictor knew (:mod:`task_matcher.memory`).
+
+        :param seen: None: it did not count landmarks by :mod:`task_matcher.period`, and that begins with how the
+            machines stand.
+        """
         size = len(state.last_s)
         if any(not 0 <= row < size for row in rows.values()) or len(set(rows.values())) != len(rows):
             raise ValueError("rows that are not the machines'")
+        fresh = self._fresh_period(size)
+        if seen is not None and (len(seen.stood_s) != size or seen.watched.shape != fresh.watched.shape):
+            raise ValueError("landmarks on another grid")
         self.rows, self._last, self.state, self.marks, self.late = rows, last, state, found, late
         self.since = since
+        if self.by_period:
+            self.period = seen or self._stood(rows, last, size)
         self._free = sorted(set(range(size)) - set(rows.values()), reverse=True)
         until = self.now + 2.0 * self.options.horizon_s
         gone = [(until, name, known.at) for name, known in last.items() if known.gone]
@@ -195,6 +217,7 @@ class Predictor:
         made._free, made._gone = list(self._free), deque(self._gone)
         made.state = _copied(self.state)
         made.marks = _copied(self.marks)
+        made.period = _copied(self.period)
         made._knowledge = _copied(self._knowledge)
         return made
 
@@ -216,9 +239,15 @@ class Predictor:
         total = self._knowledge.totals[0]
         if self.now >= self._fresh_until or self._news > self.options.fresh_share * total:
             knowing.learn(self._knowledge, self.state, self.now, self.options.censored)
-            if self._form == knowing.LANDMARK and self.marks.clock[0] != self._looked:
-                self._knowledge.totals[2] = marks.fill_lasts(self.marks, self._knowledge.lasts)
-                self._looked = float(self.marks.clock[0])
+            clock = self.period.clock if self.by_period else self.marks.clock
+            if self._form == knowing.LANDMARK and clock[0] != self._looked:
+                lasts = self._knowledge.lasts
+                self._knowledge.totals[2] = (
+                    periods.fill_lasts_of_period(self.period, lasts)
+                    if self.by_period
+                    else marks.fill_lasts(self.marks, lasts)
+                )
+                self._looked = float(clock[0])
             self._fresh_until = self.now + self.options.fresh_s
             self._news = 0
         return self._knowledge
@@ -291,6 +320,26 @@ class Predictor:
         """How long ago each row's last change was; nothing for rows without one."""
         return np.maximum(self.now - self.state.last_s, 0.0)
 
+    def _stands(self, row: int, at: float, cores: float, x: int) -> None:
+        marks.remember(self.marks, row, at, cores, x)
+        if self.by_period:
+            periods.stands(self.period, row, at, cores, x)
+
+    def _fresh_period(self, machines: int) -> periods.Period:
+        options = self.options
+        if not self.by_period:
+            return periods.no_period()
+        return periods.period(machines, options.window_s, options.horizon_s, options.look_every_s, self.now)
+
+    def _stood(self, rows: dict[str, int], last: dict[str, LastChange], size: int) -> periods.Period:
+        """Counts of nothing yet, of machines as they stand."""
+        made = self._fresh_period(size)
+        for name, row in rows.items():
+            if (known := last.get(name)) is not None and not known.gone:
+                x = GROWTH if known.direction is Direction.GROWTH else SHRINK
+                periods.stands(made, row, known.at, float(known.cores), x)
+        return made
+
     def _grow(self) -> None:
         """Twice as many rows."""
         size = len(self.state.last_s)
@@ -299,12 +348,18 @@ class Predictor:
         self.state = _larger(self.state, counting.rolling(wanted, options.window_s, self.now), size)
         fresh = marks.landmarks(wanted, options.window_s, options.horizon_s, options.look_every_s, self.now)
         self.marks = _larger(self.marks, fresh, size)
+        if self.by_period:
+            self.period = _larger(self.period, self._fresh_period(wanted), size)
         self._free.extend(range(wanted - 1, size - 1, -1))
 
 
 #: Arrays that have one row a machine.
 _PER_MACHINE: Final = frozenset(
-    ["last_s", "counted_s", "direction", "opened_s", "opened_counted_s", "opened", "at_s", "cores", "written"]
+    (
+        *("last_s", "counted_s", "direction", "opened_s", "opened_counted_s", "opened"),
+        *("at_s", "cores", "written"),
+        *("stood_s", "stood_cores", "stood_direction", "noted", "noted_cores", "lost", "counted", "lost_step"),
+    )
 )
 
 

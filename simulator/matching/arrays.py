@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from task_matcher.ages import Floats
 from task_matcher.knowledge import Knowledge
 from task_matcher.landmarks import Landmarks
+from task_matcher.period import Period
 from task_matcher.rolling import Integers, Rolling
 
 #: Switches.
@@ -19,7 +20,9 @@ K_PROMISES: Final = 4
 K_NEWS: Final = 5
 #: Whether outcomes of tasks are held against predictions.
 K_CHECK: Final = 6
-SWITCHES: Final = 7
+#: Landmarks count step by step (:mod:`task_matcher.period`).
+K_PERIOD: Final = 7
+SWITCHES: Final = 8
 
 #: Numbers.
 N_SPARE: Final = 0
@@ -50,6 +53,7 @@ class Matching(NamedTuple):
     numbers: Floats
     rolling: Rolling
     marks: Landmarks
+    period: Period
     knowledge: Knowledge
     #: Per machine, of the task that is looked at.
     expected: Floats

@@ -32,6 +32,7 @@ from simulator.matching.arrays import (
     K_DELAY,
     K_FORM,
     K_NEWS,
+    K_PERIOD,
     K_PROMISES,
     K_SIZED,
     N_DISLIKE,
@@ -54,6 +55,7 @@ from task_matcher.backfilling import reservation
 from task_matcher.choices import choose as choose_machine
 from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, chances, learn
 from task_matcher.landmarks import LEAST, fill_lasts, look, remember
+from task_matcher.period import fill_lasts_of_period, stands, watch
 from task_matcher.probabilities import aversion, expected_s, remaining_s, restart_s, usable_duration_s
 from task_matcher.rolling import GROWTH, SHRINK, leave, roll
 from task_matcher.rolling import begin as begin_interval
@@ -65,13 +67,19 @@ def begin(s: State, p: Matching, now_s: float) -> None:
     p.promised[:] = 0
     roll(p.rolling, now_s)
     numbers = p.numbers
-    if p.switches[K_FORM] == LANDMARK:
+    if p.switches[K_PERIOD] != 0:
+        watch(p.period, now_s)
+    elif p.switches[K_FORM] == LANDMARK:
         look(p.marks, now_s)
     news = p.switches[K_NEWS] > numbers[N_FRESH_SHARE] * p.knowledge.totals[0]
     if now_s < numbers[N_FRESH_UNTIL] and not news:
         return
     learn(p.knowledge, p.rolling, now_s, p.switches[K_CENSORED] != 0)
-    if p.switches[K_FORM] == LANDMARK and p.marks.clock[0] != numbers[N_LOOKED]:
+    if p.switches[K_PERIOD] != 0:
+        if p.period.clock[0] != numbers[N_LOOKED]:
+            p.knowledge.totals[2] = fill_lasts_of_period(p.period, p.knowledge.lasts)
+            numbers[N_LOOKED] = p.period.clock[0]
+    elif p.switches[K_FORM] == LANDMARK and p.marks.clock[0] != numbers[N_LOOKED]:
         p.knowledge.totals[2] = fill_lasts(p.marks, p.knowledge.lasts)
         numbers[N_LOOKED] = p.marks.clock[0]
     numbers[N_FRESH_UNTIL] = now_s + numbers[N_FRESH_S]
@@ -86,15 +94,23 @@ def changed(s: State, p: Matching, machine: int, now_s: float, cores_before: int
     if cores == 0 and s.machines[machine, M_HELD] == LEAVING:
         # Given back by its owner: nobody took these cores away.
         leave(p.rolling, machine, now_s)
-        remember(p.marks, machine, now_s, -1.0, direction)
+        _stands(p, machine, now_s, -1.0, direction)
         p.switches[K_NEWS] += 1
         return
     if cores_before == 0:
         begin_interval(p.rolling, machine, now_s, GROWTH)
     else:
         change_interval(p.rolling, machine, now_s, direction, float(abs(cores - cores_before)), cores == 0)
-    remember(p.marks, machine, now_s, float(cores), direction)
+    _stands(p, machine, now_s, float(cores), direction)
     p.switches[K_NEWS] += 1
+
+
+def _stands(p: Matching, machine: int, now_s: float, cores: float, direction: int) -> None:
+    remember(p.marks, machine, now_s, cores, direction)
+    if p.switches[K_PERIOD] != 0:
+        # Looks are taken of how machines stood then, so those up to now come before the change.
+        watch(p.period, now_s)
+        stands(p.period, machine, now_s, cores, direction)
 
 
 def room_in_s(s: State, p: Matching, machine: int, task: int, now_s: float) -> float:

@@ -11,9 +11,10 @@ from simulator.jobs.columns import State
 from simulator.jobs.policy import Policy
 from simulator.matching import arrays as a
 from simulator.matching import hooks
-from task_matcher.knowledge import nothing_known
+from task_matcher.knowledge import LANDMARK, nothing_known
 from task_matcher.landmarks import landmarks
 from task_matcher.matching import MatchOptions
+from task_matcher.period import no_period, period
 from task_matcher.predictor import FORMS, PredictorOptions
 from task_matcher.rolling import rolling
 
@@ -51,6 +52,8 @@ def fresh(
     switches[a.K_DELAY] = matching.delay
     switches[a.K_PROMISES] = matching.promises
     switches[a.K_CHECK] = check
+    by_period = predicting.period and FORMS[predicting.form] == LANDMARK
+    switches[a.K_PERIOD] = by_period
     numbers = np.zeros(a.NUMBERS)
     numbers[a.N_SPARE] = matching.spare
     numbers[a.N_ESCALATION] = matching.escalation
@@ -65,6 +68,9 @@ def fresh(
         numbers,
         rolling(machines, predicting.window_s, now_s),
         landmarks(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s),
+        period(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s)
+        if by_period
+        else no_period(),
         nothing_known(predicting.horizon_s),
         np.zeros(machines),
         np.zeros(machines),

@@ -64,12 +64,12 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "landmark": Scheme(predicting=_LANDMARK),
     "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
     "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
+    "landmark-period": Scheme(predicting=PredictorOptions(form="landmark", sized=True, period=True)),
     # The newest task goes first where a shrink leaves too little; and, as live, waits before all others then.
     "capacity-random-newest": Scheme("random", kills="newest"),
     "landmark-newest": Scheme(predicting=_LANDMARK, kills="newest"),
     "capacity-random-live": Scheme("random", kills="newest", requeue="head"),
     "capacity-filling-live": Scheme("filling", kills="newest", requeue="head"),
-    "paper-live": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False), kills="newest", requeue="head"),
     "landmark-live": Scheme(predicting=_LANDMARK, matching=LIVE, kills="newest", requeue="head"),
     # What a manager does by default.
     "live": Scheme(predicting=LIVE_PREDICTION, matching=LIVE, kills="newest", requeue="head"),

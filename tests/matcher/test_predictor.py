@@ -97,9 +97,9 @@ def test_without_history_the_answer_is_unknown_and_never_a_guess() -> None:
     assert math.isnan(float(predictor.probability(NONE, 0.0, 60.0)))
 
 
-@pytest.mark.parametrize("form", ["next-shrink", "landmark"])
-def test_no_form_guesses(form: str) -> None:
-    predictor = learned([Change("a", 1.0, 0.0, 4.0)], 2.0, PredictorOptions(form=form))
+@pytest.mark.parametrize(("form", "period"), [("next-shrink", False), ("landmark", False), ("landmark", True)])
+def test_no_form_guesses(form: str, period: bool) -> None:
+    predictor = learned([Change("a", 1.0, 0.0, 4.0)], 2.0, PredictorOptions(form=form, period=period))
     assert predictor.probabilities_of(["a", "b"], 100.0, 60.0) == [None, None]
 
 

@@ -22,6 +22,7 @@ from task_matcher.knowledge import (
     probability,
 )
 from task_matcher.landmarks import fill_lasts, landmarks, look, remember
+from task_matcher.period import fill_lasts_of_period, period, stands, watch
 from task_matcher.probabilities import (
     aversion,
     expected_s,
@@ -41,6 +42,9 @@ for kernel in (
     fill_lasts,
     look,
     remember,
+    fill_lasts_of_period,
+    stands,
+    watch,
     aversion,
     expected_s,
     remaining_s,
@@ -55,11 +59,12 @@ for kernel in (
 
 
 @compiled
-def _replay(state: Any, marks: Any, events: Any) -> None:
+def _replay(state: Any, marks: Any, watched: Any, events: Any) -> None:
     for row in range(len(events)):
         at_s, machine, kind, cores = events[row, 0], int(events[row, 1]), int(events[row, 2]), events[row, 3]
         roll(state, at_s)
         look(marks, at_s)
+        watch(watched, at_s)
         if kind == 0:
             begin(state, machine, at_s, GROWTH)
         elif kind == 1:
@@ -68,7 +73,9 @@ def _replay(state: Any, marks: Any, events: Any) -> None:
             change(state, machine, at_s, SHRINK, 3.0, False)
         else:
             leave(state, machine, at_s)
-        remember(marks, machine, at_s, cores, 0 if kind < 2 else 1)
+        direction = 0 if kind < 2 else 1
+        remember(marks, machine, at_s, cores, direction)
+        stands(watched, machine, at_s, -1.0 if kind == 3 else cores, direction)
 
 
 @compiled
@@ -76,6 +83,13 @@ def _learn(knowledge: Any, state: Any, marks: Any, now_s: float, censored: bool)
     learn(knowledge, state, now_s, censored)
     knowledge.totals[2] = fill_lasts(marks, knowledge.lasts)
     return float(knowledge.totals[0])
+
+
+@compiled
+def _learn_by_period(knowledge: Any, state: Any, watched: Any, now_s: float) -> float:
+    learn(knowledge, state, now_s, True)
+    knowledge.totals[2] = fill_lasts_of_period(watched, knowledge.lasts)
+    return float(knowledge.totals[2])
 
 
 @compiled
@@ -106,15 +120,19 @@ def events(seed: int, machines: int = 6, count: int = 700) -> np.ndarray[Any, np
     return np.column_stack([at_s, machine, kind, generator.integers(0, 30, count)]).astype(float)
 
 
-def replayed(seed: int, interpreted: bool) -> tuple[Any, Any]:
+def replayed(seed: int, interpreted: bool) -> tuple[Any, Any, Any]:
     state, marks = rolling(6, DAY_S, 0.0), landmarks(6, DAY_S, 7200.0, 1800.0, 0.0)
-    (plain(_replay) if interpreted else _replay)(state, marks, events(seed))
-    return state, marks
+    watched = period(6, DAY_S, 7200.0, 1800.0, 0.0)
+    (plain(_replay) if interpreted else _replay)(state, marks, watched, events(seed))
+    return state, marks, watched
 
 
-def known(seed: int, interpreted: bool, censored: bool) -> Knowledge:
-    state, marks = replayed(seed, interpreted)
+def known(seed: int, interpreted: bool, censored: bool, by_period: bool = False) -> Knowledge:
+    state, marks, watched = replayed(seed, interpreted)
     knowledge = nothing_known(7200.0)
+    if by_period:
+        (plain(_learn_by_period) if interpreted else _learn_by_period)(knowledge, state, watched, 3 * DAY_S)
+        return knowledge
     (plain(_learn) if interpreted else _learn)(knowledge, state, marks, 3 * DAY_S, censored)
     return knowledge
 
@@ -126,9 +144,10 @@ def test_counts_are_the_same(seed: int) -> None:
             assert np.array_equal(one, other, equal_nan=True), name
 
 
-@pytest.mark.parametrize("censored", [True, False])
-def test_what_is_known_and_every_answer_are_the_same(censored: bool) -> None:
-    ours, theirs = known(4, False, censored), known(4, True, censored)
+@pytest.mark.parametrize(("censored", "by_period"), [(True, False), (False, False), (True, True)])
+def test_what_is_known_and_every_answer_are_the_same(censored: bool, by_period: bool) -> None:
+    ours, theirs = known(4, False, censored, by_period), known(4, True, censored, by_period)
+    assert ours.totals[2] > 20.0
     for name, one, other in zip(ours._fields, ours, theirs, strict=True):
         assert np.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True), name
     generator = np.random.default_rng(5)

@@ -40,6 +40,7 @@ FORMS = [
         ("landmark", True, True),
     )
 ]
+FORMS.append(replace(FORMS[-1], period=True))
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def test_every_choice_is_the_same(
     agree(scene_of(seed), predicting, matching, dislike, every_s)
 
 
-@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: options.form)
+@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}{'-period' * options.period}")
 def test_scenes_have_what_can_differ(predicting: PredictorOptions) -> None:
     """Tasks that start, that wait, that wait behind promises, overruns, and machines with and without history."""
     starts = waits = known = unknown = 0
