@@ -82,6 +82,8 @@ class Predictor:
         self.now = now
         #: What happened before has not been watched: an interval that began then counts from here on.
         self.since = now
+        #: Goes up when an answer may be another than it was at the same moment.
+        self.version = 0
         self._form = FORMS[self.options.form]
         self._free: list[int] = []
         self._last: dict[str, LastChange] = {}
@@ -93,6 +95,7 @@ class Predictor:
         self._fresh_until = -math.inf
         self._news = 0
         self._looked = -math.inf
+        self._learned = (-math.inf, 0)
 
     def observe(self, change: Change, now: float | None = None, teaches: bool = True) -> None:
         """Take one change in: O(1), but for the cuts of the window, whatever is known already.
@@ -119,6 +122,7 @@ class Predictor:
             return
         row = self.row(change.machine)
         self._news += 1
+        self.version += 1
         x = GROWTH if direction is Direction.GROWTH else SHRINK
         cores = float(whole_cores(change.cores_after))
         if change.by_owner or (change.starts and self.state.direction[row] != NONE):
@@ -155,6 +159,7 @@ class Predictor:
         self._last.pop(machine, None)
         row = self.rows.pop(machine, None)
         if row is not None:
+            self.version += 1
             counting.leave(self.state, row, self.now)
             self.marks.written[row] = 0
             self._free.append(row)
@@ -201,6 +206,7 @@ class Predictor:
     def changed(self) -> None:
         """The counts are others than they were: the next question brings the curves up to date."""
         self._fresh_until = self._looked = -math.inf
+        self.version += 1
 
     def row(self, machine: str) -> int:
         """The row of a machine, a new one if need be."""
@@ -214,13 +220,17 @@ class Predictor:
     def known(self) -> knowing.Knowledge:
         """The curves as they are now."""
         total = self._knowledge.totals[0]
-        if self.now >= self._fresh_until or self._news > self.options.fresh_share * total:
+        stale = self.now >= self._fresh_until or self._news > self.options.fresh_share * total
+        # Nothing has changed since they were learned a moment ago.
+        if stale and self._learned != (self.now, self.version):
             knowing.learn(self._knowledge, self.state, self.now, self.options.censored)
             if self._form == knowing.LANDMARK and self.marks.clock[0] != self._looked:
                 self._knowledge.totals[2] = marks.fill_lasts(self.marks, self._knowledge.lasts)
                 self._looked = float(self.marks.clock[0])
             self._fresh_until = self.now + self.options.fresh_s
             self._news = 0
+            self.version += 1
+            self._learned = (self.now, self.version)
         return self._knowledge
 
     def probability(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> Value:
@@ -239,6 +249,16 @@ class Predictor:
         knowledge = self.known()
         form, sized = self._form_now(knowledge), self.options.sized
         return knowing.chances(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+
+    def stand(self, direction: Value, elapsed_s: Value, free: Value) -> knowing.Standing:
+        """What :meth:`chances` goes by, whatever the duration; good for as long as `version` stays and the clock."""
+        knowledge = self.known()
+        return knowing.stand(knowledge, self._form_now(knowledge), self.options.sized, direction, elapsed_s, free)
+
+    def failures(self, machines: knowing.Standing, duration_s: float) -> tuple[Value, Value]:
+        """Of what :meth:`stand` has said: ``1 - P_c``, NaN where history is silent, and w of Eq. 2 in seconds."""
+        knowledge = self._knowledge
+        return knowing.failures(knowledge, self._form_now(knowledge), machines, duration_s)
 
     def _form_now(self, knowledge: knowing.Knowledge) -> int:
         """The options' form, Eq. 1 until there are landmarks enough."""
@@ -287,9 +307,10 @@ class Predictor:
         """The direction of each row's last change."""
         return self.state.direction
 
-    def elapsed_s(self) -> Floats:
-        """How long ago each row's last change was; nothing for rows without one."""
-        return np.maximum(self.now - self.state.last_s, 0.0)
+    def elapsed_s(self, rows: Integers | None = None) -> Floats:
+        """How long ago the last change of each row was, or of some rows; nothing for rows without one."""
+        last_s = self.state.last_s if rows is None else self.state.last_s[rows]
+        return np.maximum(self.now - last_s, 0.0)
 
     def _grow(self) -> None:
         """Twice as many rows."""
@@ -300,6 +321,7 @@ class Predictor:
         fresh = marks.landmarks(wanted, options.window_s, options.horizon_s, options.look_every_s, self.now)
         self.marks = _larger(self.marks, fresh, size)
         self._free.extend(range(wanted - 1, size - 1, -1))
+        self.version += 1
 
 
 #: Arrays that have one row a machine.
@@ -322,5 +344,5 @@ def _larger(state: _State, fresh: _State, rows: int) -> _State:
 
 def _copied(arrays: _Arrays) -> _Arrays:
     """The same values in arrays of their own."""
-    values: list[Any] = [array.copy() for array in arrays]
+    values: list[Any] = [_copied(array) if isinstance(array, tuple) else array.copy() for array in arrays]
     return type(arrays)(*values)
