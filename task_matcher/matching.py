@@ -234,9 +234,10 @@ class MatchMaker:
             least = found.compared.item(place) if options.spare <= 0.0 and place >= 0 else found.compared.min()
             adds_s = float(least) - duration_s
             if adds_s < band.reach_s - 1e-9 * (duration_s + band.reach_s):
-                self._reach = max(0.9 * self._reach, 1.1 * adds_s / max(duration_s, 1.0))
+                self._reach = min(max(0.9 * self._reach, 1.1 * adds_s / max(duration_s, 1.0)), 4.0)
                 return found, place
-            reach_s = min(1.01 * adds_s + 1.0, EVER_S)
+            # Ever further, so that this ends.
+            reach_s = min(1.01 * adds_s + 1.0, EVER_S) if adds_s >= band.reach_s else EVER_S
 
     def _weigh(self, demand: Demand, duration_s: float, band: Band, apart: bool) -> Weighed:
         """A task against machines.

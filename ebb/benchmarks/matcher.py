@@ -1,8 +1,9 @@
 """`matcher`: the task matcher's decisions over up to ten thousand machines, beside Algorithm 1 in plain Python.
 
 One core, one process, no manager: what is measured is the decision alone, in seconds of that core, with a day's history
-of the machines, most of which have tasks that run. The plain form (:mod:`ebb.benchmarks.matcher_plain`) is Algorithm 1 of the paper as one would
-write it, machine by machine, over the same history, the same running tasks and the same tasks that wait.
+of the machines, most of which have tasks that run. The plain form (:mod:`ebb.benchmarks.matcher_plain`) is Algorithm 1
+of the paper as one would write it, machine by machine, over the same history, the same running tasks and the same tasks
+that wait.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def run(how: Pass) -> Figures:
                 f"{where}; this one by landmarks and the size of shrinks",
             ),
             f"moved_{size}_us": Figure.over(
-                moved[size], "us", f"{where}, at another moment than the decision before: nothing that was kept is right"
+                moved[size],
+                "us",
+                f"{where}, at another moment than the decision before: nothing that was kept is right",
             ),
             f"learn_{size}_us": Figure.over(learning[size], "us", f"one core change learned, {size} machines known"),
         }

@@ -241,7 +241,7 @@ def live(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: 
             world.pass_time()
         kind = world.draw.random()
         if kind < 0.75:
-            found.append(decide_everywhere(world, world.demand(), 5 if world.draw.random() < 0.2 else 0))
+            found.append(decide_everywhere(world, world.demand(), 2 * MACHINES if world.draw.random() < 0.4 else 0))
         elif kind < 0.9:
             demands = [replace(world.demand(), task=f"w{number}") for number in range(int(world.draw.integers(1, 9)))]
             others = world.anew().decide_all(demands, world.now)
@@ -334,6 +334,35 @@ def test_the_same_question_is_answered_with_what_was_kept_and_another_anew() -> 
     kept = standings.within(2.0, 0.0, 11.0, 0.0)
     fleet.predictor.observe(Change("m0", 11.0, 8.0, 4.0))
     assert standings.within(2.0, 0.0, 11.0, 0.0) is not kept
+
+
+def test_a_machine_that_is_kept_longer_than_anything_known_becomes_unknown() -> None:
+    predictor = Predictor(0.0, PredictorOptions(censored=False, fresh_s=1e6))
+    for at in (0.0, 1000.0, 2000.0):
+        predictor.observe(Change("m0", at, 8.0 + at, 9.0 + at))
+    fleet = Fleet(predictor)
+    fleet.put("m0", 8.0)
+    maker, demand = MatchMaker(fleet), Demand("t", 2.0, duration_s=600.0)
+    found = maker.decide(demand, 2900.0)
+    assert (found.machine, found.completion_probability is None) == ("m0", False)
+    fleet.start("m0", Running("other", 8.0, 0.0, 2900.0, 3400.0))
+    found = maker.decide(demand, 2900.0)
+    assert (found.machine, found.wait_s, found.completion_probability) == ("m0", 500.0, None)
+    assert found == MatchMaker(fleet).decide(demand, 2900.0)
+
+
+def test_a_change_counts_at_once_also_if_the_curves_are_fresh_enough() -> None:
+    predictor = Predictor(0.0, PredictorOptions(fresh_s=1e6, fresh_share=1.0))
+    for at in range(0, 20_000, 1000):
+        predictor.observe(Change("m0", float(at), 8.0, 9.0 if at % 3000 else 7.0))
+    fleet = Fleet(predictor)
+    fleet.put("m0", 8.0)
+    maker, demand = MatchMaker(fleet), Demand("t", 2.0, duration_s=600.0)
+    before = maker.decide(demand, 19_900.0)
+    predictor.observe(Change("m0", 19_900.0, 9.0, 7.0))
+    after = maker.decide(demand, 19_900.0)
+    assert after == MatchMaker(fleet).decide(demand, 19_900.0)
+    assert after.expected_s != before.expected_s
 
 
 def test_a_round_of_tasks_that_all_want_other_memory_keeps_few_classes() -> None:
