@@ -80,6 +80,8 @@ class Weighed:
         for place in places:
             row = int(self.rows[place])
             probability = None if (lasts := lasting(row)) else self.probability(place)
-            figures = (float(values[place]) for values in (self.expected, self.compared))
-            found.append(Offer(name(row), float(self.waits[place]), probability, *figures, lasts))
+            wait_s, expected_s, compared_s = (
+                float(values[place]) for values in (self.waits, self.expected, self.compared)
+            )
+            found.append(Offer(name(row), wait_s, probability, expected_s, compared_s, lasts))
         return tuple(found)

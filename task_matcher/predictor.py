@@ -21,7 +21,7 @@ from task_matcher import landmarks as marks
 from task_matcher import rolling as counting
 from task_matcher.ages import BINS, Floats, Value, edge
 from task_matcher.prediction import WINDOW_S, Change, Direction, LastChange, check_duration, whole_cores
-from task_matcher.probabilities import lives_on
+from task_matcher.probabilities import Lines, lives_on
 from task_matcher.rolling import GROWTH, NONE, SHRINK, Integers
 
 #: Names of the forms of P_c.
@@ -31,7 +31,7 @@ FORMS: Final = {
     "landmark": knowing.LANDMARK,
 }
 _State = TypeVar("_State", counting.Rolling, marks.Landmarks)
-_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, knowing.Knowledge)
+_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, knowing.Knowledge, Lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ KNOWN = np.zeros(BINS + 2)
 
 
 def wasted_s(hazard: Floats, area: Floats, elapsed_s: Value, duration_s: Value) -> Value:
-    lines = Lines(*(np.empty(BINS + 2) for _ in range(4)), KNOWN)
+    lines = Lines(np.empty(BINS + 2), np.empty(BINS + 2), np.empty(BINS + 2), np.empty(BINS + 2), KNOWN)
     fill_lines(hazard, lines.hazard, lines.hazard_rises)
     fill_lines(area, lines.area, lines.area_rises)
     machines, known = aged(lines, elapsed_s)

@@ -131,7 +131,7 @@ def test_what_is_known_and_every_answer_are_the_same(censored: bool) -> None:
     ours, theirs = known(4, False, censored), known(4, True, censored)
     for name, one, other in zip(ours._fields, ours, theirs, strict=True):
         # Lines are bundles of curves.
-        assert np.allclose(np.stack(one), np.stack(other), rtol=1e-9, atol=1e-9, equal_nan=True), name
+        assert np.allclose(np.array(one), np.array(other), rtol=1e-9, atol=1e-9, equal_nan=True), name
     generator = np.random.default_rng(5)
     questions = np.column_stack(
         [
