@@ -24,7 +24,19 @@ BINS: Final = 320
 
 def position(age_s: Value) -> Value:
     """Where on the grid an age lies, from 0 to below BINS. Below 0 and NaN count as 0."""
-    return np.minimum(np.log2(1.0 + np.fmax(age_s, 0.0) / FIRST_S) * PER_DOUBLING, BINS - 1e-9)
+    return located(stretched(age_s))
+
+
+def stretched(age_s: Value) -> Value:
+    """What grows with an age as :func:`located` wants it: ``d / FIRST_S`` more is the age ``d`` later."""
+    return 1.0 + np.fmax(age_s, 0.0) / FIRST_S
+
+
+def located(age: Value) -> Value:
+    """The position of an age that is :func:`stretched`."""
+    found = np.log2(age)
+    found *= PER_DOUBLING
+    return np.minimum(found, BINS - 1e-9)
 
 
 def edge(index: float) -> float:
@@ -36,3 +48,16 @@ def interpolate(values: Any, index: Value, part: Value) -> Value:
     """Between the values at the edges of a bin: of its number, and of how far into it. More than BINS values."""
     low = values[index]
     return low + part * (values[index + 1] - low)
+
+
+def fill_lines(values: Floats, at_0: Floats, rises: Floats) -> None:
+    """The same as lines over the position, one for each bin: ``at_0[index] + position * rises[index]``.
+
+    Both out, shape as ``values``: (BINS + 2,).
+    """
+    for index in range(BINS + 1):
+        rise = values[index + 1] - values[index]
+        rises[index] = rise
+        at_0[index] = values[index] - index * rise
+    rises[BINS + 1] = 0.0
+    at_0[BINS + 1] = values[BINS + 1]

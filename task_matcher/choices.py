@@ -12,7 +12,7 @@ def choose(expected: Floats, waits: Floats, probability: Floats, duration_s: flo
 
     :param expected: E_wc by machine in seconds, infinite where there will never be room. Shape (n,), as the others.
     :param waits: how long until there is room.
-    :param probability: P_c; NaN counts as the least.
+    :param probability: P_c; NaN counts as the least. Not looked at without ``spare``.
     :param delay: whether a busy machine may be chosen; without, the best of those with room now, or -1.
     :param spare: among machines with room whose expected time is this share of the duration above the least at most,
         the one with the least P_c is taken, if the best has room itself.
@@ -20,7 +20,7 @@ def choose(expected: Floats, waits: Floats, probability: Floats, duration_s: flo
     if len(expected) == 0:
         return -1
     considered = expected if delay else np.where(waits == 0.0, expected, np.inf)
-    best = int(np.argmin(considered))
+    best = int(considered.argmin())
     if not considered[best] < np.inf:
         return -1
     if spare > 0.0 and waits[best] == 0.0:

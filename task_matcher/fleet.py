@@ -18,10 +18,13 @@ from deflation.errors import InvalidField
 from task_matcher.ages import Floats
 from task_matcher.predictor import Predictor
 from task_matcher.probabilities import remaining_s
+from task_matcher.rolling import Integers
 
 #: Steps of memory in the table: the largest machine has so many.
 MEMORY_STEPS: Final = 64
 _EPSILON: Final = 1e-9
+#: Changes that are kept to be told.
+_TOLD: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class Fleet:
         #: When the first of what runs should end; and the moment up to which tasks that overrun are counted.
         self._first_end: Floats = np.zeros(0)
         self._now = predictor.now
+        #: Rows to fill anew. Rows that changed, one after another; and how many of the first have been forgotten.
+        self._stale: set[int] = set()
+        self._touched: list[int] = []
+        self._untold = 0
         #: When each machine has row-many cores (steps of memory); -inf: now, inf: never.
         self._cores_at: Floats = np.zeros((most_cores + 1, 0))
         self._memory_at: Floats = np.zeros((MEMORY_STEPS + 1, 0))
@@ -82,8 +89,10 @@ class Fleet:
         row = self.predictor.row(machine)
         self._fit()
         self._names[row] = machine
+        if self.lasting[row] != float(lasting):
+            self._forget_touched()
         self.cores[row], self.memory_mib[row], self.lasting[row] = cores, memory_mib, float(lasting)
-        self._fill(row)
+        self._changed(row)
 
     def remove(self, machine: str) -> list[str]:
         """A machine is gone; returns the tasks that ran there."""
@@ -96,7 +105,7 @@ class Fleet:
         self._promised.pop(row, None)
         del self._names[row]
         self.cores[row] = self.memory_mib[row] = 0.0
-        self._fill(row)
+        self._changed(row)
         return [task.task for task in ended]
 
     def start(self, machine: str, task: Running) -> None:
@@ -111,25 +120,29 @@ class Fleet:
             raise InvalidField("task", f"{task.task!r} runs already")
         self._running.setdefault(row, []).append(task)
         self._where[task.task] = row
-        self._fill(row)
+        self._changed(row)
 
     def end(self, task: str) -> None:
         """A task does not run any more. One that is not known is none."""
         row = self._where.pop(task, None)
         if row is not None:
             self._running[row] = [other for other in self._running[row] if other.task != task]
-            self._fill(row)
+            self._changed(row)
 
     def promise(self, row: int, task: Running) -> None:
         """Room of a machine is kept for a task that waits, until :meth:`forget_promises`."""
         self._promised.setdefault(row, []).append(task)
-        self._fill(row)
+        self._changed(row)
 
     def forget_promises(self) -> None:
         """A new round of decisions begins."""
         rows, self._promised = list(self._promised), {}
         for row in rows:
-            self._fill(row)
+            self._changed(row)
+
+    def lasts(self, row: int) -> bool:
+        """Whether nobody can take the cores of a row's machine."""
+        return bool(self.lasting[row] > 0.0)
 
     def name(self, row: int) -> str:
         """The machine of a row."""
@@ -144,33 +157,52 @@ class Fleet:
         row = self.predictor.rows.get(machine)
         return list(self._running.get(row, [])) if row is not None else []
 
-    def free_cores(self) -> Floats:
-        """Cores not in use, by row, promised ones among them; below 0 where a machine has shrunk under what runs."""
-        self._fit()
-        return self.cores - self.used_cores
+    def free_cores(self, rows: Integers | None = None) -> Floats:
+        """Cores not in use, by row or of some rows, promised ones among them.
 
-    def waits_s(self, cores: float, memory_mib: float, now: float) -> Floats:
-        """a of Eq. 2: how long until each machine has room, by row; infinite where it never will.
-
-        The same as :func:`task_matcher.backfilling.reservation`, which the simulator asks machine by machine, but that
-        memory that becomes free counts in whole steps. A task that overruns its estimate is expected to end after a
-        share of its age.
+        Below 0 where a machine has shrunk under what runs.
         """
+        self.advance(self._now)
+        return self.cores - self.used_cores if rows is None else self.cores[rows] - self.used_cores[rows]
+
+    def touched(self) -> int:
+        """A mark, for :meth:`touched_since`."""
+        return self._untold + len(self._touched)
+
+    def touched_since(self, mark: int) -> list[int] | None:
+        """Rows of machines whose room has changed since a mark; None: too many to be told, or more than their room."""
+        return self._touched[mark - self._untold :] if mark >= self._untold else None
+
+    def advance(self, now: float) -> None:
+        """Tasks that overrun their estimates are seen to as of now, and tables filled."""
         self._fit()
         if now != self._now:
             overdue = np.flatnonzero(self._first_end <= max(now, self._now))
             self._now = now
             for row in overdue.tolist():
+                self._changed(row)
+        if self._stale:
+            for row in self._stale:
                 self._fill(row)
-        free = (self.cores - self.used_cores - self.promised_cores >= cores - _EPSILON) & (
-            self.memory_mib - self.used_mib - self.promised_mib >= memory_mib - _EPSILON
-        )
+            self._stale.clear()
+
+    def waits_s(self, cores: float, memory_mib: float, now: float, rows: Integers | None = None) -> Floats:
+        """a of Eq. 2: how long until each machine has room, by row, or of some rows; infinite where it never will.
+
+        The same as :func:`task_matcher.backfilling.reservation`, which the simulator asks machine by machine, but that
+        memory that becomes free counts in whole steps. A task that overruns its estimate is expected to end after a
+        share of its age.
+        """
+        self.advance(now)
         whole = math.ceil(cores - _EPSILON)
         steps = math.ceil(memory_mib / self._step_mib - _EPSILON)
-        never = np.full(len(self.cores), np.inf)
+        of = slice(None) if rows is None else rows
+        free = (self.cores[of] - self.used_cores[of] - self.promised_cores[of] >= cores - _EPSILON) & (
+            self.memory_mib[of] - self.used_mib[of] - self.promised_mib[of] >= memory_mib - _EPSILON
+        )
         at = np.maximum(
-            self._cores_at[whole] if whole <= self._most_cores else never,
-            self._memory_at[steps] if steps <= MEMORY_STEPS else never,
+            self._cores_at[whole][of] if whole <= self._most_cores else np.inf,
+            self._memory_at[steps][of] if steps <= MEMORY_STEPS else np.inf,
         )
         waits: Floats = np.where(free, 0.0, np.maximum(at - now, 0.0))
         return waits
@@ -196,19 +228,34 @@ class Fleet:
             table = getattr(self, name)
             setattr(self, name, np.concatenate([table, np.full((len(table), more), np.inf)], axis=1))
 
+    def _changed(self, row: int) -> None:
+        """What is known of a machine is stale; its columns are filled when somebody asks."""
+        self._stale.add(row)
+        self._touched.append(row)
+        if len(self._touched) > _TOLD:
+            self._forget_touched()
+
+    def _forget_touched(self) -> None:
+        """More has changed than is told."""
+        self._untold += len(self._touched) + 1
+        self._touched.clear()
+
     def _fill(self, row: int) -> None:
         """The table's columns of one machine: when there will be how much room."""
         running, promised = self._running.get(row, ()), self._promised.get(row, ())
-        self.used_cores[row] = math.fsum(task.cores for task in running)
-        self.used_mib[row] = math.fsum(task.memory_mib for task in running)
-        self.promised_cores[row] = math.fsum(task.cores for task in promised)
-        self.promised_mib[row] = math.fsum(task.memory_mib for task in promised)
-        self._first_end[row] = min((task.ends_at for task in running), default=math.inf)
+        self.used_cores[row] = math.fsum([task.cores for task in running])
+        self.used_mib[row] = math.fsum([task.memory_mib for task in running])
+        self.promised_cores[row] = math.fsum([task.cores for task in promised])
+        self.promised_mib[row] = math.fsum([task.memory_mib for task in promised])
+        self._first_end[row] = min([task.ends_at for task in running], default=math.inf)
         cores, memory = self._cores_at[:, row], self._memory_at[:, row]
         if row not in self._names:
             cores[:] = memory[:] = np.inf
             return
-        ends = [(self._end(task), task.cores, task.memory_mib) for task in running]
+        now = self._now
+        ends = [
+            (task.ends_at if task.ends_at > now else self._end(task), task.cores, task.memory_mib) for task in running
+        ]
         ends += [(task.ends_at, task.cores, task.memory_mib) for task in promised]
         ends.sort()
         self._column(cores, float(self.cores[row]), 1.0, [(at, held) for at, held, _ in ends])
@@ -216,9 +263,7 @@ class Fleet:
         self._column(memory, has_mib, self._step_mib, [(at, held) for at, _, held in ends])
 
     def _end(self, task: Running) -> float:
-        """When a running task is expected to end, as it looks now."""
-        if task.ends_at > self._now:
-            return task.ends_at
+        """When a task that overruns its estimate is expected to end, as it looks now."""
         return self._now + float(remaining_s(task.ends_at, task.started_at, self._now))
 
     @staticmethod
@@ -226,9 +271,11 @@ class Fleet:
         """When so many steps are free: as the tasks end, one after another."""
         most = len(column) - 1
         if math.isinf(has):
-            column[:] = -math.inf
+            # As it mostly was.
+            if column[most] != -math.inf:
+                column[:] = -math.inf
             return
-        free = has - math.fsum(amount for _, amount in tasks)
+        free = has - math.fsum([amount for _, amount in tasks])
         filled = 0
         at = -math.inf
         for ends_at, amount in (*tasks, (math.inf, 0.0)):

@@ -9,10 +9,19 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from task_matcher.ages import BINS, Floats, Value
+from task_matcher.ages import BINS, Floats, Value, fill_lines
 from task_matcher.curves import fill_curve
-from task_matcher.landmarks import free_classes, lasts_size, room_lasts
-from task_matcher.probabilities import completes, lives_and_wastes, lives_on, wasted_evenly_s
+from task_matcher.landmarks import free_classes, lasts_size, room_lasts, standing
+from task_matcher.probabilities import (
+    Aged,
+    Lines,
+    aged,
+    completes,
+    fails,
+    lives_and_wastes,
+    lives_on,
+    wasted_evenly_s,
+)
 from task_matcher.rolling import MOST_CORES, SHRINK, Integers, Rolling, add_running
 
 #: Forms of P_c. Eq. 1: the next change is no shrink, or comes after the task.
@@ -24,6 +33,21 @@ LANDMARK: Final = 2
 
 #: What :class:`Knowledge` holds of direction NONE (-1: the last one).
 _DIRECTIONS: Final = 3
+
+
+class Standing(NamedTuple):
+    """What is known of machines for tasks that leave them so many cores free, whatever their duration.
+
+    One machine, or arrays of them; what the form of P_c does not use is 0.
+    """
+
+    #: Of the curve that the form goes by.
+    aged: Aged
+    #: Of the landmarks: where in the table, and how far along to the next class of elapsed time.
+    place: Value
+    along: Value
+    #: How likely it is that what the form asks for, if it comes, takes the room; NaN where history is silent.
+    fatal: Value
 
 
 class Knowledge(NamedTuple):
@@ -48,6 +72,9 @@ class Knowledge(NamedTuple):
     classes: Integers
     #: 1 for the two directions, NaN for none.
     certain: Floats
+    #: The two curves as lines.
+    lines: Lines
+    open_lines: Lines
 
 
 def nothing_known(horizon_s: float) -> Knowledge:
@@ -66,7 +93,20 @@ def nothing_known(horizon_s: float) -> Knowledge:
         np.full(lasts_size(), np.nan),
         free_classes(),
         np.array([1.0, 1.0, np.nan]),
+        _unknown_lines(),
+        _unknown_lines(),
     )
+
+
+def _unknown_lines() -> Lines:
+    width = BINS + 2
+    return Lines(np.zeros(width), np.zeros(width), np.zeros(width), np.zeros(width), np.full(width, np.nan))
+
+
+def _fill(lines: Lines, hazard: Floats, area: Floats, known: Floats) -> None:
+    fill_lines(hazard, lines.hazard, lines.hazard_rises)
+    fill_lines(area, lines.area, lines.area_rises)
+    lines.known[:] = known
 
 
 def learn(knowledge: Knowledge, state: Rolling, now_s: float, censored: bool) -> None:
@@ -93,6 +133,8 @@ def learn(knowledge: Knowledge, state: Rolling, now_s: float, censored: bool) ->
     totals[1] = fill_curve(
         opened, state.all_open_ended, censored, knowledge.open_hazard, knowledge.open_area, knowledge.open_known
     )
+    _fill(knowledge.lines, knowledge.hazard, knowledge.area, knowledge.known)
+    _fill(knowledge.open_lines, knowledge.open_hazard, knowledge.open_area, knowledge.open_known)
     for x in range(2):
         shrinks = np.sum(state.all_ended[x, SHRINK])
         changes = shrinks + np.sum(state.all_ended[x, 0])
@@ -124,16 +166,36 @@ def chances(
     knowledge: Knowledge, form: int, sized: bool, direction: Value, elapsed_s: Value, duration_s: Value, free: Value
 ) -> tuple[Value, Value]:
     """What :func:`probability` says, and w of Eq. 2 in seconds: how long a task runs that does not complete."""
+    machines = stand(knowledge, form, sized, direction, elapsed_s, free)
+    failure, wasted = failures(knowledge, form, machines, duration_s)
+    return 1.0 - failure, wasted
+
+
+def stand(knowledge: Knowledge, form: int, sized: bool, direction: Value, elapsed_s: Value, free: Value) -> Standing:
+    """The part of :func:`chances` that the task's duration has nothing to do with, to be asked once for many."""
     if form == LANDMARK:
-        p = _by_landmarks(knowledge, sized, direction, elapsed_s, duration_s, free)
-        return p, wasted_evenly_s(p, duration_s)
-    if form == NEXT_SHRINK:
-        lives, wasted = lives_and_wastes(
-            knowledge.open_hazard, knowledge.open_area, knowledge.open_known, elapsed_s, duration_s
-        )
-    else:
-        lives, wasted = lives_and_wastes(knowledge.hazard, knowledge.area, knowledge.known, elapsed_s, duration_s)
-    return completes(_fatal(knowledge, form, sized, direction, free), lives), wasted
+        room = free if sized else free * 0.0
+        place, along = standing(knowledge.classes, np.maximum(direction, 0), elapsed_s, room)
+        # Every form has the same fields: kernels are of one type.
+        nothing = along * 0.0
+        return Standing(Aged(nothing, nothing, nothing, nothing), place, along, knowledge.certain[direction] + nothing)
+    machines, known = aged(knowledge.open_lines if form == NEXT_SHRINK else knowledge.lines, elapsed_s)
+    fatal = _fatal(knowledge, form, sized, direction, free) + known
+    return Standing(machines, direction * 0, machines.area * 0.0, fatal)
+
+
+def failures(knowledge: Knowledge, form: int, machines: Standing, duration_s: Value) -> tuple[Value, Value]:
+    """``1 - P_c``, NaN where history is silent, and w of Eq. 2 in seconds.
+
+    :param duration_s: not below 0.
+    """
+    if form == LANDMARK:
+        lasts = room_lasts(knowledge.lasts, knowledge.totals[3], machines.place, machines.along, duration_s)
+        failure = fails(machines.fatal, lasts)
+        return failure, wasted_evenly_s(1.0 - failure, duration_s)
+    lines = knowledge.open_lines if form == NEXT_SHRINK else knowledge.lines
+    lives, wasted = lives_and_wastes(lines, machines.aged, duration_s)
+    return fails(machines.fatal, lives), wasted
 
 
 def _fatal(knowledge: Knowledge, form: int, sized: bool, direction: Value, free: Value) -> Value:
@@ -147,8 +209,6 @@ def _fatal(knowledge: Knowledge, form: int, sized: bool, direction: Value, free:
 def _by_landmarks(
     knowledge: Knowledge, sized: bool, direction: Value, elapsed_s: Value, duration_s: Value, free: Value
 ) -> Value:
-    room = free if sized else free * 0.0
-    steady = room_lasts(
-        knowledge.lasts, knowledge.classes, knowledge.totals[3], np.maximum(direction, 0), elapsed_s, duration_s, room
-    )
-    return steady * knowledge.certain[direction]
+    machines = stand(knowledge, LANDMARK, sized, direction, elapsed_s, free)
+    lasts = room_lasts(knowledge.lasts, knowledge.totals[3], machines.place, machines.along, duration_s)
+    return completes(machines.fatal, lasts)

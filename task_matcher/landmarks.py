@@ -137,32 +137,33 @@ def free_classes() -> Integers:
     return np.searchsorted(np.array(FREE), np.arange(FREE[-1] + 1), side="right").astype(np.int64) - 1
 
 
-def room_lasts(
-    table: Floats,
-    classes: Integers,
-    horizon_s: float,
-    direction: Value,
-    elapsed_s: Value,
-    duration_s: Value,
-    free: Value,
-) -> Value:
-    """Probability that a machine keeps what a task needs: works alike on one machine and on arrays of them.
-
-    Beyond the horizon failures go on at their rate within it.
+def standing(classes: Integers, direction: Value, elapsed_s: Value, free: Value) -> tuple[Value, Value]:
+    """The part of :func:`room_lasts` that the task's duration has nothing to do with: where to look, and how far along.
 
     :param direction: of the last change, 0 or 1.
     :param free: cores that are left free when the task runs; below 0 counts as 0.
     """
     age = np.minimum(np.maximum(position(elapsed_s) / PER_AGE - 0.5, 0.0), AGES - 1.001)
     low = np.int64(age)
+    f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
+    return ((direction * AGES + low) * len(FREE) + f) * (STEPS + 1), age - low
+
+
+def room_lasts(table: Floats, horizon_s: float, place: Value, along: Value, duration_s: Value) -> Value:
+    """Probability that a machine keeps what a task needs: works alike on one machine and on arrays of them.
+
+    Beyond the horizon failures go on at their rate within it.
+
+    :param place: of :func:`standing`, as is ``along``.
+    """
     step = position(np.minimum(duration_s, horizon_s)) / PER_STEP
     below = np.int64(step)
-    f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
-    first = ((direction * AGES + low) * len(FREE) + f) * (STEPS + 1) + below
+    first = place + below
     second = first + len(FREE) * (STEPS + 1)
-    part, along = step - below, age - low
-    here = table[first] + part * (table[first + 1] - table[first])
-    there = table[second] + part * (table[second + 1] - table[second])
+    part = step - below
+    low, high = table[first], table[second]
+    here = low + part * (table[first + 1] - low)
+    there = high + part * (table[second + 1] - high)
     probability = here + along * (there - here)
     return probability ** np.maximum(duration_s / horizon_s, 1.0)
 

@@ -19,7 +19,7 @@ from task_matcher import probabilities as figures
 from task_matcher.choices import choose
 from task_matcher.fleet import Fleet, Running
 from task_matcher.offers import Offer, Weighed
-from task_matcher.rolling import GROWTH, Integers
+from task_matcher.standings import EVER_S, Band, Standings
 
 #: Algorithm 3's threshold of P_c, which the paper does not state; 70 % is the confidence of its Fig. 13.
 THRESHOLD: Final = 0.7
@@ -120,6 +120,9 @@ class MatchMaker:
         self.fleet = fleet
         self.predictor = fleet.predictor
         self.options = options or MatchOptions()
+        self._standings = Standings(fleet)
+        #: Durations that the best machines have added lately: as far as it is worth looking. Changes no decision.
+        self._reach = 0.5
 
     def decide(self, demand: Demand, now: float, offers: int = 0) -> Decision:
         """Algorithm 1 for one task: the best of all machines; it waits if that one is busy.
@@ -128,19 +131,19 @@ class MatchMaker:
         """
         self.predictor.advance(now)
         duration_s = self.duration_s(demand)
-        found = self._weigh(demand, duration_s, now)
-        options = self.options
-        row = choose(found.compared, found.waits, found.probability, duration_s, options.delay, options.spare)
-        said = found.offers(self.fleet.name, offers, row) if offers else ()
-        if row < 0:
+        found, place = self._best(demand, duration_s, now, offers > 0)
+        fleet = self.fleet
+        said = found.offers(fleet.name, fleet.lasts, offers, place) if offers else ()
+        if place < 0:
             return Decision(demand.task, None, False, math.inf, None, math.inf, duration_s, said)
+        row, wait_s = found.rows.item(place), found.waits.item(place)
         return Decision(
             demand.task,
-            self.fleet.name(row),
-            bool(found.waits[row] == 0.0),
-            float(found.waits[row]),
-            found.probability_of(row),
-            float(found.compared[row]),
+            fleet.name(row),
+            wait_s == 0.0,
+            wait_s,
+            None if fleet.lasts(row) else found.probability(place),
+            found.compared.item(place),
             duration_s,
             said,
         )
@@ -185,11 +188,15 @@ class MatchMaker:
         self.predictor.advance(now)
         best: Decision | None = None
         row = self.predictor.rows.get(machine)
+        rows = np.array([-1 if row is None else row], np.int64)
         for demand in demands if row is not None else ():
+            waits = self.fleet.waits_s(demand.cores, demand.memory_mib, now, rows)
+            if waits[0] > 0.0:
+                continue
             duration_s = self.duration_s(demand)
-            weighed = self._weigh(demand, duration_s, now, np.array([row], np.int64))
-            found = float(weighed.probability[0])
-            if weighed.waits[0] > 0.0 or not found > self.options.threshold:
+            weighed = self._weigh(demand, duration_s, self._standings.of(rows, waits, demand.cores), False)
+            found = weighed.probability(0)
+            if found is None or not found > self.options.threshold:
                 continue
             if best is None or found > (best.completion_probability or 0.0):
                 compared_s = float(weighed.compared[0])
@@ -204,33 +211,48 @@ class MatchMaker:
         said = math.nan if demand.duration_s is None else demand.duration_s
         return float(figures.usable_duration_s(said, demand.ran_s, self.options.fallback_s))
 
-    def _weigh(self, demand: Demand, duration_s: float, now: float, only: Integers | None = None) -> Weighed:
-        """A task against all machines, or against some rows of them."""
-        predictor, options = self.predictor, self.options
-        waits = self.fleet.waits_s(demand.cores, demand.memory_mib, now)
-        free = self.fleet.free_cores() - demand.cores
-        lasting = self.fleet.lasting
-        direction, elapsed_s = predictor.directions(), predictor.elapsed_s()
-        if only is not None:
-            waits, free, lasting = waits[only], free[only], lasting[only]
-            direction, elapsed_s = direction[only], elapsed_s[only]
-        # The last row is the machine of Eq. 2's restart, which has just grown.
-        count = len(waits)
-        states: Integers = np.empty(count + 1, np.int64)
-        states[:count], states[count] = direction, GROWTH
-        figures_in = np.zeros((2, count + 1))
-        figures_in[0, :count], figures_in[1, :count] = elapsed_s, free
-        np.add(elapsed_s, waits, out=figures_in[0, :count], where=waits < np.inf)
-        p, w = predictor.chances(states, figures_in[0], duration_s, figures_in[1])
-        p[:count][lasting > 0.0] = 1.0
-        silent = np.isnan(p)
-        usable = np.where(silent, options.unknown, p) if silent.any() else p
-        restart = float(figures.restart_s(usable[count], w[count], duration_s))
+    def _best(self, demand: Demand, duration_s: float, now: float, every: bool) -> tuple[Weighed, int]:
+        """The place of the best machine among those that it is worth to look at; -1: none.
+
+        A machine that is busy for longer than what the best one adds to the duration cannot be better: all with room
+        now are weighed, and as many others as that takes.
+
+        :param every: weigh all machines, with what they offer.
+        """
+        options = self.options
+        reach_s = EVER_S if every else self._reach * duration_s if options.delay else 0.0
+        while True:
+            band = self._standings.within(demand.cores, demand.memory_mib, now, reach_s)
+            found = self._weigh(demand, duration_s, band, every)
+            probability = found.failure
+            if options.spare > 0.0:
+                probability = np.where(np.isnan(found.fatal), np.nan, 1.0 - probability)
+            place = choose(found.compared, found.waits, probability, duration_s, options.delay, options.spare)
+            if not options.delay or band.reach_s >= EVER_S:
+                return found, place
+            # With spare the least may be another's.
+            least = found.compared.item(place) if options.spare <= 0.0 and place >= 0 else found.compared.min()
+            adds_s = float(least) - duration_s
+            if adds_s < band.reach_s - 1e-9 * (duration_s + band.reach_s):
+                self._reach = min(max(0.9 * self._reach, 1.1 * adds_s / max(duration_s, 1.0)), 4.0)
+                return found, place
+            # Ever further, so that this ends.
+            reach_s = min(1.01 * adds_s + 1.0, EVER_S) if adds_s >= band.reach_s else EVER_S
+
+    def _weigh(self, demand: Demand, duration_s: float, band: Band, apart: bool) -> Weighed:
+        """A task against machines.
+
+        :param apart: tell expected from compared.
+        """
+        options, waits, silent = self.options, band.waits, band.silent
+        failure, wasted = self.predictor.failures(band.standing, duration_s)
+        if len(silent):
+            failure[silent] = 1.0 - options.unknown
+        # The last one is the machine of Eq. 2's restart, which has just grown.
+        restart = figures.restart_s(1.0 - failure.item(-1), wasted.item(-1), duration_s)
         checkpoint_s = math.inf if demand.checkpoint_s is None else demand.checkpoint_s
-        aversion = float(figures.aversion(demand.dislike, demand.attempts, options.escalation))
-        expected = compared = figures.expected_s(
-            waits, usable[:count], w[:count], restart, duration_s, checkpoint_s, aversion
-        )
-        if aversion > 0.0:
-            expected = figures.expected_s(waits, usable[:count], w[:count], restart, duration_s, checkpoint_s, 0.0)
-        return Weighed(waits, p[:count], expected, compared, lasting)
+        aversion = figures.aversion(demand.dislike, demand.attempts, options.escalation)
+        expected = compared = figures.expected_s(waits, failure, wasted, restart, duration_s, checkpoint_s, aversion)
+        if apart and aversion > 0.0:
+            expected = figures.expected_s(waits, failure, wasted, restart, duration_s, checkpoint_s, 0.0)
+        return Weighed(band.rows, waits, failure, expected, compared, band.standing.fatal)

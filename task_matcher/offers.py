@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from task_matcher.ages import Floats
+from task_matcher.rolling import Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +42,46 @@ class Offer:
         return f"expected to be done in {self.expected_s:.0f} s ({kept}{counted})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Weighed:
-    """A task against all machines. Arrays by the predictor's rows, shape (n,); s."""
+    """A task against machines. Arrays of shape (n,); s."""
 
+    #: The predictor's; -1: of no machine, and never with room.
+    rows: Integers
     waits: Floats
-    #: NaN where history is silent; 1 for machines whose cores nobody can take.
-    probability: Floats
+    #: How likely they fail the task; of those of which history is silent it is assumed.
+    failure: Floats
     expected: Floats
     compared: Floats
-    lasting: Floats
+    #: NaN for those.
+    fatal: Floats
 
-    def probability_of(self, row: int) -> float | None:
-        """P_c as it is told."""
-        found = float(self.probability[row])
-        return None if math.isnan(found) or self.lasting[row] > 0.0 else found
+    def probability(self, place: int) -> float | None:
+        """P_c; None where history is silent."""
+        return None if math.isnan(self.fatal.item(place)) else 1.0 - self.failure.item(place)
 
-    def offers(self, name: Callable[[int], str], most: int, chosen: int) -> tuple[Offer, ...]:
+    def offers(
+        self, name: Callable[[int], str], lasting: Callable[[int], bool], most: int, chosen: int
+    ) -> tuple[Offer, ...]:
         """The best machines that will ever have room: ``most``, with the chosen one and the best that has room now.
 
-        :param chosen: its row; -1: none.
+        :param name: of the machine of a row.
+        :param lasting: whether nobody can take the cores of the machine of a row.
+        :param chosen: its place; -1: none.
         """
         order = np.argsort(self.compared, kind="stable")
-        rows = [row for row in order[:most].tolist() if self.compared[row] < np.inf]
+        places = [place for place in order[:most].tolist() if self.compared[place] < np.inf]
         ready = np.flatnonzero((self.waits == 0.0) & (self.compared < np.inf))
         wanted = [chosen] if chosen >= 0 else []
         if len(ready):
             wanted.append(int(ready[np.argmin(self.compared[ready])]))
-        rows += [row for row in dict.fromkeys(wanted) if row not in rows]
-        return tuple(
-            Offer(
-                name(row),
-                float(self.waits[row]),
-                self.probability_of(row),
-                float(self.expected[row]),
-                float(self.compared[row]),
-                bool(self.lasting[row] > 0.0),
+        places += [place for place in dict.fromkeys(wanted) if place not in places]
+        found = []
+        for place in places:
+            row = int(self.rows[place])
+            probability = None if (lasts := lasting(row)) else self.probability(place)
+            wait_s, expected_s, compared_s = (
+                float(values[place]) for values in (self.waits, self.expected, self.compared)
             )
-            for row in rows
-        )
+            found.append(Offer(name(row), wait_s, probability, expected_s, compared_s, lasts))
+        return tuple(found)

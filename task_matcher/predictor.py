@@ -23,7 +23,7 @@ from task_matcher import period as periods
 from task_matcher import rolling as counting
 from task_matcher.ages import BINS, Floats, Value, edge
 from task_matcher.prediction import WINDOW_S, Change, Direction, LastChange, check_duration, whole_cores
-from task_matcher.probabilities import lives_on
+from task_matcher.probabilities import Lines, lives_on
 from task_matcher.rolling import GROWTH, NONE, SHRINK, Integers
 
 #: Names of the forms of P_c.
@@ -33,7 +33,7 @@ FORMS: Final = {
     "landmark": knowing.LANDMARK,
 }
 _State = TypeVar("_State", counting.Rolling, marks.Landmarks, periods.Period)
-_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, periods.Period, knowing.Knowledge)
+_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, periods.Period, knowing.Knowledge, Lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Predictor:
         self.now = now
         #: What happened before has not been watched: an interval that began then counts from here on.
         self.since = now
+        #: Goes up when an answer may be another than it was at the same moment.
+        self.version = 0
         self._form = FORMS[self.options.form]
         #: Whether landmarks are counted by :mod:`task_matcher.period`.
         self.by_period = self.options.period and self._form == knowing.LANDMARK
@@ -101,6 +103,7 @@ class Predictor:
         self._fresh_until = -math.inf
         self._news = 0
         self._looked = -math.inf
+        self._learned = (-math.inf, 0)
 
     def observe(self, change: Change, now: float | None = None, teaches: bool = True) -> None:
         """Take one change in: O(1), but for the cuts of the window, whatever is known already.
@@ -127,6 +130,7 @@ class Predictor:
             return
         row = self.row(change.machine)
         self._news += 1
+        self.version += 1
         x = GROWTH if direction is Direction.GROWTH else SHRINK
         cores = float(whole_cores(change.cores_after))
         if change.by_owner or (change.starts and self.state.direction[row] != NONE):
@@ -165,6 +169,7 @@ class Predictor:
         self._last.pop(machine, None)
         row = self.rows.pop(machine, None)
         if row is not None:
+            self.version += 1
             counting.leave(self.state, row, self.now)
             self.marks.written[row] = 0
             if self.by_period:
@@ -224,6 +229,7 @@ class Predictor:
     def changed(self) -> None:
         """The counts are others than they were: the next question brings the curves up to date."""
         self._fresh_until = self._looked = -math.inf
+        self.version += 1
 
     def row(self, machine: str) -> int:
         """The row of a machine, a new one if need be."""
@@ -237,7 +243,9 @@ class Predictor:
     def known(self) -> knowing.Knowledge:
         """The curves as they are now."""
         total = self._knowledge.totals[0]
-        if self.now >= self._fresh_until or self._news > self.options.fresh_share * total:
+        stale = self.now >= self._fresh_until or self._news > self.options.fresh_share * total
+        # Nothing has changed since they were learned a moment ago.
+        if stale and self._learned != (self.now, self.version):
             knowing.learn(self._knowledge, self.state, self.now, self.options.censored)
             clock = self.period.clock if self.by_period else self.marks.clock
             if self._form == knowing.LANDMARK and clock[0] != self._looked:
@@ -250,6 +258,8 @@ class Predictor:
                 self._looked = float(clock[0])
             self._fresh_until = self.now + self.options.fresh_s
             self._news = 0
+            self.version += 1
+            self._learned = (self.now, self.version)
         return self._knowledge
 
     def probability(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> Value:
@@ -268,6 +278,16 @@ class Predictor:
         knowledge = self.known()
         form, sized = self._form_now(knowledge), self.options.sized
         return knowing.chances(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+
+    def stand(self, direction: Value, elapsed_s: Value, free: Value) -> knowing.Standing:
+        """What :meth:`chances` goes by, whatever the duration; good for as long as `version` stays and the clock."""
+        knowledge = self.known()
+        return knowing.stand(knowledge, self._form_now(knowledge), self.options.sized, direction, elapsed_s, free)
+
+    def failures(self, machines: knowing.Standing, duration_s: float) -> tuple[Value, Value]:
+        """Of what :meth:`stand` has said: ``1 - P_c``, NaN where history is silent, and w of Eq. 2 in seconds."""
+        knowledge = self._knowledge
+        return knowing.failures(knowledge, self._form_now(knowledge), machines, duration_s)
 
     def _form_now(self, knowledge: knowing.Knowledge) -> int:
         """The options' form, Eq. 1 until there are landmarks enough."""
@@ -316,9 +336,10 @@ class Predictor:
         """The direction of each row's last change."""
         return self.state.direction
 
-    def elapsed_s(self) -> Floats:
-        """How long ago each row's last change was; nothing for rows without one."""
-        return np.maximum(self.now - self.state.last_s, 0.0)
+    def elapsed_s(self, rows: Integers | None = None) -> Floats:
+        """How long ago the last change of each row was, or of some rows; nothing for rows without one."""
+        last_s = self.state.last_s if rows is None else self.state.last_s[rows]
+        return np.maximum(self.now - last_s, 0.0)
 
     def _stands(self, row: int, at: float, cores: float, x: int) -> None:
         marks.remember(self.marks, row, at, cores, x)
@@ -351,6 +372,7 @@ class Predictor:
         if self.by_period:
             self.period = _larger(self.period, self._fresh_period(wanted), size)
         self._free.extend(range(wanted - 1, size - 1, -1))
+        self.version += 1
 
 
 #: Arrays that have one row a machine.
@@ -377,5 +399,5 @@ def _larger(state: _State, fresh: _State, rows: int) -> _State:
 
 def _copied(arrays: _Arrays) -> _Arrays:
     """The same values in arrays of their own."""
-    values: list[Any] = [array.copy() for array in arrays]
+    values: list[Any] = [_copied(array) if isinstance(array, tuple) else array.copy() for array in arrays]
     return type(arrays)(*values)

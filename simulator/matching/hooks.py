@@ -53,7 +53,7 @@ from simulator.matching.arrays import (
 )
 from task_matcher.backfilling import reservation
 from task_matcher.choices import choose as choose_machine
-from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, chances, learn
+from task_matcher.knowledge import LANDMARK, NEXT_CHANGE, failures, learn, stand
 from task_matcher.landmarks import LEAST, fill_lasts, look, remember
 from task_matcher.period import fill_lasts_of_period, stands, watch
 from task_matcher.probabilities import aversion, expected_s, remaining_s, restart_s, usable_duration_s
@@ -157,10 +157,10 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         form = NEXT_CHANGE
     sized = p.switches[K_SIZED] != 0
     duration_s = usable_duration_s(s.times[task, F_ESTIMATE], 0.0, numbers[N_FALLBACK_S])
-    anew, wasted = chances(knowledge, form, sized, GROWTH, 0.0, duration_s, 0.0)
+    anew, wasted = failures(knowledge, form, stand(knowledge, form, sized, GROWTH, 0.0, 0.0), duration_s)
     if math.isnan(anew):
-        anew = numbers[N_UNKNOWN]
-    restart = restart_s(anew, wasted, duration_s)
+        anew = 1.0 - numbers[N_UNKNOWN]
+    restart = restart_s(1.0 - anew, wasted, duration_s)
     weight = aversion(numbers[N_DISLIKE], float(s.tasks[task, T_KILLS]), numbers[N_ESCALATION])
     checkpoint_s = s.sums[S_CHECKPOINT_EVERY] if s.sums[S_CHECKPOINT_EVERY] > 0.0 else math.inf
     need = s.tasks[task, T_CORES]
@@ -174,10 +174,11 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         then_s = max(now_s - p.rolling.last_s[machine], 0.0) + wait_s
         free = float(s.machines[machine, M_CORES] - s.machines[machine, M_USED] - need)
         x = p.rolling.direction[machine]
-        found, wasted = chances(knowledge, form, sized, x, then_s, duration_s, free)
-        p.probability[machine] = found
-        usable = numbers[N_UNKNOWN] if math.isnan(found) else found
-        p.expected[machine] = expected_s(wait_s, usable, wasted, restart, duration_s, checkpoint_s, weight)
+        failure, wasted = failures(knowledge, form, stand(knowledge, form, sized, x, then_s, free), duration_s)
+        p.probability[machine] = 1.0 - failure
+        if math.isnan(failure):
+            failure = 1.0 - numbers[N_UNKNOWN]
+        p.expected[machine] = expected_s(wait_s, failure, wasted, restart, duration_s, checkpoint_s, weight)
     machine = choose_machine(p.expected, p.waits, p.probability, duration_s, p.switches[K_DELAY] != 0, numbers[N_SPARE])
     if machine < 0:
         return -1

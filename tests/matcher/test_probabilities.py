@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task_matcher.ages import BINS, Floats, Value, edge
+from task_matcher.ages import BINS, Floats, Value, edge, fill_lines
 from task_matcher.probabilities import (
     LEAST_PROBABILITY,
     OVERRUN,
+    Lines,
+    aged,
     aversion,
     completes,
     expected_s,
+    fails,
     lives_and_wastes,
     lives_on,
     remaining_s,
@@ -33,8 +36,12 @@ KNOWN = np.zeros(BINS + 2)
 
 
 def wasted_s(hazard: Floats, area: Floats, elapsed_s: Value, duration_s: Value) -> Value:
-    lives, wasted = lives_and_wastes(hazard, area, KNOWN, elapsed_s, duration_s)
-    assert np.all(lives == lives_on(hazard, KNOWN, elapsed_s, duration_s))
+    lines = Lines(np.empty(BINS + 2), np.empty(BINS + 2), np.empty(BINS + 2), np.empty(BINS + 2), KNOWN)
+    fill_lines(hazard, lines.hazard, lines.hazard_rises)
+    fill_lines(area, lines.area, lines.area_rises)
+    machines, known = aged(lines, elapsed_s)
+    lives, wasted = lives_and_wastes(lines, machines, duration_s)
+    assert np.allclose(lives + known, lives_on(hazard, KNOWN, elapsed_s, duration_s), rtol=0.0, atol=1e-12)
     return wasted
 
 
@@ -61,14 +68,14 @@ def test_equation_2_by_hand() -> None:
     # a=100, p=.75, d=1000, w=400; the restart on a machine that has just changed: p=.5, w=500: 1000 + 1 * 500.
     restart = restart_s(0.5, 500.0, 1000.0)
     assert restart == pytest.approx(1500.0)
-    found = expected_s(100.0, 0.75, 400.0, restart, 1000.0, math.inf, 0.0)
+    found = expected_s(100.0, 1.0 - 0.75, 400.0, restart, 1000.0, math.inf, 0.0)
     assert found == pytest.approx(100.0 + 750.0 + 0.25 * (400.0 + 1500.0))
 
 
 def test_the_restart_is_the_fixed_point_of_equation_2() -> None:
     p, w, d = 0.3, 350.0, 900.0
     restart = restart_s(p, w, d)
-    assert restart == pytest.approx(expected_s(0.0, p, w, restart, d, math.inf, 0.0))
+    assert restart == pytest.approx(expected_s(0.0, 1.0 - p, w, restart, d, math.inf, 0.0))
 
 
 def test_a_hopeless_machine_restarts_often_but_not_for_ever() -> None:
@@ -89,8 +96,8 @@ def test_dislike_counts_a_preemption_as_so_many_durations() -> None:
     assert aversion(0.5, 0, 0.0) == pytest.approx(1.0)
     assert aversion(0.5, 2, 0.25) == pytest.approx(1.5)
     assert aversion(1.0, 0, 0.0) > 1e5
-    plain = expected_s(0.0, 0.8, 100.0, 1000.0, 600.0, math.inf, 0.0)
-    assert expected_s(0.0, 0.8, 100.0, 1000.0, 600.0, math.inf, 1.0) == pytest.approx(plain + 0.2 * 600.0)
+    plain = expected_s(0.0, 0.2, 100.0, 1000.0, 600.0, math.inf, 0.0)
+    assert expected_s(0.0, 0.2, 100.0, 1000.0, 600.0, math.inf, 1.0) == pytest.approx(plain + 0.2 * 600.0)
 
 
 @pytest.mark.parametrize("estimate_s", [math.nan, -1.0, -math.inf, math.inf])
@@ -124,13 +131,17 @@ def test_probabilities_and_times_stay_within_their_bounds(
     assert 0.0 <= completes(shrink, lives) <= 1.0
     wasted = wasted_s(HAZARD, AREA, elapsed_s, duration_s)
     assert 0.0 <= wasted <= duration_s
-    found = expected_s(wait_s, p, wasted, restart_s(p, wasted, duration_s), duration_s, math.inf, 0.0)
-    assert found >= wait_s + duration_s * p
-    assert math.isfinite(found)
+    restart = restart_s(p, wasted, duration_s)
+    for checkpoint_s in (math.inf, 0.1 * duration_s, 1e-3):
+        found = expected_s(wait_s, 1.0 - p, wasted, restart, duration_s, checkpoint_s, 0.0)
+        # By this the match maker leaves busy machines out.
+        assert found >= (wait_s + duration_s) * (1.0 - 1e-12)
+        assert math.isfinite(found)
 
 
 def test_unknown_stays_unknown() -> None:
     assert math.isnan(completes(math.nan, 0.5))
+    assert math.isnan(fails(math.nan, 0.5))
     assert math.isnan(expected_s(0.0, math.nan, 1.0, 1.0, 1.0, math.inf, 0.0))
 
 
@@ -141,17 +152,15 @@ def test_arrays_and_single_values_give_the_same(rows: list[tuple[float, float, f
         lives_on(HAZARD, KNOWN, elapsed_s, duration_s),
         wasted_s(HAZARD, AREA, elapsed_s, duration_s),
         wasted_evenly_s(p, duration_s),
-        restart_s(p, elapsed_s, duration_s),
-        usable_duration_s(elapsed_s - 100.0, p, 5.0),
         remaining_s(elapsed_s, p, duration_s),
+        expected_s(elapsed_s, p, 0.5 * elapsed_s, 2e5, 1e5, 60.0, 0.3),
     ]
     for index, (share, age, span) in enumerate(rows):
         alone = [
             lives_on(HAZARD, KNOWN, age, span),
             wasted_s(HAZARD, AREA, age, span),
             wasted_evenly_s(share, span),
-            restart_s(share, age, span),
-            usable_duration_s(age - 100.0, share, 5.0),
             remaining_s(age, share, span),
+            expected_s(age, share, 0.5 * age, 2e5, 1e5, 60.0, 0.3),
         ]
         assert [float(values[index]) for values in together] == pytest.approx([float(value) for value in alone])
