@@ -163,9 +163,7 @@ class Pool:
         }
 
 
-def pool(
-    vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int, power: Iterable[SeriesBatch] = ()
-) -> Pool:
+def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int, power: Iterable[SeriesBatch] = ()) -> Pool:
     """The pool that a replay leaves.
 
     :param vms: columns as of `vm_columns`, in order.
