@@ -1,4 +1,4 @@
-"""Servers on renewable power (seed 000 §4.5): powered cores follow a power trace, beside on-demand VMs that come and go."""
+"""Servers on renewable power (seed 000 §4.5): powered cores follow a power trace, beside VMs that come and go."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_power_makes_another_pool_and_its_figures_stand_beside_the_pools(
     vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
-    wind = power(tmp_path, [20, 12, 16, 10, 14, 12, 16])
+    wind = power(tmp_path, [20, 4, 16, 10, 14, 12, 16])
     plain = given(vms)
     cases = [MODEL.settings(plain)]
     for cut in ("servers", "even"):
