@@ -17,7 +17,8 @@ from simulator.generators.harvest import Packing
 from simulator.generators.power import Cut
 from simulator.generators.replayed import vm_columns
 from simulator.inputs.batches import SeriesBatch, VmBatch
-from simulator.matching.acquiring import Acquisition
+from simulator.matching.acquiring import Acquisition, Removal
+from simulator.matching.costs import Prices, VmKind
 from simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
 from simulator.matching.running import WARM_UP_S, run
 from simulator.matching.schemes import SCHEMES
@@ -25,6 +26,8 @@ from simulator.matching.workload import SHAPES, Workload
 from task_matcher.net_changes import AcquirerOptions
 
 _DAY_S: Final = 86_400.0
+#: Sizes of Spot and regular VMs, and minimums of harvest VMs (seed 000 §2.1), each as likely.
+VM_CORES: Final = (2, 4, 8)
 _VERSION: Final = 2
 
 
@@ -89,6 +92,8 @@ class MatchingModel:
                 estimate_factor=g.number("estimate_factor", 1.0, above=0, most=999),
                 estimate_error=g.number("estimate_error", 0.0, least=0, most=1),
                 estimate_missing=g.number("estimate_missing", 0.0, least=0, most=1),
+                rate_factors=g.numbers("rate_factors", (1.0,), above=0),
+                rate_period_s=g.number("rate_period_s", 21_600.0, above=0),
             ),
             acquisition=acquisition,
             validate=g.flag("validate", False),
@@ -181,8 +186,23 @@ def _acquisition(g: Given) -> Acquisition | None:
     except InvalidField as error:
         # What the acquirer itself refuses, of two settings that do not go together.
         raise InvalidParameter(error.field, error.problem) from error
-    allocation = Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value))
-    return Acquisition(options, allocation, g.number("step_s", 300.0, above=0), budget_cores or None)
+    kind = VmKind(g.choice("vm_kind", [kind.value for kind in VmKind], VmKind.HARVEST.value))
+    sizes = g.numbers("vm_cores", () if kind is VmKind.HARVEST else VM_CORES, above=0)
+    if any(size != int(size) for size in sizes):
+        raise g.wrong("vm_cores", "must be whole numbers")
+    return Acquisition(
+        options,
+        allocation=Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value)),
+        step_s=g.number("step_s", 300.0, above=0),
+        budget_cores=budget_cores or None,
+        kind=kind,
+        vm_cores=tuple(int(size) for size in sizes),
+        removal=Removal(g.choice("removal", [one.value for one in Removal], Removal.RECENT.value)),
+        prices=Prices(
+            g.number("spot_discount", Prices().spot_discount, least=0, most=0.99),
+            g.number("harvest_discount", Prices().harvest_discount, least=0, most=0.99),
+        ),
+    )
 
 
 def _power(g: Given) -> PowerSettings:
