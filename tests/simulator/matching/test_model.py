@@ -71,6 +71,25 @@ def test_an_acquirer_has_all_servers_to_choose_from(
     assert len(outcome.tables["held"]["cores"]) > 100
 
 
+def test_the_experiment_on_costs_says_what_kinds_there_are(vms: Input) -> None:
+    experiment = read(ROOT / "experiments" / "costs.toml", inputs={"vms": vms.path})
+    cases = {case.given["vm_kind"]: MODEL.settings(case.given) for case in experiment.cases()}
+    assert cases.keys() == {"spot", "harvest", "regular"}
+    found = cases["spot"].acquisition
+    assert found is not None
+    assert (found.kind.value, found.vm_cores, found.removal.value) == ("spot", (2, 4, 8), "random")
+    assert cases["regular"].workload.rate_factors == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vm_kind", "cheap"), ("removal", "first"), ("vm_cores", [2.5]), ("vm_cores", [0]), ("spot_discount", 1.0)],
+)
+def test_a_bad_setting_of_the_acquirer_names_its_field(vms: Input, field: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        MODEL.settings(given(vms, acquirer=True, **{field: value}))
+
+
 def power(tmp_path: Path, values: list[float]) -> Input:
     """A value every half day."""
     path = tmp_path / "power.csv"
@@ -121,6 +140,10 @@ def test_power_is_set_only_where_there_is_a_trace_of_it(vms: Input, tmp_path: Pa
         ("budget_cores", 9),
         ("estimate_error", 1.5),
         ("estimate_factor", 0),
+        ("rate_factors", 4),
+        ("rate_factors", [1, -1]),
+        ("rate_factors", [1, "4"]),
+        ("vm_kind", "spot"),
     ],
 )
 def test_a_bad_setting_names_its_field(vms: Input, field: str, value: Any) -> None:
