@@ -1,8 +1,8 @@
 """An acquirer over replayed servers (seed 000 §4.3): machines come and go as it asks for them and gives them back.
 
-Every server of a pool could have one VM of ours (`servers.Servers`); a harvest VM has all cores that on-demand VMs leave.
-A stream of changes tells the engine of those that we hold: the acquirer's looks are made where the engine asks for what
-comes next, when it stands at the very instant.
+Every server of a pool could have one VM of ours (`servers.Servers`); a harvest VM has all cores that on-demand VMs
+leave. A stream of changes tells the engine of those that we hold: the acquirer's looks are made where the engine asks
+for what comes next, when it stands at the very instant.
 """
 
 from __future__ import annotations
