@@ -96,6 +96,13 @@ class Given:
             raise self.wrong(name, f"must be a list of texts, but is {found!r}")
         return tuple(found)
 
+    def numbers(self, name: str, default: Any = REQUIRED, *, above: float = -math.inf) -> tuple[float, ...]:
+        """A list of finite numbers above ``above``. Raises InvalidParameter if it is something else."""
+        found = self.value(name, default)
+        if not isinstance(found, list | tuple):
+            raise self.wrong(name, f"must be a list of numbers, but is {found!r}")
+        return tuple(Given({name: one}, self._where).number(name, above=above) for one in found)
+
     def table(self, name: str, default: Any = REQUIRED) -> Mapping[str, Any]:
         """A table. Raises InvalidParameter if it is something else."""
         found = self.value(name, default)

@@ -71,7 +71,8 @@ class HarvestSeries:
         self._least_cpu_cores = least_cpu_cores
         self._free_cores: Floats = np.full(servers, cpu_cores, np.float64)
         self._free_mib: Floats = np.full(servers, memory_mib, np.float64)
-        self._total_cores = cpu_cores
+        #: That have power: all of them.
+        self._powered: Floats = np.full(servers, cpu_cores, np.float64)
         #: (departure, order of arrival, server, cores, memory)
         self._leaving: list[tuple[float, int, int, float, float]] = []
         self._arrived = 0
@@ -89,9 +90,9 @@ class HarvestSeries:
             out = _Changes(self._names)
             values = (batch.arrives_s, batch.departs_s, batch.cpu_cores, batch.memory_mib)
             for arrives_s, departs_s, cores, mib in zip(*(v.tolist() for v in values), strict=True):
-                while self._leaving and self._leaving[0][0] <= arrives_s:
-                    now_s = self._note(out, shown, changed, now_s, self._leaving[0][0])
-                    changed.add(self._leave())
+                while (next_s := self._next_s()) <= arrives_s:
+                    now_s = self._note(out, shown, changed, now_s, next_s)
+                    changed |= self._happen()
                 now_s = self._note(out, shown, changed, now_s, arrives_s)
                 server = self._place(departs_s, cores, mib)
                 if server is not None:
@@ -99,12 +100,20 @@ class HarvestSeries:
             if out.at:
                 yield out.batch()
         out = _Changes(self._names)
-        while self._leaving:
-            now_s = self._note(out, shown, changed, now_s, self._leaving[0][0])
-            changed.add(self._leave())
+        while (next_s := self._next_s()) < math.inf:
+            now_s = self._note(out, shown, changed, now_s, next_s)
+            changed |= self._happen()
         self._note(out, shown, changed, now_s, math.inf)
         if out.at:
             yield out.batch()
+
+    def _next_s(self) -> float:
+        """When something happens that is no arrival; infinite: nothing will."""
+        return self._leaving[0][0] if self._leaving else math.inf
+
+    def _happen(self) -> set[int]:
+        """Let that happen; the servers that it touches."""
+        return {self._leave()}
 
     def _note(self, out: _Changes, shown: Floats, changed: set[int], now_s: float, next_s: float) -> float:
         """Write down what has changed at ``now_s`` once time goes on; the new time."""
@@ -123,10 +132,18 @@ class HarvestSeries:
         if math.isnan(mib):
             self.counts.without_memory += 1
             mib = 0.0
+        server = self._put(departs_s, cores, mib)
+        if server is None:
+            self.counts.rejected += 1
+        else:
+            self.counts.placed += 1
+        return server
+
+    def _put(self, departs_s: float, cores: float, mib: float) -> int | None:
+        """Onto a server with room; None: there is none."""
         fits: Mask = (self._free_cores >= cores - 1e-9) & (self._free_mib >= mib - 1e-9)
         candidates = np.flatnonzero(fits)
         if not len(candidates):
-            self.counts.rejected += 1
             return None
         if self._packing is Packing.RANDOM:
             server = int(candidates[self._rng.integers(len(candidates))])
@@ -134,7 +151,6 @@ class HarvestSeries:
             free = self._free_cores[candidates]
             best = np.argmin(free) if self._packing is Packing.PACKING else np.argmax(free)
             server = int(candidates[best])
-        self.counts.placed += 1
         self._free_cores[server] -= cores
         self._free_mib[server] -= mib
         if not math.isnan(departs_s):
@@ -145,7 +161,7 @@ class HarvestSeries:
     def _leave(self) -> int:
         _, _, server, cores, mib = heapq.heappop(self._leaving)
         # Fractions of cores come and go; what rounding leaves must not grow.
-        self._free_cores[server] = min(round(self._free_cores[server] + cores, 6), self._total_cores)
+        self._free_cores[server] = min(round(self._free_cores[server] + cores, 6), float(self._powered[server]))
         self._free_mib[server] = round(self._free_mib[server] + mib, 6)
         return server
 

@@ -1,8 +1,8 @@
 """An acquirer over replayed servers (seed 000 §4.3): machines come and go as it asks for them and gives them back.
 
-Every server of a pool could have one harvest VM of ours, with all cores that on-demand VMs leave. A stream of changes
-tells the engine of those that we hold: the acquirer's looks are made where the engine asks for what comes next, when
-it stands at the very instant.
+Every server of a pool could have one VM of ours (`servers.Servers`); a harvest VM has all cores that on-demand VMs
+leave. A stream of changes tells the engine of those that we hold: the acquirer's looks are made where the engine asks
+for what comes next, when it stands at the very instant.
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import numpy as np
 
 from simulator.errors import InvalidParameter
 from simulator.generators.harvest import Packing
-from simulator.inputs.batches import CapacityBatch, Floats, Indices, texts
+from simulator.inputs.batches import CapacityBatch, Indices, texts
 from simulator.jobs.columns import C_USED_CORES, LEAVING, M_CORES, M_HELD, M_RUNNING, Q_CORES, Q_COUNT, State
+from simulator.matching.costs import Meter, Prices, VmKind
 from simulator.matching.pools import Pool
+from simulator.matching.servers import Servers
 from task_matcher.acquirer import Acquirer, Decommission, Emptied, Event, PeriodOver, Standing, advance_all
 from task_matcher.net_changes import AcquirerOptions, View
-from task_matcher.provision import Provision, calls, news
-
-#: Of the servers, those that the emptiest-first allocation leaves out: the buffer that providers keep (seed 000 §4.3).
-BUFFER_SHARE: Final = 0.05
-
+from task_matcher.provision import calls, news
 
 Answer = TypeVar("Answer")
+
+
+class Removal(StrEnum):
+    """Which machines are given back first, where there are too many."""
+
+    #: Those whose cores changed last (Algorithm 2).
+    RECENT = "recent"
+    #: Any: nothing is made of what is known of them (seed 000 §4.4's runs without the matcher).
+    RANDOM = "random"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +46,19 @@ class Acquisition:
         as the work needs.
     :param allocation: to which server the provider puts a new harvest VM, of those with room for its minimum.
     :param step_s: between two looks at what has gone and what has emptied; the acquirer's own period is a multiple.
+    :param kind: what all machines are.
+    :param vm_cores: (least) cores of a machine, one of these for each request; none: harvest VMs as the pool has them,
+        of which no costs are told.
     """
 
     options: AcquirerOptions = field(default_factory=lambda: AcquirerOptions(64, 64))
     allocation: Packing = Packing.RANDOM
     step_s: float = 300.0
     budget_cores: float | None = None
+    kind: VmKind = VmKind.HARVEST
+    vm_cores: tuple[int, ...] = ()
+    removal: Removal = Removal.RECENT
+    prices: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -51,6 +66,10 @@ class Acquisition:
             raise InvalidParameter("step_s", f"must be above 0 and at most period_s, but is {self.step_s:g}")
         if self.budget_cores is not None and not self.budget_cores > 0:
             raise InvalidParameter("budget_cores", f"must be above 0, but is {self.budget_cores:g}")
+        if self.kind is not VmKind.HARVEST and not self.vm_cores:
+            raise InvalidParameter("vm_cores", f"must be stated for {self.kind.value} VMs")
+        if self.vm_cores and min(self.vm_cores) < 1:
+            raise InvalidParameter("vm_cores", "must be from 1 on")
 
     def held_share(self, pool: Pool, from_s: float) -> float:
         """Of a pool's servers or cores, about those that are held at the most: what load is counted by."""
@@ -74,61 +93,6 @@ def at_once(call: Awaitable[Answer]) -> Answer:
     raise RuntimeError("a provider that is called at once must not wait")
 
 
-class Servers:
-    """Replayed servers as a provider: it answers at once. Machines are servers' numbers as texts."""
-
-    def __init__(self, pool: Pool, allocation: Packing, generator: np.random.Generator) -> None:
-        self._pool = pool
-        self._allocation = allocation
-        self._generator = generator
-        #: Cores that each server has for a harvest VM now; below the minimum: 0.
-        self.cores: Indices = np.zeros(pool.machines, np.int64)
-        self.changed_s: Floats = np.full(pool.machines, -np.inf)
-        self.held = np.zeros(pool.machines, bool)
-        #: Given back at this instant: what is asked for now comes from elsewhere.
-        self.cooling = np.zeros(pool.machines, bool)
-        self._offers: dict[int, str] = {}
-        self._refusals: dict[int, str] = {}
-
-    async def look(self) -> Provision:
-        machines = frozenset(str(number) for number in np.flatnonzero(self.held))
-        found = Provision(machines, dict(self._offers), dict(self._refusals))
-        self._offers, self._refusals = {}, {}
-        return found
-
-    async def request(self, number: int) -> None:
-        if number in self._offers:
-            return
-        server = self._chosen()
-        if server is None:
-            self._refusals[number] = "no server has room for a harvest VM"
-            return
-        self.held[server] = True
-        self._offers[number] = str(server)
-
-    async def cancel(self, number: int) -> None:
-        server = self._offers.pop(number, None)
-        if server is not None:
-            self.held[int(server)] = False
-
-    async def deallocate(self, machine: str) -> None:
-        self.held[int(machine)] = False
-        self.cooling[int(machine)] = True
-
-    def _chosen(self) -> int | None:
-        free = np.flatnonzero((self.cores > 0) & ~self.held & ~self.cooling)
-        if not len(free):
-            return None
-        if self._allocation is Packing.RANDOM:
-            return int(free[self._generator.integers(len(free))])
-        if self._allocation is Packing.PACKING:
-            return int(free[np.argmin(self.cores[free])])
-        # Buffer servers, the emptiest ones, are nobody's.
-        buffer = np.argsort(-self.cores, kind="stable")[: int(BUFFER_SHARE * len(self.cores))]
-        free = free[~np.isin(free, buffer)]
-        return int(free[np.argmax(self.cores[free])]) if len(free) else None
-
-
 @dataclass(slots=True)
 class Held:
     """What was held, by steps: shape (steps,) each."""
@@ -138,6 +102,10 @@ class Held:
     #: Cores of the machines that take tasks, and of those that leave.
     cores: list[int] = field(default_factory=list)
     leaving_cores: list[int] = field(default_factory=list)
+    #: Cores on which tasks run.
+    used_cores: list[int] = field(default_factory=list)
+    #: Regular core-hours an hour, of all machines; NaN: not told.
+    cost_per_h: list[float] = field(default_factory=list)
     #: Which servers, as numbers.
     servers: list[Indices] = field(default_factory=list)
 
@@ -149,6 +117,8 @@ class Held:
             "machines": np.asarray(self.machines, np.float64),
             "cores": np.asarray(self.cores, np.float64),
             "leaving_cores": np.asarray(self.leaving_cores, np.float64),
+            "used_cores": np.asarray(self.used_cores, np.float64),
+            "cost_per_h": np.asarray(self.cost_per_h, np.float64),
         }
 
     def mean(self, values: list[int], from_s: float, until_s: float) -> float:
@@ -159,13 +129,19 @@ class Held:
 
 
 class AcquiredMachines:
-    """The machines of one run as changes for the engine, which is given afterwards: `state`."""
+    """The machines of one run as changes for the engine, which is given afterwards: `state`.
 
-    def __init__(self, pool: Pool, acquisition: Acquisition, seed: int) -> None:
+    :param from_s: costs and utilisation count from then on.
+    """
+
+    def __init__(self, pool: Pool, acquisition: Acquisition, seed: int, from_s: float = 0.0) -> None:
         generator = np.random.default_rng([seed, 2])
         self._pool = pool
         self._acquisition = acquisition
-        self._servers = Servers(pool, acquisition.allocation, generator)
+        self._generator = generator
+        self._servers = Servers(pool, acquisition.allocation, generator, acquisition.kind, acquisition.vm_cores)
+        self._from_s = from_s
+        self._meter = Meter(acquisition.kind, acquisition.prices, from_s)
         self._names = texts(f"machine-{number}" for number in range(pool.machines))
         #: Of the engine.
         self.state: Callable[[], State] = _no_engine
@@ -185,7 +161,19 @@ class AcquiredMachines:
             "machines_evicted": float(self.evicted),
             "machines_held_mean": float(np.mean(self.held.machines)) if self.held.machines else math.nan,
             "cores_held_mean": float(np.mean(self.held.cores)) if self.held.cores else math.nan,
+            **self._paid(),
         }
+
+    def _paid(self) -> dict[str, float]:
+        """Since jobs come: of all cores that are held, those of leaving machines, too."""
+        late = np.asarray(self.held.at_s) >= self._from_s
+        cores = (np.asarray(self.held.cores) + np.asarray(self.held.leaving_cores))[late]
+        used = np.asarray(self.held.used_cores)[late]
+        found = {
+            "cores_paid_mean": float(cores.mean()) if len(cores) else math.nan,
+            "utilisation": float(used.sum() / cores.sum()) if len(cores) and cores.sum() else math.nan,
+        }
+        return {**found, "cost_total": self._meter.total} if self._acquisition.vm_cores else found
 
     def batches(self) -> Iterator[CapacityBatch]:
         """Changes until the pool's end, a step's at a time."""
@@ -193,8 +181,8 @@ class AcquiredMachines:
         steps = _Rows(self._names)
         now_s = float(pool.at_s[0])
         place = int(np.searchsorted(pool.at_s, now_s, side="right"))
-        servers.cores[pool.machine[:place]] = pool.cores[:place]
-        servers.changed_s[pool.machine[:place]] = now_s
+        for server, cores in zip(pool.machine[:place].tolist(), pool.cores[:place].tolist(), strict=True):
+            servers.change(server, cores, now_s)
         for number in range(pool.machines):
             steps.add(number, now_s, 0)
         yield steps.batch()
@@ -208,19 +196,20 @@ class AcquiredMachines:
             # The engine asks for more when it has done this, and so stands at the end of the step.
             rows.repeat(now_s, int(self.state().machines[0, M_CORES]))
             yield rows.batch()
+            self._meter.to(now_s)
 
     def _replay(self, rows: _Rows, first: int, last: int) -> None:
         """What on-demand VMs take and leave on all servers, of which the engine hears what is ours."""
         pool, servers = self._pool, self._servers
         for place in range(first, last):
-            server, cores = int(pool.machine[place]), int(pool.cores[place])
-            servers.cores[server] = cores
-            servers.changed_s[server] = pool.at_s[place]
-            if servers.held[server]:
-                rows.add(server, float(pool.at_s[place]), cores)
-                if cores == 0:
-                    servers.held[server] = False
-                    self.evicted += 1
+            server, at_s = int(pool.machine[place]), float(pool.at_s[place])
+            cores = servers.change(server, int(pool.cores[place]), at_s)
+            if cores is None:
+                continue
+            rows.add(server, at_s, cores)
+            self._meter.change(server, at_s, cores, int(servers.least[server]))
+            if cores == 0:
+                self.evicted += 1
 
     def _look(self, rows: _Rows, now_s: float) -> None:
         """Everything that follows at this instant."""
@@ -240,10 +229,13 @@ class AcquiredMachines:
                 at_once(call)
             for server in np.flatnonzero(servers.held & ~held):
                 self.requested += 1
-                rows.add(int(server), now_s, int(servers.cores[server]))
+                cores = int(servers.ours[server])
+                rows.add(int(server), now_s, cores)
+                self._meter.change(int(server), now_s, cores, int(servers.least[server]))
             for server in np.flatnonzero(held & ~servers.held):
                 self.given_back += 1
                 rows.add(int(server), now_s, 0)
+                self._meter.change(int(server), now_s, 0, 0)
             events = self._news(now_s)
         self._write_down(now_s)
 
@@ -254,14 +246,18 @@ class AcquiredMachines:
         server = int(told.machine)
         self.state().machines[server, M_HELD] = LEAVING
         # Nothing changes; policies that keep lists of room hear of it.
-        rows.add(server, now_s, int(self._servers.cores[server]))
+        rows.add(server, now_s, int(self._servers.ours[server]))
 
     def _views(self, now_s: float) -> dict[str, View]:
         views = {}
+        ours = self._servers.ours
         for one in self.acquirer.kept:
-            changed_s = max(float(self._servers.changed_s[int(one.name)]), one.came_at)
+            unchanged_s = now_s - max(float(self._servers.changed_s[int(one.name)]), one.came_at)
+            if self._acquisition.removal is Removal.RANDOM:
+                # The acquirer gives back what changed last: whichever that is said to be.
+                unchanged_s = float(self._generator.random())
             busy = int(self.state().machines[int(one.name), M_RUNNING]) > 0
-            views[one.name] = View(float(self._servers.cores[int(one.name)]), now_s - changed_s, busy)
+            views[one.name] = View(float(ours[int(one.name)]), unchanged_s, busy)
         return views
 
     def _wanted(self) -> float:
@@ -277,8 +273,11 @@ class AcquiredMachines:
         leaving = [server for server in leaving if self._servers.held[server]]
         held.at_s.append(now_s)
         held.machines.append(len(servers) - len(leaving))
-        held.leaving_cores.append(int(self._servers.cores[leaving].sum()))
-        held.cores.append(int(self._servers.cores[servers].sum()) - held.leaving_cores[-1])
+        ours = self._servers.ours
+        held.leaving_cores.append(int(ours[leaving].sum()))
+        held.cores.append(int(ours.sum()) - held.leaving_cores[-1])
+        held.used_cores.append(int(self.state().counts[C_USED_CORES]))
+        held.cost_per_h.append(self._meter.per_h if self._acquisition.vm_cores else math.nan)
         held.servers.append(servers)
 
 

@@ -7,12 +7,24 @@ paper takes them at one moment, and says that Spot is 48 to 88 % cheaper than re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from simulator.errors import InvalidParameter
 
 #: What Spot VMs are cheaper than regular ones, at the least and at the most.
 SPOT_DISCOUNTS: Final = (0.48, 0.88)
+
+
+class VmKind(StrEnum):
+    """What machines are rented."""
+
+    #: All cores that on-demand VMs leave on their server; never fewer than their least size.
+    HARVEST = "harvest"
+    #: A fixed size, evicted as a whole.
+    SPOT = "spot"
+    #: A fixed size, never evicted.
+    REGULAR = "regular"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +70,49 @@ def costs(core_h: float, machine_h: float, least_cores: float, prices: Prices) -
     spot = core_h * (1.0 - prices.spot_discount)
     harvested = (core_h - least_h) * (1.0 - prices.harvest_discount)
     return Costs(core_h, spot, (least_h + harvested) * (1.0 - prices.spot_discount))
+
+
+def per_hour(kind: VmKind, cores: float, least_cores: float, prices: Prices) -> float:
+    """What a machine costs an hour, in core-hours of a regular one.
+
+    :param cores: that it has.
+    :param least_cores: its minimum, of a harvest VM.
+    """
+    if kind is VmKind.REGULAR:
+        return cores
+    if kind is VmKind.SPOT:
+        return cores * (1.0 - prices.spot_discount)
+    return costs(cores, 1.0 if cores else 0.0, least_cores, prices).harvest
+
+
+class Meter:
+    """What machines have cost, as they come, change and go.
+
+    :param from_s: what was before is not counted.
+    """
+
+    def __init__(self, kind: VmKind, prices: Prices, from_s: float) -> None:
+        self._kind = kind
+        self._prices = prices
+        self._at_s = from_s
+        self._hourly: dict[int, float] = {}
+        #: Regular core-hours, so far.
+        self.total = 0.0
+
+    @property
+    def per_h(self) -> float:
+        """Regular core-hours an hour, now."""
+        return sum(self._hourly.values())
+
+    def to(self, at_s: float) -> None:
+        """Time goes on; times of what came before change nothing."""
+        if at_s > self._at_s:
+            self.total += self.per_h * (at_s - self._at_s) / 3600.0
+            self._at_s = at_s
+
+    def change(self, machine: int, at_s: float, cores: int, least_cores: int) -> None:
+        """A machine has so many cores from now on; 0: it is gone."""
+        self.to(at_s)
+        self._hourly.pop(machine, None)
+        if cores:
+            self._hourly[machine] = per_hour(self._kind, cores, least_cores, self._prices)

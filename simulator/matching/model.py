@@ -11,19 +11,23 @@ import numpy as np
 from deflation.errors import InvalidField
 from simulator.errors import InvalidParameter
 from simulator.experiments.fields import Given
-from simulator.experiments.model import POLICY, Input, Outcome
+from simulator.experiments.model import INPUTS, POLICY, Input, Outcome
 from simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from simulator.generators.harvest import Packing
+from simulator.generators.power import Cut
 from simulator.generators.replayed import vm_columns
-from simulator.inputs.batches import VmBatch
-from simulator.matching.acquiring import Acquisition
-from simulator.matching.pools import Pool, PoolSettings, pool
+from simulator.inputs.batches import SeriesBatch, VmBatch
+from simulator.matching.acquiring import Acquisition, Removal
+from simulator.matching.costs import Prices, VmKind
+from simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
 from simulator.matching.running import WARM_UP_S, run
 from simulator.matching.schemes import SCHEMES
 from simulator.matching.workload import SHAPES, Workload
 from task_matcher.net_changes import AcquirerOptions
 
 _DAY_S: Final = 86_400.0
+#: Sizes of Spot and regular VMs, and minimums of harvest VMs (seed 000 §2.1), each as likely.
+VM_CORES: Final = (2, 4, 8)
 _VERSION: Final = 2
 
 
@@ -33,6 +37,8 @@ class Case:
 
     scheme: str
     vms: Input
+    #: None: all cores have power all the time.
+    power: Input | None
     pool: PoolSettings
     pool_seed: int
     workload: Workload
@@ -50,13 +56,16 @@ class MatchingModel:
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""
         g = Given(given)
-        vms = g.input("vms")
+        vms, power = g.inputs("vms", "power")
+        if vms is None:
+            raise InvalidParameter(f"{INPUTS}.vms", "is missing")
         acquisition = _acquisition(g)
         machines = g.whole("machines", 64, least=1)
         servers = g.whole("servers", 200, least=1, most=1_000_000)
         case = Case(
             scheme=g.choice(POLICY, tuple(SCHEMES), "landmark"),
             vms=vms,
+            power=power,
             pool=PoolSettings(
                 packing=Packing(g.choice("packing", [p.value for p in Packing], Packing.RANDOM.value)),
                 servers=servers,
@@ -70,6 +79,7 @@ class MatchingModel:
                 machines=machines if acquisition is None else servers,
                 from_s=g.number("from_s", 3 * _DAY_S, least=0),
                 until_s=g.number("until_s", 8 * _DAY_S, above=0),
+                power=_power(g) if power is not None else None,
             ),
             pool_seed=g.whole("pool_seed", 1, least=0),
             workload=Workload(
@@ -82,6 +92,8 @@ class MatchingModel:
                 estimate_factor=g.number("estimate_factor", 1.0, above=0, most=999),
                 estimate_error=g.number("estimate_error", 0.0, least=0, most=1),
                 estimate_missing=g.number("estimate_missing", 0.0, least=0, most=1),
+                rate_factors=g.numbers("rate_factors", (1.0,), above=0),
+                rate_period_s=g.number("rate_period_s", 21_600.0, above=0),
             ),
             acquisition=acquisition,
             validate=g.flag("validate", False),
@@ -100,16 +112,22 @@ class MatchingModel:
                 path = str(case.vms.path)
                 if path not in columns:
                     columns[path] = vm_columns(case.vms.batches(VmBatch, "vms", from_first=True))
-                made = pool(columns[path], case.pool, case.pool_seed)
-                return {
+                power = case.power.batches(SeriesBatch, "power", from_first=True) if case.power is not None else ()
+                made = pool(columns[path], case.pool, case.pool_seed, power)
+                arrays = {
                     "machine": made.machine,
                     "at_s": made.at_s,
                     "cores": made.cores,
                     "rejected": np.array([made.rejected_share]),
                 }
+                if (supply := made.supply) is not None:
+                    arrays |= {"power_at_s": supply.at_s, "power_share": supply.share}
+                    arrays["power_did"] = np.array([supply.evicted, supply.deferred, supply.relaunched])
+                return arrays
 
-            vms = case.vms
-            what = [self.name, _VERSION, fingerprint(vms.path), vms.format, dict(vms.options), vms.order, key]
+            inputs = [case.vms] if case.power is None else [case.vms, case.power]
+            terms = [[fingerprint(one.path), one.format, dict(one.options), one.order] for one in inputs]
+            what = [self.name, _VERSION, *(term for terms_of in terms for term in terms_of), key]
             found[key] = shared_arrays(what, make)
             progress((number + 1) / len(cases))
         return found
@@ -124,6 +142,7 @@ class MatchingModel:
             settings.pool.machines,
             settings.pool.until_s,
             float(arrays["rejected"][0]),
+            _supply(arrays),
         )
         span_s = found.until_s - float(found.at_s[0])
         done = run(
@@ -167,10 +186,42 @@ def _acquisition(g: Given) -> Acquisition | None:
     except InvalidField as error:
         # What the acquirer itself refuses, of two settings that do not go together.
         raise InvalidParameter(error.field, error.problem) from error
-    allocation = Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value))
-    return Acquisition(options, allocation, g.number("step_s", 300.0, above=0), budget_cores or None)
+    kind = VmKind(g.choice("vm_kind", [kind.value for kind in VmKind], VmKind.HARVEST.value))
+    sizes = g.numbers("vm_cores", () if kind is VmKind.HARVEST else VM_CORES, above=0)
+    if any(size != int(size) for size in sizes):
+        raise g.wrong("vm_cores", "must be whole numbers")
+    return Acquisition(
+        options,
+        allocation=Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value)),
+        step_s=g.number("step_s", 300.0, above=0),
+        budget_cores=budget_cores or None,
+        kind=kind,
+        vm_cores=tuple(int(size) for size in sizes),
+        removal=Removal(g.choice("removal", [one.value for one in Removal], Removal.RECENT.value)),
+        prices=Prices(
+            g.number("spot_discount", Prices().spot_discount, least=0, most=0.99),
+            g.number("harvest_discount", Prices().harvest_discount, least=0, most=0.99),
+        ),
+    )
+
+
+def _power(g: Given) -> PowerSettings:
+    cut = Cut(g.choice("power_cut", [cut.value for cut in Cut], Cut.SERVERS.value))
+    return PowerSettings(
+        cut,
+        g.number("power_from_s", 0.0, least=0),
+        g.number("power_step_s", 900.0, least=60, most=_DAY_S),
+    )
+
+
+def _supply(arrays: Mapping[str, Any]) -> Supply | None:
+    if "power_did" not in arrays:
+        return None
+    evicted, deferred, relaunched = (int(value) for value in arrays["power_did"])
+    return Supply(np.array(arrays["power_at_s"]), np.array(arrays["power_share"]), evicted, deferred, relaunched)
 
 
 def _key(case: Case) -> str:
     """What a pool depends on, but the trace's content."""
-    return f"{case.vms.path}|{case.pool}|{case.pool_seed}"
+    power = "" if case.power is None else f"|{case.power.path}"
+    return f"{case.vms.path}|{case.pool}|{case.pool_seed}{power}"

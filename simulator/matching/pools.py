@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,11 +16,32 @@ from numpy.typing import NDArray
 from simulator.errors import InvalidParameter
 from simulator.generators.arrivals import jittered
 from simulator.generators.harvest import HarvestSeries, Packing
+from simulator.generators.power import Cut, PoweredSeries, power_steps
 from simulator.generators.replayed import vm_batches
-from simulator.inputs.batches import CapacityBatch, Floats, Indices, VmBatch, texts
+from simulator.inputs.batches import CapacityBatch, Floats, Indices, SeriesBatch, VmBatch, texts
 
 _DAY_S: Final = 86_400.0
 _ROUNDING: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSettings:
+    """How servers follow a power trace (seed 000 §4.5).
+
+    :param from_s: of the power trace, what falls on the first second of the VMs'.
+    :param step_s: powered cores change so often; between the trace's values power is straight.
+    """
+
+    cut: Cut = Cut.SERVERS
+    from_s: float = 0.0
+    step_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        """Raises InvalidParameter."""
+        if not self.from_s >= 0:
+            raise InvalidParameter("power_from_s", f"must be at least 0, but is {self.from_s:g}")
+        if not 60 <= self.step_s <= _DAY_S:
+            raise InvalidParameter("power_step_s", f"must be from 60 to 86400, but is {self.step_s:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +52,7 @@ class PoolSettings:
     :param least_lifetime_s: VMs that live shorter are left out, which makes a calmer pool.
     :param grid_s: of the trace's times, over which arrivals and departures are spread evenly.
     :param machines: of the servers, drawn at random; each has one harvest VM.
+    :param power: None: all cores have power all the time.
     """
 
     packing: Packing
@@ -44,6 +66,7 @@ class PoolSettings:
     machines: int = 64
     from_s: float = 3 * _DAY_S
     until_s: float = 8 * _DAY_S
+    power: PowerSettings | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -56,6 +79,31 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Supply:
+    """The power that all servers of a pool had, as steps, and what it did to on-demand VMs in the whole replay."""
+
+    at_s: Floats
+    #: Of all cores, those with power.
+    share: Floats
+    evicted: int
+    deferred: int
+    relaunched: int
+
+    def statistics(self, from_s: float, until_s: float) -> dict[str, float]:
+        """Figures by name; shares are those of a window."""
+        first = max(int(np.searchsorted(self.at_s, from_s, side="right")) - 1, 0)
+        share = self.share[first : max(int(np.searchsorted(self.at_s, until_s)), first + 1)]
+        return {
+            "power_mean": float(share.mean()),
+            "power_least": float(share.min()),
+            "power_most": float(share.max()),
+            "vms_evicted": float(self.evicted),
+            "vms_deferred": float(self.deferred),
+            "vms_relaunched": float(self.relaunched),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Changes of whole cores, in the order of their times; the first of each machine says what it begins with."""
 
@@ -65,6 +113,7 @@ class Pool:
     machines: int
     until_s: float
     rejected_share: float
+    supply: Supply | None = None
 
     def batch(self) -> CapacityBatch:
         """As input of the engine; memory does not matter here."""
@@ -87,6 +136,7 @@ class Pool:
 
     def statistics(self, from_s: float, until_s: float) -> dict[str, float]:
         """Inter-change times as seed 000 gives them for C1 to C8: of changes within a window, by their ends."""
+        supply = {} if self.supply is None else self.supply.statistics(from_s, until_s)
         gaps, sizes = [], []
         for number in range(self.machines):
             mine = self.machine == number
@@ -98,7 +148,7 @@ class Pool:
             sizes.append(np.abs(np.diff(cores))[late])
         gap_s, size = np.concatenate(gaps), np.concatenate(sizes)
         if not len(gap_s):
-            return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s)}
+            return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s), **supply}
         return {
             "changes": float(len(gap_s)),
             "gap_mean_min": float(gap_s.mean()) / 60.0,
@@ -109,14 +159,16 @@ class Pool:
             "change_mean_cores": float(size.mean()),
             "mean_cores": self.mean_cores(from_s, until_s),
             "rejected_share": self.rejected_share,
+            **supply,
         }
 
 
-def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int) -> Pool:
+def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int, power: Iterable[SeriesBatch] = ()) -> Pool:
     """The pool that a replay leaves.
 
     :param vms: columns as of `vm_columns`, in order.
-    :raises InvalidParameter: the VMs end before ``until_s``.
+    :param power: a power trace, where the settings have power.
+    :raises InvalidParameter: the VMs end before ``until_s``, or power does.
     """
     generator = np.random.default_rng([seed, settings.servers])
     group = np.asarray(vms["group"])
@@ -128,9 +180,7 @@ def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int) -> 
     if settings.least_lifetime_s:
         life_s = np.asarray(vms["departs_s"])[rows] - np.asarray(vms["arrives_s"])[rows]
         rows = rows[~(life_s < settings.least_lifetime_s)]
-    series = HarvestSeries(
-        settings.servers, settings.cpu_cores, settings.memory_mib, settings.packing, generator, settings.least_cpu_cores
-    )
+    series = _series(settings, generator, seed, power)
     taken = np.full(settings.servers, -1, np.int64)
     taken[np.sort(generator.choice(settings.servers, settings.machines, replace=False))] = np.arange(settings.machines)
     parts: list[tuple[Indices, Floats, Indices]] = []
@@ -146,7 +196,26 @@ def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int) -> 
     counts = series.counts
     machine, at_s, cores = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     rejected = counts.rejected / max(counts.placed + counts.rejected, 1)
-    return _cut(machine, at_s, cores, settings, rejected)
+    found = _cut(machine, at_s, cores, settings, rejected)
+    if not isinstance(series, PoweredSeries):
+        return found
+    did = series.power_counts
+    share = series.power.cores / (settings.servers * settings.cpu_cores)
+    return replace(found, supply=Supply(series.power.at_s, share, did.evicted, did.deferred, did.relaunched))
+
+
+def _series(
+    settings: PoolSettings, generator: np.random.Generator, seed: int, power: Iterable[SeriesBatch]
+) -> HarvestSeries:
+    s = settings
+    if s.power is None:
+        return HarvestSeries(s.servers, s.cpu_cores, s.memory_mib, s.packing, generator, s.least_cpu_cores)
+    steps = power_steps(power, s.servers * s.cpu_cores, s.power.from_s, s.until_s, s.power.step_s)
+    # Draws of their own: who is cut moves no VM by itself.
+    draws = np.random.default_rng([seed, s.servers, 1])
+    return PoweredSeries(
+        s.servers, s.cpu_cores, s.memory_mib, s.packing, generator, s.least_cpu_cores, steps, s.power.cut, draws
+    )
 
 
 def _batches(

@@ -79,7 +79,7 @@ def run(
             raise InvalidParameter(
                 "policy", f"must not be {scheme} with an acquirer: it does not know which will be held"
             )
-        acquired = AcquiredMachines(pool, acquisition, seed)
+        acquired = AcquiredMachines(pool, acquisition, seed, start_s)
         changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
     batch, until_s = jobs(workload, pool, start_s, seed, held_share)
     done: list[Any] = []

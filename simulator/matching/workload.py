@@ -23,6 +23,8 @@ class Workload:
     """What the paper leaves open is a setting: how many tasks a job has, and of how many cores.
 
     :param load: work / (mean harvested cores in the window in which the jobs come), as a share.
+    :param rate_factors: jobs come so many times as often, each for ``rate_period_s``, in turn from the beginning of
+        the window on (seed 000 §4.4: 1 and 4, 6 hours); the load is the mean of the whole window.
     :param most_task_s: X of U[1 min, X].
     :param estimate_factor: runtimes are said to be so many times what they are,
     :param estimate_error: but for a relative error, drawn evenly from [-e, e] for each task;
@@ -39,6 +41,8 @@ class Workload:
     estimate_factor: float = 1.0
     estimate_error: float = 0.0
     estimate_missing: float = 0.0
+    rate_factors: tuple[float, ...] = (1.0,)
+    rate_period_s: float = 21_600.0
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -59,6 +63,10 @@ class Workload:
         for name in ("estimate_error", "estimate_missing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidParameter(name, f"must be from 0 to 1, but is {getattr(self, name):g}")
+        if not self.rate_factors or min(self.rate_factors) <= 0:
+            raise InvalidParameter("rate_factors", "must be numbers above 0")
+        if not self.rate_period_s > 0:
+            raise InvalidParameter("rate_period_s", f"must be above 0, but is {self.rate_period_s:g}")
         if not self.cores or min(self.cores) < 1:
             raise InvalidParameter("cores", "must be numbers from 1 on")
 
@@ -84,6 +92,15 @@ def estimates(workload: Workload, runtimes_s: Floats, generator: np.random.Gener
     return found
 
 
+def at_rates(workload: Workload, even_s: Floats, span_s: float) -> Floats:
+    """Arrivals that are even over a window, moved so that they come at the workload's rates; in order as before."""
+    edges_s = np.append(np.arange(0.0, span_s, workload.rate_period_s), span_s)
+    factors = np.resize(np.asarray(workload.rate_factors), len(edges_s) - 1)
+    expected = np.append(0.0, np.cumsum(factors * np.diff(edges_s)))
+    found: Floats = np.interp(even_s / span_s * expected[-1], expected, edges_s)
+    return found
+
+
 def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: float = 1.0) -> tuple[JobBatch, float]:
     """The jobs and the end of the window in which they come: Poisson arrivals, given how many there are.
 
@@ -101,6 +118,8 @@ def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: 
     if start_s + span_s > pool.until_s:
         raise InvalidParameter("load", f"of {workload.load:g} needs {span_s / 3600:.1f} h, and the pool's changes end")
     submit_s = np.sort(generator.uniform(start_s, start_s + span_s, workload.jobs))
+    if len(workload.rate_factors) > 1:
+        submit_s = start_s + at_rates(workload, submit_s - start_s, span_s)
     count = workload.jobs
     said_s = estimates(workload, values, np.random.default_rng([seed, 3]))
     batch = EstimatedJobBatch(

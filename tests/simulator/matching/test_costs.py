@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.errors import InvalidParameter
-from simulator.matching.costs import SPOT_DISCOUNTS, Prices, costs
+from simulator.matching.costs import SPOT_DISCOUNTS, Meter, Prices, VmKind, costs, per_hour
 
 
 def test_harvested_cores_are_half_as_dear_as_the_minimum() -> None:
@@ -33,3 +33,30 @@ def test_what_cannot_be_is_named() -> None:
     for name in ("spot_discount", "harvest_discount"):
         with pytest.raises(InvalidParameter, match=name):
             Prices(**{name: 1.0})
+
+
+def test_an_hour_of_a_machine_costs_by_its_kind() -> None:
+    prices = Prices(0.6, 0.5)
+    assert per_hour(VmKind.REGULAR, 8, 8, prices) == 8.0
+    assert per_hour(VmKind.SPOT, 8, 8, prices) == pytest.approx(3.2)
+    # 2 at the price of Spot, .4 each, and 6 at half of it.
+    assert per_hour(VmKind.HARVEST, 8, 2, prices) == pytest.approx(2 * 0.4 + 6 * 0.2)
+
+
+def test_a_meter_counts_machines_as_they_come_change_and_go() -> None:
+    meter = Meter(VmKind.HARVEST, Prices(0.5, 0.5), 3600.0)
+    # An hour before it counts.
+    meter.change(1, 0.0, 2, 2)
+    # From 1 h on 2 cores of the minimum: 1.0. From 2 h on 6 cores: 1.0 + 4 * .25.
+    meter.change(1, 7200.0, 6, 2)
+    assert meter.total == pytest.approx(1.0)
+    # Another one comes at 2.5 h, with 4 cores at the minimum: 2.0 more.
+    meter.change(2, 9000.0, 4, 4)
+    assert meter.total == pytest.approx(1.0 + 0.5 * 2.0)
+    assert meter.per_h == pytest.approx(4.0)
+    # The first one goes at 3 h, and an hour goes by.
+    meter.change(1, 10_800.0, 0, 0)
+    meter.to(14_400.0)
+    # What is told late changes nothing of what was.
+    meter.to(9000.0)
+    assert meter.total == pytest.approx(2.0 + 0.5 * 4.0 + 2.0)

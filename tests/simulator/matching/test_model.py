@@ -71,6 +71,63 @@ def test_an_acquirer_has_all_servers_to_choose_from(
     assert len(outcome.tables["held"]["cores"]) > 100
 
 
+def test_the_experiment_on_costs_says_what_kinds_there_are(vms: Input) -> None:
+    experiment = read(ROOT / "experiments" / "costs.toml", inputs={"vms": vms.path})
+    cases = {case.given["vm_kind"]: MODEL.settings(case.given) for case in experiment.cases()}
+    assert cases.keys() == {"spot", "harvest", "regular"}
+    found = cases["spot"].acquisition
+    assert found is not None
+    assert (found.kind.value, found.vm_cores, found.removal.value) == ("spot", (2, 4, 8), "random")
+    assert cases["regular"].workload.rate_factors == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vm_kind", "cheap"), ("removal", "first"), ("vm_cores", [2.5]), ("vm_cores", [0]), ("spot_discount", 1.0)],
+)
+def test_a_bad_setting_of_the_acquirer_names_its_field(vms: Input, field: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        MODEL.settings(given(vms, acquirer=True, **{field: value}))
+
+
+def power(tmp_path: Path, values: list[float]) -> Input:
+    """A value every half day."""
+    path = tmp_path / "power.csv"
+    lines = ["at_s,value", *(f"{number * 43_200},{value}" for number, value in enumerate(values))]
+    path.write_text("\n".join(lines) + "\n")
+    return Input(path)
+
+
+def test_power_makes_another_pool_and_its_figures_stand_beside_the_pools(
+    vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    wind = power(tmp_path, [20, 4, 16, 10, 14, 12, 16])
+    plain = given(vms)
+    cases = [MODEL.settings(plain)]
+    for cut in ("servers", "even"):
+        cases.append(MODEL.settings({**plain, "inputs": {"vms": vms, "power": wind}, "power_cut": cut}))
+    prepared = MODEL.prepare(cases, lambda share: None)
+    without, servers, even = (checked(MODEL.run(case, 1, prepared, lambda share: None)).metrics for case in cases)
+    assert "pool_power_mean" not in without
+    # The jobs come from day 1.5 on, when power is 10 of 20 and rises.
+    assert servers["pool_power_least"] == pytest.approx(0.5, abs=0.01)
+    assert servers["pool_power_least"] < servers["pool_power_mean"] < 0.7
+    assert servers["pool_mean_cores"] < without["pool_mean_cores"]
+    assert servers["pool_vms_evicted"] > 0
+    # The first one cuts few servers much.
+    assert servers["pool_change_mean_cores"] > even["pool_change_mean_cores"]
+
+
+def test_power_is_set_only_where_there_is_a_trace_of_it(vms: Input, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="power_cut"):
+        MODEL.settings(given(vms, power_cut="even"))
+    inputs = {"vms": vms, "power": power(tmp_path, [1, 1])}
+    for field, value in (("power_cut", "some"), ("power_from_s", -1.0), ("power_step_s", 1.0)):
+        with pytest.raises(InvalidParameter, match=field):
+            MODEL.settings(given(vms, inputs=inputs, **{field: value}))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -83,6 +140,10 @@ def test_an_acquirer_has_all_servers_to_choose_from(
         ("budget_cores", 9),
         ("estimate_error", 1.5),
         ("estimate_factor", 0),
+        ("rate_factors", 4),
+        ("rate_factors", [1, -1]),
+        ("rate_factors", [1, "4"]),
+        ("vm_kind", "spot"),
     ],
 )
 def test_a_bad_setting_names_its_field(vms: Input, field: str, value: Any) -> None:

@@ -168,6 +168,18 @@ def test_a_pool_begins_after_the_warm_up_with_what_each_machine_has_then() -> No
     assert found.cores.tolist() == again.cores.tolist()
 
 
+def test_a_pool_without_power_is_to_the_digit_what_it_was_before_there_was_power() -> None:
+    """Figures of the code that knew none; another version of NumPy may draw otherwise."""
+    settings = PoolSettings(
+        Packing.RANDOM, servers=20, share=1.0, cpu_cores=32.0, machines=7, from_s=0.5 * DAY_S, until_s=2 * DAY_S
+    )
+    found = pool(vms(), settings, 5)
+    rows = np.arange(len(found.cores))
+    assert (len(rows), int((found.cores * rows).sum()), int((found.machine * rows).sum())) == (1922, 25874312, 5405080)
+    assert float(found.at_s.sum()) == float.fromhex("0x1.886cb24e59470p+27")
+    assert found.supply is None
+
+
 def test_predictions_on_a_stationary_pool_come_true() -> None:
     given = made(machines=24, days=3.0)
     found = calibrate(given, PredictorOptions(form="landmark", sized=True), (900.0, 3600.0), (0.0, 2.0))
