@@ -73,6 +73,9 @@ class MatchOptions:
     #: Of machines with room whose expected time is within this share of the duration of the best, the least steady is
     #: taken: steady ones are kept for tasks that need them. 0: paper.
     spare: float = 0.0
+    #: Of machines with room that are as near, the one with the least cores in use is taken: machines that are alike get
+    #: as much each. Not with `spare`. 0: paper.
+    spread: float = 0.0
     #: Algorithm 3.
     threshold: float = THRESHOLD
     #: P_c of machines without history.
@@ -82,10 +85,12 @@ class MatchOptions:
 
     def __post_init__(self) -> None:
         """Raises InvalidField."""
-        for name in ("escalation", "spare", "fallback_s"):
+        for name in ("escalation", "spare", "spread", "fallback_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidField(name, f"must be finite and not negative, but is {value!r}")
+        if self.spare > 0 and self.spread > 0:
+            raise InvalidField("spread", "must be 0 with spare: both say which of nearly equal machines is taken")
         for name in ("threshold", "unknown"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
@@ -227,11 +232,17 @@ class MatchMaker:
             probability = found.failure
             if options.spare > 0.0:
                 probability = np.where(np.isnan(found.fatal), np.nan, 1.0 - probability)
-            place = choose(found.compared, found.waits, probability, duration_s, options.delay, options.spare)
+            used = found.compared
+            if options.spread > 0.0:
+                used = self.fleet.used_cores[found.rows]
+            place = choose(
+                found.compared, found.waits, probability, used, duration_s, options.delay, options.spare, options.spread
+            )
             if not options.delay or band.reach_s >= EVER_S:
                 return found, place
-            # With spare the least may be another's.
-            least = found.compared.item(place) if options.spare <= 0.0 and place >= 0 else found.compared.min()
+            # With spare or spread the least may be another's.
+            alone = options.spare <= 0.0 and options.spread <= 0.0
+            least = found.compared.item(place) if alone and place >= 0 else found.compared.min()
             adds_s = float(least) - duration_s
             if adds_s < band.reach_s - 1e-9 * (duration_s + band.reach_s):
                 self._reach = min(max(0.9 * self._reach, 1.1 * adds_s / max(duration_s, 1.0)), 4.0)

@@ -34,9 +34,10 @@ N_FRESH_SHARE: Final = 5
 N_FRESH_UNTIL: Final = 6
 N_LOOKED: Final = 7
 N_DISLIKE: Final = 8
-#: Preemption costs what it takes away, too: weight of the work of others that a placement puts at risk.
+#: Sum of the squares of what predictions of started tasks were off.
 N_SQUARES: Final = 9
-NUMBERS: Final = 10
+N_SPREAD: Final = 10
+NUMBERS: Final = 11
 
 #: Promises that a machine can have in one round.
 PROMISES: Final = 64

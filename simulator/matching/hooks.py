@@ -43,6 +43,7 @@ from simulator.matching.arrays import (
     N_FRESH_UNTIL,
     N_LOOKED,
     N_SPARE,
+    N_SPREAD,
     N_SQUARES,
     N_UNKNOWN,
     PROMISES,
@@ -179,7 +180,11 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         if math.isnan(failure):
             failure = 1.0 - numbers[N_UNKNOWN]
         p.expected[machine] = expected_s(wait_s, failure, wasted, restart, duration_s, checkpoint_s, weight)
-    machine = choose_machine(p.expected, p.waits, p.probability, duration_s, p.switches[K_DELAY] != 0, numbers[N_SPARE])
+    delay = p.switches[K_DELAY] != 0
+    used = s.machines[:, M_USED]
+    machine = choose_machine(
+        p.expected, p.waits, p.probability, used, duration_s, delay, numbers[N_SPARE], numbers[N_SPREAD]
+    )
     if machine < 0:
         return -1
     if p.waits[machine] == 0.0:

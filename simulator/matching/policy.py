@@ -56,6 +56,7 @@ def fresh(
     switches[a.K_PERIOD] = by_period
     numbers = np.zeros(a.NUMBERS)
     numbers[a.N_SPARE] = matching.spare
+    numbers[a.N_SPREAD] = matching.spread
     numbers[a.N_ESCALATION] = matching.escalation
     numbers[a.N_UNKNOWN] = matching.unknown
     numbers[a.N_FALLBACK_S] = matching.fallback_s

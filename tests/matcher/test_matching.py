@@ -229,12 +229,47 @@ def test_the_least_expected_time_is_chosen_and_nothing_that_never_has_room() -> 
     expected = np.array([5.0, 3.0, 3.0, math.inf])
     waits = np.array([0.0, 10.0, 0.0, math.inf])
     probability = np.array([0.9, 0.9, math.nan, 0.9])
-    assert choose(expected, waits, probability, 1.0, True, 0.0) == 1
-    assert choose(expected, waits, probability, 1.0, False, 0.0) == 2
-    assert choose(expected[3:], waits[3:], probability[3:], 1.0, True, 0.0) == -1
-    assert choose(expected[:0], waits[:0], probability[:0], 1.0, True, 0.0) == -1
+    used = np.zeros(4)
+    assert choose(expected, waits, probability, used, 1.0, True, 0.0, 0.0) == 1
+    assert choose(expected, waits, probability, used, 1.0, False, 0.0, 0.0) == 2
+    assert choose(expected[3:], waits[3:], probability[3:], used[3:], 1.0, True, 0.0, 0.0) == -1
+    assert choose(expected[:0], waits[:0], probability[:0], used[:0], 1.0, True, 0.0, 0.0) == -1
     near = np.array([0.9, 0.4, 0.8])
-    assert choose(np.array([10.0, 10.4, 12.0]), np.zeros(3), near, 10.0, True, 0.05) == 1
+    assert choose(np.array([10.0, 10.4, 12.0]), np.zeros(3), near, np.zeros(3), 10.0, True, 0.05, 0.0) == 1
+
+
+def test_of_machines_nearly_as_good_the_one_with_the_least_in_use_is_taken() -> None:
+    expected, probability = np.array([10.0, 10.4, 12.0, 9.9]), np.full(4, 0.9)
+    used = np.array([6.0, 2.0, 0.0, 0.0])
+
+    def chosen(waits: list[float], spread: float) -> int:
+        return choose(expected, np.array(waits), probability, used, 10.0, True, 0.0, spread)
+
+    assert chosen([0.0, 0.0, 0.0, math.inf], 0.0) == 3
+    assert choose(expected[:3], np.zeros(3), probability[:3], used[:3], 10.0, True, 0.0, 0.05) == 1
+    assert chosen([0.0, 0.0, 0.0, 0.0], 0.05) == 3
+    # A busy machine that is the best is waited for all the same.
+    assert chosen([0.0, 0.0, 0.0, 5.0], 0.05) == 3
+    # Who is too far above the least is not alike.
+    assert choose(expected[:3], np.zeros(3), probability[:3], used[:3], 10.0, True, 0.0, 0.3) == 2
+
+
+def test_a_machine_that_shrinks_has_as_many_tasks_as_those_alike() -> None:
+    predictor = Predictor(0.0)
+    fleet = Fleet(predictor)
+    for number in range(4):
+        predictor.observe(Change(f"m{number}", 0.0, 0.0, 8.0))
+        fleet.put(f"m{number}", 8.0)
+    demands = [Demand(f"t{number}", 1.0, duration_s=600.0) for number in range(8)]
+    for spread, counts in ((0.0, [8]), (0.01, [2, 2, 2, 2])):
+        decided = MatchMaker(fleet, MatchOptions(spread=spread)).decide_all(demands, 10.0)
+        where = [decision.machine for decision in decided]
+        assert sorted(where.count(name) for name in set(where)) == counts
+
+
+def test_spare_and_spread_are_not_wanted_at_once() -> None:
+    with pytest.raises(InvalidField, match="spread"):
+        MatchOptions(spare=0.1, spread=0.1)
 
 
 MATCHER = maker(steady=8.0, shaky=8.0)

@@ -195,7 +195,8 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     aversion = figures.aversion(demand.dislike, demand.attempts, options.escalation)
     checkpoint_s = demand.checkpoint_s or math.inf
     expected = figures.expected_s(waits, 1.0 - usable, w, restart, duration_s, checkpoint_s, aversion)
-    row = choose(expected, waits, p, duration_s, options.delay, options.spare)
+    used = fleet.used_cores
+    row = choose(expected, waits, p, used, duration_s, options.delay, options.spare, options.spread)
     if row < 0:
         return None, math.inf, None, math.inf
     known = None if math.isnan(p[row]) or fleet.lasting[row] else float(p[row])
@@ -265,7 +266,7 @@ def live(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: 
     delay=st.booleans(),
     promises=st.booleans(),
     escalation=st.sampled_from([0.0, 0.5]),
-    spare=st.sampled_from([0.0, 0.0, 0.1]),
+    nearly=st.sampled_from([{}, {}, {"spare": 0.1}, {"spread": 0.1}]),
     unknown=st.sampled_from([0.5, 1.0]),
 )
 def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
@@ -274,10 +275,10 @@ def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
     delay: bool,
     promises: bool,
     escalation: float,
-    spare: float,
+    nearly: dict[str, float],
     unknown: float,
 ) -> None:
-    options = MatchOptions(delay, promises, escalation, spare, unknown=unknown)
+    options = MatchOptions(delay, promises, escalation, unknown=unknown, **nearly)
     live(seed, predicting, options)
 
 

@@ -211,7 +211,7 @@ def agree(scene: Scene, *how: Any) -> list[Choice]:
     delay=st.booleans(),
     promises=st.booleans(),
     escalation=st.sampled_from([0.0, 0.5]),
-    spare=st.sampled_from([0.0, 0.1]),
+    nearly=st.sampled_from([{}, {"spare": 0.1}, {"spread": 0.1}]),
     dislike=st.sampled_from([0.0, 0.4, 1.0]),
     every_s=st.sampled_from([None, 300.0]),
 )
@@ -221,11 +221,11 @@ def test_every_choice_is_the_same(
     delay: bool,
     promises: bool,
     escalation: float,
-    spare: float,
+    nearly: dict[str, float],
     dislike: float,
     every_s: float | None,
 ) -> None:
-    matching = MatchOptions(delay=delay, promises=promises, escalation=escalation, spare=spare)
+    matching = MatchOptions(delay=delay, promises=promises, escalation=escalation, **nearly)
     agree(scene_of(seed), predicting, matching, dislike, every_s)
 
 
