@@ -19,7 +19,8 @@ from task_matcher.tasks import Task, TaskPhase
 
 #: Machines whose offers are told, of those that will have room.
 OFFERS: Final = 20
-#: What live tasks are matched by where nobody says otherwise: as the paper, and attempts go to steadier machines.
+#: What live tasks are matched by where nobody says otherwise: as the paper, but attempts go to steadier machines,
+#: and machines that are alike get as many tasks each.
 LIVE: Final = MatchOptions(escalation=0.5, spread=0.001)
 #: By Eq. 1, where a shrink that leaves a task its room is survived.
 LIVE_PREDICTION: Final = PredictorOptions(sized=True)
