@@ -234,7 +234,7 @@ class MatchMaker:
                 probability = np.where(np.isnan(found.fatal), np.nan, 1.0 - probability)
             used = found.compared
             if options.spread > 0.0:
-                used = self.fleet.used_cores[found.rows]
+                used = np.append(self.fleet.used_cores[found.rows[:-1]], 0.0)
             place = choose(
                 found.compared, found.waits, probability, used, duration_s, options.delay, options.spare, options.spread
             )

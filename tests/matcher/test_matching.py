@@ -267,6 +267,11 @@ def test_a_machine_that_shrinks_has_as_many_tasks_as_those_alike() -> None:
         assert sorted(where.count(name) for name in set(where)) == counts
 
 
+def test_with_spread_no_machine_at_all_is_no_error() -> None:
+    maker = MatchMaker(Fleet(Predictor(0.0)), MatchOptions(spread=0.01))
+    assert maker.decide(Demand("t", 1.0), 10.0).machine is None
+
+
 def test_spare_and_spread_are_not_wanted_at_once() -> None:
     with pytest.raises(InvalidField, match="spread"):
         MatchOptions(spare=0.1, spread=0.1)
