@@ -69,6 +69,11 @@ class PredictorOptions:
         if not 0 <= self.fresh_share <= 1:
             raise InvalidField("fresh_share", f"must be within [0, 1], but is {self.fresh_share!r}")
 
+    @property
+    def by_period(self) -> bool:
+        """Whether landmarks are counted by :mod:`task_matcher.period`."""
+        return self.period and self.form == "landmark"
+
 
 class Predictor:
     """What a pool of machines has shown, and what follows from it.
@@ -90,8 +95,7 @@ class Predictor:
         #: Goes up when an answer may be another than it was at the same moment.
         self.version = 0
         self._form = FORMS[self.options.form]
-        #: Whether landmarks are counted by :mod:`task_matcher.period`.
-        self.by_period = self.options.period and self._form == knowing.LANDMARK
+        self.by_period = self.options.by_period
         self._free: list[int] = []
         self._last: dict[str, LastChange] = {}
         #: Machines that are gone, by when their landmarks' horizon is over, and when they went.

@@ -11,7 +11,7 @@ from simulator.jobs.columns import State
 from simulator.jobs.policy import Policy
 from simulator.matching import arrays as a
 from simulator.matching import hooks
-from task_matcher.knowledge import LANDMARK, nothing_known
+from task_matcher.knowledge import nothing_known
 from task_matcher.landmarks import landmarks
 from task_matcher.matching import MatchOptions
 from task_matcher.period import no_period, period
@@ -52,8 +52,7 @@ def fresh(
     switches[a.K_DELAY] = matching.delay
     switches[a.K_PROMISES] = matching.promises
     switches[a.K_CHECK] = check
-    by_period = predicting.period and FORMS[predicting.form] == LANDMARK
-    switches[a.K_PERIOD] = by_period
+    switches[a.K_PERIOD] = predicting.by_period
     numbers = np.zeros(a.NUMBERS)
     numbers[a.N_SPARE] = matching.spare
     numbers[a.N_SPREAD] = matching.spread
@@ -70,7 +69,7 @@ def fresh(
         rolling(machines, predicting.window_s, now_s),
         landmarks(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s),
         period(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s)
-        if by_period
+        if predicting.by_period
         else no_period(),
         nothing_known(predicting.horizon_s),
         np.zeros(machines),
