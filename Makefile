@@ -6,24 +6,25 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 comma := ,
 KEEP := $(if $(SUDO),--preserve-env=EBB_STATE_DIR$(comma)EBB_CACHE_DIR$(comma)EBB_DEBIAN_MIRROR)
 AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
-STAMP := $(VENV)/.installed
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps install demo lab lab-down test check lint openapi bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep check lint openapi docs bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
-deps:
-	@scripts/install-deps.sh
-
-$(STAMP): pyproject.toml scripts/make-venv.sh
-	@scripts/make-venv.sh $(VENV)
+$(VENV)/.installed-demo $(VENV)/.installed-test $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml requirements.lock scripts/make-venv.sh
+	@scripts/make-venv.sh $(VENV) $*
 	@touch $@
 
-install: deps ## Install Debian packages, the virtual environment and the commands
-	@$(MAKE) --silent --no-print-directory $(STAMP)
+install: ## Install what the demo and a lab need: Debian packages, the virtual environment, the commands
+	@scripts/install-deps.sh demo
+	@$(MAKE) --silent --no-print-directory $(VENV)/.installed-demo
+
+install-test: install ## Install what the tests need as well: services, a JDK, Slurm, development tools
+	@scripts/install-deps.sh test
+	@$(MAKE) --silent --no-print-directory $(VENV)/.installed-test
 
 demo: install ## Bring a lab up, run the demo, take it down
 	@$(AS_ROOT) $(BIN)/ebb demo --lab
@@ -34,24 +35,31 @@ lab: install ## Bring a lab up
 lab-down: ## Take the lab down
 	@$(AS_ROOT) $(BIN)/ebb lab down
 
-lint: install ## ruff, mypy, import-linter
+lint: install-test ## ruff, mypy, import-linter
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
 
-# A fixed order of sets, so that what fails once fails again.
-test: lint ## All checks and all tests, with real guests (root)
-	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Lint and types are tests, too (tests/lint): they run beside the others. A fixed order of sets, so that what fails once
+# fails again.
+test: install-test ## All checks and all tests, with real guests (root)
+	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
 
-check: lint ## What needs neither root nor guests
-	@$(BIN)/python -m pytest -n auto -m "not guest and not service"
+check: install-test ## The quick tests and lint: no root, no guests, no services
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m "not guest and not service and not slow and not deep"
+
+test-deep: install-test ## The long forms of the random searches (root)
+	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile -m deep
 
 openapi: install ## Write docs/openapi/*.json
-	@$(BIN)/python -m ebb.openapi
+	@$(BIN)/python -m ebbtide.cli.openapi
 
-bench: install ## Benchmarks: make bench NAME=policies (all without NAME)
-	@$(AS_ROOT) $(BIN)/ebb bench $(NAME)
+docs: install $(VENV)/.installed-docs ## The documentation as a site in build/site; broken links and anchors are errors
+	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+bench: install-test ## Benchmarks: make bench NAME=policies (all without NAME)
+	@$(AS_ROOT) $(BIN)/python -m benchmarks $(NAME)
 
 clean: ## Remove the lab, the virtual environment and all caches
 	@if [ -x $(BIN)/ebb ]; then $(AS_ROOT) $(BIN)/ebb lab down; fi

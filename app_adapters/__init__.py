@@ -1,6 +1,6 @@
 """The hook that a service embeds so that its VM can be deflated, and ready adapters.
 
-Standard library only, Python 3.8: services embed it in guests that nobody prepared.
+Standard library only, Python 3.8: services embed it in guests that were not prepared for it.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What a service implements so that it can be deflated (seed 004 §4: it may give all, some or nothing, or refuse)."""
+"""Interface of a deflatable service: it may give all, some or nothing, or refuse (Sharma et al. 2019, §4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook for asyncio services: a small HTTP/1.1 server on the service's own loop. Loopback only."""
+"""The hook for asyncio services: a small HTTP/1.1 server on the service's own loop, on a Unix socket or on loopback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import os
 import threading
 from http import HTTPStatus
 from typing import Callable, TypeVar
@@ -15,6 +16,7 @@ from app_adapters.adapter import Adapter
 from app_adapters.async_adapter import AsyncAdapter, OnLoop
 from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, Reply, require_loopback
 from app_adapters.operations import silent
+from app_adapters.server import make_way
 
 #: Request line and headers together, in bytes.
 HEAD_BYTES = 16384
@@ -35,8 +37,9 @@ class BadRequest(Exception):
 class AsyncHookServer:
     """Serves the hook of one adapter on the running loop. `port` 0 takes a free one; `address` tells which.
 
-    An Adapter's methods block, so each call has a thread; those of an AsyncAdapter run on the loop itself. `log` is
-    given a sentence for every target, from any thread.
+    `path`: a Unix socket to serve on instead; only its user and root can hold it. An Adapter's methods block, so each
+    call has a thread; those of an AsyncAdapter run on the loop itself. `log` is given a sentence for every target, from
+    any thread.
 
     Raises: ValueError for a host that is not on loopback.
     """
@@ -48,8 +51,10 @@ class AsyncHookServer:
         port: int = 7070,
         token_file: str = "",
         log: Callable[[str], None] = silent,
+        path: str = "",
     ) -> None:
         require_loopback(host)
+        self._path = path
         self._adapter = adapter
         self._host, self._port, self._token_file, self._log = host, port, token_file, log
         self._server: asyncio.AbstractServer | None = None
@@ -67,6 +72,11 @@ class AsyncHookServer:
         loop = asyncio.get_running_loop()
         adapter = self._adapter if isinstance(self._adapter, Adapter) else OnLoop(self._adapter, loop)
         self._hook = Hook(adapter, self._token_file, self._log)
+        if self._path:
+            make_way(self._path)
+            self._server = await asyncio.start_unix_server(self._connected, self._path, limit=HEAD_BYTES)
+            os.chmod(self._path, 0o600)
+            return self
         server = await asyncio.start_server(self._connected, self._host, self._port, limit=HEAD_BYTES)
         self._server = server
         if server.sockets:
@@ -78,6 +88,9 @@ class AsyncHookServer:
         if self._server is None or self._hook is None:
             return
         self._server.close()
+        if self._path:
+            with contextlib.suppress(OSError):  # a successor's, or gone
+                os.unlink(self._path)
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

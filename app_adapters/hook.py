@@ -1,4 +1,4 @@
-"""The application hook without a transport: routes, the token, and what they answer (docs/adapters.md).
+"""The application hook without a transport: routes, the token, and what they answer (docs/reference/adapters.md).
 
 server.py, wsgi.py and aio.py carry it; a service with a server of its own can call `Hook.reply` itself.
 """

@@ -13,20 +13,22 @@ from typing import Sequence
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
 from app_adapters.errors import AdapterError
-from app_adapters.ready import MODULES, address, ready
+from app_adapters.ready import MODULES, place, ready
 from app_adapters.server import HookServer
 
+#: Where root's adapters listen.
+SOCKETS = "/run/ebbtide/hooks"
 EXAMPLES = """\
 examples:
-  ebb-adapter memcached --memcached 127.0.0.1:11211 --listen 127.0.0.1:7070
+  ebb-adapter memcached --memcached 127.0.0.1:11211
   ebb-adapter memcached --check           # can it be asked? what could it give?
   ebb-adapter memcached --print-drop-in > /etc/ebbtide/adapters.d/memcached.json
-  ebb-adapter command --run '/usr/local/sbin/shrink-cache' --listen 127.0.0.1:7072
+  ebb-adapter command --run '/usr/local/sbin/shrink-cache' --listen /run/ebbtide/hooks/cache.sock
   ebb-adapter memcached --help            # options of one adapter, with an example
 
 Without an installation: python3 -m app_adapters memcached ...
 The guest agent finds an adapter by a drop-in file such as /etc/ebbtide/adapters.d/memcached.json:
-  {"name": "memcached", "url": "http://127.0.0.1:7070"}
+  {"name": "memcached", "url": "unix:/run/ebbtide/hooks/memcached.sock"}
 """
 
 
@@ -34,7 +36,11 @@ def build_parser(chosen: Sequence[str] = tuple(MODULES)) -> argparse.ArgumentPar
     """The options, those of the chosen adapters in full."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--listen", type=address, default=("127.0.0.1", 7070), metavar="HOST:PORT", help="default: 127.0.0.1:7070"
+        "--listen",
+        type=place,
+        metavar="PATH|HOST:PORT",
+        help=f"a Unix socket, or a port on loopback, which any process of the guest can hold when this one has ended "
+        f"(default: {SOCKETS}/ADAPTER.sock)",
     )
     common.add_argument(
         "--token-file", default="/run/ebbtide/token", metavar="FILE", help="token of this VM (default: %(default)s)"
@@ -75,16 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only what runs is loaded.
     named = [word for word in argv[:1] if word in MODULES]
     options = build_parser(named or tuple(MODULES)).parse_args(argv)
-    host, port = options.listen
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    listen = options.listen or f"{SOCKETS}/{options.adapter}.sock"
+    path, (host, port) = (listen, ("127.0.0.1", 0)) if isinstance(listen, str) else ("", listen)
+    where = path or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if options.print_drop_in:
-        print(json.dumps({"name": options.adapter, "url": f"http://{where}"}))
+        print(json.dumps({"name": options.adapter, "url": f"unix:{path}" if path else f"http://{where}"}))
         return 0
     try:
         adapter = ready(options.adapter).build(options)
         if options.check:
             return check(options.adapter, adapter)
-        server = HookServer(adapter, host, port, options.token_file, say)
+        server = HookServer(adapter, host, port, options.token_file, say, path)
         adapter.begin()
     except AdapterError as error:
         say(f"{options.adapter}: {error}")
@@ -96,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     server.start()
-    say(f"{options.adapter} on {server.address[0]}:{server.address[1]}")
+    say("{} on {}".format(options.adapter, server.url.replace("http://", "")))
     ended.wait()
     server.stop()
     return 0

@@ -109,7 +109,7 @@ class Operations:
             worker = threading.Thread(
                 target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
             )
-            # Started first: whoever stops us at this moment can wait for no thread that has not begun.
+            # Started first: a caller that stops us at this moment can wait for no thread that has not begun.
             worker.start()
             self._worker = worker
             return body
@@ -133,7 +133,7 @@ class Operations:
             return ""
         latest_id = latest.request.request_id
         latest_name, latest_series, latest_number = attempt(latest_id)
-        # Of two series the one that comes later is the newer: whoever began the other has ended.
+        # Of two series the one that comes later is the newer: what began the other has ended.
         if (name, series) == (latest_name, latest_series) and number < latest_number:
             return f"{latest_id} is a newer attempt"
         if self._worker is None or not self._worker.is_alive():

@@ -22,17 +22,17 @@ class Ready:
 
 #: By name, the module that has it as READY. Loaded only when used: a guest's adapter is to start quickly.
 MODULES = {
-    "memcached": "app_adapters.memcached",
-    "redis": "app_adapters.redis",
-    "valkey": "app_adapters.redis",
+    "memcached": "app_adapters.memcached.adapter",
+    "redis": "app_adapters.redis.adapter",
+    "valkey": "app_adapters.redis.adapter",
     "jvm": "app_adapters.jvm.command",
     "spark": "app_adapters.spark.master",
     "spark-worker": "app_adapters.spark.worker",
-    "gunicorn": "app_adapters.gunicorn",
-    "nginx": "app_adapters.nginx",
-    "command": "app_adapters.command",
-    "postgresql": "app_adapters.postgresql",
-    "inelastic": "app_adapters.inelastic",
+    "gunicorn": "app_adapters.web.gunicorn",
+    "nginx": "app_adapters.web.nginx",
+    "command": "app_adapters.processes.command",
+    "postgresql": "app_adapters.postgresql.adapter",
+    "inelastic": "app_adapters.processes.inelastic",
 }
 
 
@@ -48,6 +48,11 @@ def address(text: str) -> tuple[str, int]:
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def place(text: str) -> str | tuple[str, int]:
+    """The path of a Unix socket, or HOST:PORT. Raises: argparse.ArgumentTypeError."""
+    return text if text.startswith("/") else address(text)
 
 
 def amount(text: str) -> float:

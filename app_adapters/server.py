@@ -1,10 +1,13 @@
-"""The hook in a thread of its own: the simplest way to embed it. Loopback only."""
+"""The hook in a thread of its own: the simplest way to embed it. On a Unix socket, or on loopback by choice."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import socketserver
+import stat
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +25,8 @@ STOP_LOOK_S = 0.5
 class HookServer:
     """Serves the hook of one adapter in a thread of its own. `port` 0 takes a free one; `address` tells which.
 
-    `log` is given a sentence for every target.
+    `path`: a Unix socket to serve on instead; only its user and root can hold it. `log` is given a sentence for every
+    target.
 
     Raises: ValueError for a host that is not on loopback, OSError where the port is taken.
     """
@@ -34,10 +38,12 @@ class HookServer:
         port: int = 7070,
         token_file: str = "",
         log: Callable[[str], None] = silent,
+        path: str = "",
     ) -> None:
         require_loopback(host)
+        self._path = path
         self._hook = Hook(adapter, token_file, log)
-        self._server = JsonServer((host, port), self._hook)
+        self._server = UnixJsonServer(path, self._hook) if path else JsonServer((host, port), self._hook)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_LOOK_S,), name="hook-server", daemon=True
         )
@@ -46,6 +52,11 @@ class HookServer:
     def address(self) -> tuple[str, int]:
         """Host and port that are listened on."""
         return self._server.server_address[0], self._server.server_address[1]  # type: ignore[return-value]
+
+    @property
+    def url(self) -> str:
+        """As a drop-in file names it."""
+        return self._server.url
 
     def start(self) -> HookServer:
         """Begin to serve; returns itself."""
@@ -69,7 +80,7 @@ class JsonServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], replier: Any, connections: int = CONNECTIONS) -> None:
         self.replier = replier
         self._places = threading.BoundedSemaphore(connections)
-        if ":" in address[0]:
+        if isinstance(address, tuple) and ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
@@ -78,11 +89,16 @@ class JsonServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[0], self.server_address[1]  # type: ignore[assignment]
 
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return "http://{}:{}".format(*self.server_address[:2])
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
             try:
                 super().process_request(request, client_address)
-            except BaseException:  # no thread can be started; without one nobody gives the place back
+            except BaseException:  # no thread can be started; without one the place is never given back
                 self._places.release()
                 raise
         else:
@@ -95,7 +111,45 @@ class JsonServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that went away is not logged."""
+
+
+class UnixJsonServer(JsonServer):
+    """The same on a Unix socket. An old one at its path is replaced; the directory lets its owner in only.
+
+    Raises: OSError where the socket cannot be made.
+    """
+
+    address_family = socket.AF_UNIX
+
+    def __init__(self, path: str, replier: Any, connections: int = CONNECTIONS) -> None:
+        self._path = path
+        super().__init__(path, replier, connections)  # type: ignore[arg-type]
+
+    @property
+    def url(self) -> str:
+        return "unix:" + self._path
+
+    def server_bind(self) -> None:
+        make_way(self._path)
+        self.socket.bind(self._path)
+        os.chmod(self._path, 0o600)
+        self.server_address = self._path  # type: ignore[assignment]
+        self.server_name, self.server_port = "localhost", 0
+
+    def server_close(self) -> None:
+        super().server_close()
+        with contextlib.suppress(OSError):  # a successor's, or gone
+            os.unlink(self._path)
+
+
+def make_way(path: str) -> None:
+    """A directory for a socket, and no old socket in it. Raises: OSError where something else is there."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(f"{path} is there and is no socket")
+        os.unlink(path)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from deflation.messages import Problem
+from typing import Final
+
+from ebbtide.messages.common import Problem
 
 
 class ManagerError(Exception):
@@ -38,6 +40,10 @@ class AgentUnreachable(AgentError):
         self.sent = sent
 
 
+class AgentFailed(AgentError):
+    """An answer of 500: the agent is there, and could not deal with this; whether it did some of it is unknown."""
+
+
 class AgentRefused(AgentError):
     """An answer of 4xx: the command was not taken on.
 
@@ -55,6 +61,10 @@ class AgentRefused(AgentError):
 
 class StoreError(ManagerError):
     """The database cannot be used."""
+
+
+#: What clients may know of it, with no path in it.
+DISK_FULL: Final = "the disk under the store is full: nothing can be stored until there is room"
 
 
 class SettingsError(ManagerError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,22 +13,23 @@ from pathlib import Path
 
 import structlog
 
-from cluster_manager.api import make_app
-from cluster_manager.database import database_of
+from cluster_manager.api.app import make_app
 from cluster_manager.errors import ManagerError, SettingsError
 from cluster_manager.manager import Manager
-from cluster_manager.plans import GONE_S
-from cluster_manager.pruning import DAY_S, Retention
-from cluster_manager.settings import Settings
-from deflation.placement_policies import PlacementPolicy
-from deflation.roles import Role
-from rest.access import Certificates, Rates
-from rest.errors import AccessError
-from rest.gate import Gate, reloading
-from rest.settings import add_options, settings_of
-from rest.tokens import principal, read_token
-from task_matcher.engines.settings import EngineSettings, engine_of, read_settings
-from task_matcher.errors import EngineSettingsError
+from cluster_manager.plans.plans import GONE_S
+from cluster_manager.settings import MOST_HOSTS, Settings
+from cluster_manager.store.database import database_of
+from cluster_manager.store.pruning import DAY_S, Retention
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.matcher.engines.interface import engine_of
+from ebbtide.matcher.engines.settings import EngineSettings, read_settings
+from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.rest.access import Certificates, Rates
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.gate import Gate, reloading
+from ebbtide.rest.roles import Role
+from ebbtide.rest.settings import add_options, settings_of
+from ebbtide.rest.tokens import principal, read_token
 
 log = structlog.get_logger()
 
@@ -36,9 +38,9 @@ MOST_DAYS = 36_500
 
 EXAMPLES = """\
 examples:
-  ebb-manager --token-file /etc/ebbtide/token --agent-token-file /etc/ebbtide/agent-token --database manager.sqlite
-  ebb-manager --listen 127.0.0.1:7200 --token-file t --agent-token-file a --database m.sqlite --policy first-fit
-  ebb-manager --listen 192.0.2.1:7100 --tokens-file tokens.toml --agent-token-file a --database m.sqlite \\
+  ebb-manager --token-file /etc/ebbtide/token --hosts-key-file /etc/ebbtide/hosts.key --database manager.sqlite
+  ebb-manager --listen 127.0.0.1:7200 --token-file t --hosts-key-file k --database m.sqlite --policy first-fit
+  ebb-manager --listen 192.0.2.1:7100 --tokens-file tokens.toml --hosts-key-file k --database m.sqlite \\
       --tls-certificate manager.pem --tls-key manager.key --client-ca ca.pem
 """
 
@@ -48,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     :returns: 0 after a clean shutdown, 1 if it cannot start.
     """
+    # Stores, journals and logs are for their owner.
+    os.umask(0o077)
     options = _parser().parse_args(arguments)
     structlog.configure(
         processors=[
@@ -79,7 +83,7 @@ async def serve(settings: Settings, gate: Gate) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    app = make_app(Manager(settings), gate.access)
+    app = make_app(Manager(settings, freezes_memory=True), gate.access)
     async with gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0) as listener, reloading(gate):
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         await stop.wait()
@@ -95,10 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--listen", default="127.0.0.1:7100", metavar="HOST:PORT", help="default: %(default)s")
     parser.add_argument("--token-file", type=Path, help="token of an admin; needed where there is no --tokens-file")
-    parser.add_argument("--agent-token-file", type=Path, required=True, help="token between manager and host agents")
+    parser.add_argument(
+        "--hosts-key-file", type=Path, required=True, metavar="FILE",
+        help="key of which the tokens of all hosts are made, each its own: see `ebb invite --help`",
+    )  # fmt: skip
     parser.add_argument(
         "--database", required=True, metavar="FILE|URL",
-        help="SQLite file, made if it does not exist, or postgresql://USER@HOST/NAME (docs/high-availability.md)",
+        help="SQLite file, made if missing, or postgresql://USER@HOST/NAME (docs/reference/high-availability.md)",
     )  # fmt: skip
     parser.add_argument(
         "--database-password-file", type=Path, help="password of the PostgreSQL user; without it as libpq finds one"
@@ -123,8 +130,15 @@ def _parser() -> argparse.ArgumentParser:
         "deadline; default: %(default)g",
     )  # fmt: skip
     parser.add_argument(
-        "--engine-file", type=Path, metavar="FILE", help="TOML: the Slurm or Dask that runs tasks (docs/tasks.md)"
+        "--engine-file",
+        type=Path,
+        metavar="FILE",
+        help="TOML: the Slurm or Dask that runs tasks (docs/reference/tasks.md)",
     )
+    parser.add_argument(
+        "--most-hosts", type=int, default=MOST_HOSTS, metavar="N",
+        help="hosts that are registered at a time; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add_options(parser, Rates())
     return parser
@@ -140,8 +154,9 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         raise SettingsError(f"--keep-days must be within [1, {MOST_DAYS}]")
     if not 1 <= options.gone_s <= MOST_DAYS * DAY_S:
         raise SettingsError(f"--gone-s must be within [1, {MOST_DAYS * DAY_S:g}]")
-    if options.keep_events < 1:
-        raise SettingsError("--keep-events must be at least 1")
+    for name in ("keep_events", "most_hosts"):
+        if getattr(options, name) < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1")
     if options.url is not None and not options.url.startswith(("http://", "https://")):
         raise SettingsError("--url must begin with http:// or https://")
     if options.token_file is None and options.tokens_file is None:
@@ -151,23 +166,23 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
     engine_of(engine)
     host = host.strip("[]")
     token = read_token(options.token_file) if options.token_file is not None else ""
-    agent_token = read_token(options.agent_token_file)
-    own = [principal("agent-token-file", Role.AGENT, agent_token)]
-    if token:
-        own.append(principal("token-file", Role.ADMIN, token))
-    gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False)
+    key = read_token(options.hosts_key_file)
+    if key == token:
+        raise SettingsError("--token-file and --hosts-key-file hold the same word: who has the one would have all")
+    own = [principal("token-file", Role.ADMIN, token)] if token else []
+    gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False, hosts_key=key)
     listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
     settings = Settings(
         database=database_of(options.database, options.database_password_file),
         token=token,
-        agent_token=agent_token,
+        hosts_key=key,
         host=host,
         port=int(port),
         policy=options.policy,
         seed=options.seed,
         gone_s=options.gone_s,
         agent_tls=gate.calls,
-        insecure=options.insecure,
+        most_hosts=options.most_hosts,
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
         engine=engine,

@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, cast
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import aiohttp
 import numpy as np
 import structlog
 
-from cluster_manager.acquiring import AcquirerService
-from cluster_manager.agents import Agents
-from cluster_manager.core_changes import CoreChanges
-from cluster_manager.dry_runs import DryRuns
-from cluster_manager.event_feed import EventFeed
-from cluster_manager.forgetting import Forgetting
-from cluster_manager.harvest_machines import HarvestMachines
-from cluster_manager.hosts import Hosts
-from cluster_manager.housekeeping import Housekeeping
-from cluster_manager.knowledge import Knowledge
-from cluster_manager.leadership import Leadership
-from cluster_manager.lifecycle import sold_as
-from cluster_manager.lifecycle_requests import Lifecycle
-from cluster_manager.lists import Lists
-from cluster_manager.locks import lock_of
-from cluster_manager.operations import Operations
-from cluster_manager.performer import Performer
-from cluster_manager.plans import VMPhase
-from cluster_manager.questions import Questions
-from cluster_manager.rows import StoredVM
+from cluster_manager.errors import RequestError
+from cluster_manager.execution.agent_proxy import AgentProxy
+from cluster_manager.execution.dry_runs import DryRuns
+from cluster_manager.execution.host_removal import HostRemoval
+from cluster_manager.execution.instruction_executor import InstructionExecutor
+from cluster_manager.execution.lifecycle_requests import Lifecycle
+from cluster_manager.execution.operations import Operations
+from cluster_manager.inventory.agents import Agents
+from cluster_manager.inventory.event_feed import EventFeed
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.inventory.housekeeping import Housekeeping
+from cluster_manager.inventory.lists import Lists
+from cluster_manager.inventory.versions import vm_version
+from cluster_manager.leadership.leadership import Leadership
+from cluster_manager.leadership.locks import lock_of
+from cluster_manager.plans.lifecycle import sold_as
+from cluster_manager.plans.plans import VMPhase
 from cluster_manager.settings import Settings
-from cluster_manager.store import Store
-from cluster_manager.task_machines import TaskMachines
-from cluster_manager.tasks import TaskService
-from cluster_manager.versions import vm_version
-from deflation.errors import InvalidField
-from deflation.messages import HostReport, ManagedState, ManagedVM, ReportReply, Vector, VMState
-from deflation.resources import ZERO
-from rest.settings import is_protected
+from cluster_manager.store.rows import StoredVM
+from cluster_manager.store.store import Store
+from cluster_manager.tasks.acquiring import AcquirerService
+from cluster_manager.tasks.core_changes import CoreChanges
+from cluster_manager.tasks.harvest_machines import HarvestMachines
+from cluster_manager.tasks.knowledge import Knowledge
+from cluster_manager.tasks.machines import TaskMachines
+from cluster_manager.tasks.tasks import TaskService
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport, ReportReply
+from ebbtide.messages.vms import ClusterVM, ManagedState, VMState
+from ebbtide.rest.settings import is_loopback
 
 log = structlog.get_logger()
 
@@ -56,10 +62,14 @@ class Manager:
     """One manager on one store.
 
     :param clock: seconds since the epoch.
+    :param freezes_memory: whether what a term loads is kept from Python's collector; for a process of its own.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.time, *, freezes_memory: bool = False
+    ) -> None:
         self.settings = settings
+        self._freezes_memory = freezes_memory
         self._clock = clock
         times = settings.leadership
         self.leadership = Leadership(lock_of(settings.database, times.limit_s, times.release_s), self, times)
@@ -68,8 +78,12 @@ class Manager:
         self._session: aiohttp.ClientSession | None = None
         #: Whether the parts have been in a term.
         self._used = False
-        #: Set by :meth:`begin_term`.
-        self.questions: Questions
+        #: Hosts whose first report is being taken.
+        self._registering: set[str] = set()
+        #: Held while a report of a host is read and taken; gone when none is.
+        self._reporting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: Set by `begin_term`.
+        self.questions: AgentProxy
         self.dry_runs: DryRuns
         self._put_together()
 
@@ -81,7 +95,7 @@ class Manager:
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
-        self.forgetting = Forgetting(self.operations, self.store, self.hosts)
+        self.forgetting = HostRemoval(self.operations, self.store, self.hosts)
         self.lists = Lists(self.store, self._managed, self._shown_phase, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
@@ -123,23 +137,27 @@ class Manager:
             self._put_together()
         self._used = True
         self.epoch = await self.store.open(self.settings.url)
-        with _loading():
+        with _loading(self._freezes_memory):
             await self.hosts.load()
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True))
+        # No cookies: what one host sets would go along to others of its domain.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True), cookie_jar=aiohttp.DummyCookieJar()
+        )
         await self._knowledge.recall()
         agents = Agents(
             self._session,
             self._url_of,
-            self.settings.agent_token,
+            self.settings.hosts_key,
             self.settings.agents,
             self.leadership.check,
             self.epoch,
         )
-        self.questions = Questions(agents, self.hosts, self.store, self.epoch)
+        self.questions = AgentProxy(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
         limits = self.settings.agents
-        performer = Performer(agents, self.hosts, limits, generator, self.epoch)
-        chooser = Performer(agents, self.hosts, limits, np.random.default_rng(self.settings.seed), self.epoch)
+        performer = InstructionExecutor(agents, self.hosts, self.store, limits, generator, self.epoch)
+        lots = np.random.default_rng(self.settings.seed)
+        chooser = InstructionExecutor(agents, self.hosts, self.store, limits, lots, self.epoch)
         self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
         if settings_ := self.settings.engine.acquirer:
             await self.acquirer.recall(HarvestMachines(settings_, self.operations, self.store, self.epoch))
@@ -156,7 +174,8 @@ class Manager:
     async def end_term(self) -> None:
         """Stop the plans where they are, close the store; the next term, of whatever manager, goes on from there."""
         session, self._session = self._session, None
-        gc.unfreeze()
+        if self._freezes_memory:
+            gc.unfreeze()
         # In the opposite order; whatever one of them fails with, the others are stopped.
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(self.store.close)
@@ -167,35 +186,62 @@ class Manager:
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 
+    def reporting(self, host: str) -> asyncio.Lock:
+        """What a report of a host holds while it is read and taken."""
+        lock = self._reporting.get(host)
+        if lock is None:
+            lock = self._reporting[host] = asyncio.Lock()
+        return lock
+
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
         """The answer to a body that is the host's last report once more, unread; None for any other."""
         if not self.hosts.repeat(host, raw):
             return None
-        await self.operations.settle_debts(host)
+        await self.operations.run_deferred(host)
         return ReportReply(epoch=self.epoch, acknowledged=self.core_changes.acknowledged(host))
 
     async def take_report(self, report: HostReport, raw: bytes) -> ReportReply:
         """What a host agent tells of itself, and the body in which it came."""
         if self.hosts.get(report.id) is None:
-            log.info("host registered", host=report.id, url=report.url)
-        await self.hosts.take(report)
+            self._registering.add(report.id)
+            try:
+                await self._register(report)
+            finally:
+                self._registering.discard(report.id)
+        else:
+            await self.hosts.take(report)
         acknowledged = await self.core_changes.take(report)
-        self.hosts.remember(report, raw)
+        if all(change.sequence <= acknowledged for change in report.core_changes):
+            self.hosts.remember(report, raw)
         if report.core_changes:
             self.tasks.wake()
-        await self.operations.settle_debts(report.id)
+        await self.operations.run_deferred(report.id)
         return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
 
-    async def vms(self, name: str | None = None) -> list[ManagedVM]:
+    async def _register(self, report: HostReport) -> None:
+        """Take the first report of a host. Raises `RequestError`: 403 where there are enough."""
+        if len(self.hosts) + len(self._registering) > self.settings.most_hosts:
+            sentence = f"{report.id} is not registered: {self.settings.most_hosts} hosts are the most (--most-hosts)"
+            raise RequestError(403, sentence, "id")
+        await self.hosts.take(report)
+        log.info("host registered", host=report.id, url=report.url)
+
+    async def vms(self, name: str | None = None) -> list[ClusterVM]:
         """The VMs whose names are taken, or the one that has this name."""
         return [self._managed(row) for row in await self.store.vms(name)]
 
     def _url_of(self, host_id: str) -> str | None:
-        """Where a host's agent listens; None also where our token would be sent in the clear."""
+        """Where a host's agent says that it listens; None also where we would not call it."""
         host = self.hosts.get(host_id)
-        if host is None or not (self.settings.insecure or is_protected(host.report.url)):
-            return None
-        return host.report.url
+        return host.report.url if host is not None and not self.no_address(host.report.url) else None
+
+    def no_address(self, url: str) -> str:
+        """Why no host agent is called at an address; empty where it may be."""
+        if self.settings.agent_tls is not None:
+            return "" if url.startswith("https://") else "must begin with https://: a certificate says who is there"
+        if self.settings.insecure or is_loopback(urlsplit(url).hostname or ""):
+            return ""
+        return "must be loopback: without --client-ca this manager cannot tell other machines' hosts apart"
 
     def _shown_phase(self, phase: VMPhase, host: str | None, name: str) -> VMPhase:
         """The phase of a VM's row as clients see it: of one that runs or is off its host's last report says more."""
@@ -208,14 +254,14 @@ class Manager:
             return VMPhase.FAILED if phase is VMPhase.RUNNING else phase
         return VMPhase.STOPPED if reported.state is VMState.STOPPED else VMPhase.RUNNING
 
-    def _managed(self, row: StoredVM) -> ManagedVM:
+    def _managed(self, row: StoredVM) -> ClusterVM:
         """The store knows what should be, the host's last report what is."""
         reported = self.hosts.vm(row.host, row.name)
         phase, sentence = self._shown_phase(row.phase, row.host, row.name), row.sentence
         if phase is not row.phase:
             sentence = _SAID[phase].format(host=row.host, name=row.name, sentence=sentence)
-        elif phase is VMPhase.RUNNING and row.host is not None and not self.hosts.is_ready(row.host):
-            sentence = f"{row.host} is silent; as it last reported: {sentence}"
+        elif phase is VMPhase.RUNNING and row.host is not None and (why := self.hosts.why_not_ready(row.host)):
+            sentence = f"{row.host} {why}; as it last reported: {sentence}"
         sold = sold_as(row.spec, reported)
         try:
             allocation = sold.allocation(reported.current.vector() if reported is not None else ZERO)
@@ -223,7 +269,7 @@ class Manager:
             # One host must not spoil the list of all VMs.
             allocation = sold.allocation(ZERO)
             sentence = f"{row.host} says of it what cannot be ({error}); {sentence}"
-        return ManagedVM(
+        return ClusterVM(
             name=row.name,
             host=row.host,
             state=cast(ManagedState, phase.value),
@@ -241,7 +287,7 @@ class Manager:
 
 
 @contextlib.contextmanager
-def _loading() -> Iterator[None]:
+def _loading(freeze: bool) -> Iterator[None]:
     """Python's collector would look through all that is loaded again and again: seconds in which nothing else runs.
 
     With 10,000 hosts of 20 VMs one look took 2 s, near the limit in which the leader has to prove its lock.
@@ -250,5 +296,6 @@ def _loading() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
+        if freeze:
+            gc.freeze()
         gc.enable()

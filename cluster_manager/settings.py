@@ -1,18 +1,21 @@
-"""What the manager is configured with; times in seconds."""
+"""Settings of the manager; times in seconds."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
-from cluster_manager.database import Database
-from cluster_manager.leadership import LeadershipTimes
-from cluster_manager.plans import GONE_S
-from cluster_manager.pruning import Retention
-from deflation.placement_policies import PlacementPolicy
-from task_matcher.engines.interface import Engine
-from task_matcher.engines.settings import EngineSettings, engine_of
+from cluster_manager.leadership.leadership import LeadershipTimes
+from cluster_manager.plans.plans import GONE_S
+from cluster_manager.store.database import Database
+from cluster_manager.store.pruning import Retention
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.matcher.engines.interface import Engine, engine_of
+from ebbtide.matcher.engines.settings import EngineSettings
+
+MOST_HOSTS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ class Settings:
     database: Database
     #: What an admin carries; empty where all tokens stand in the tokens file.
     token: str
-    #: What host agents carry towards the manager, and the manager towards them.
-    agent_token: str
+    #: Of it the tokens of host agents are made (`rest.credentials`).
+    hosts_key: str
     host: str = "127.0.0.1"
     #: 0 takes a free one.
     port: int = 7100
@@ -60,8 +63,10 @@ class Settings:
     agents: AgentLimits = AgentLimits()
     #: For calls of host agents, which then are reached by HTTPS only. None: also HTTP, or by whom this machine trusts.
     agent_tls: ssl.SSLContext | None = None
-    #: Host agents beyond this machine may be called by plain HTTP, with the token that they share.
+    #: Host agents beyond this machine may be called by plain HTTP: in tests, no option says so.
     insecure: bool = False
+    #: Hosts that are known at a time; another one is not registered.
+    most_hosts: int = MOST_HOSTS
     leadership: LeadershipTimes = field(default_factory=LeadershipTimes)
     retention: Retention = field(default_factory=Retention)
     #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.

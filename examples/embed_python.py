@@ -12,8 +12,8 @@ import sys
 import threading
 from collections import OrderedDict
 
-from app_adapters.process import own_resident_mib
-from app_adapters.python_memory import PythonAdapter
+from app_adapters.processes.process import own_resident_mib
+from app_adapters.processes.python_memory import PythonAdapter
 from app_adapters.server import HookServer
 
 MIB = 1024 * 1024

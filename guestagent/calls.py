@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import http.client
 import socket
+import struct
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from guestagent.errors import HookError, HookTimeout
+
+#: unix(7), SO_PEERCRED: pid, uid and gid of the process that listens.
+_CREDENTIALS = struct.Struct("3i")
 
 
 class _Timed(socket.socket):
@@ -26,8 +30,33 @@ class _Timed(socket.socket):
         return super().recv_into(*args, **kwargs)
 
 
+class Listener(NamedTuple):
+    """A Unix socket, and the user whose process must listen on it."""
+
+    path: str
+    uid: int
+
+
+def _connected(address: Listener | tuple[str, int], limit_s: float) -> socket.socket:
+    """Raises: OSError, HookError where another user's process listens: it must not get the token."""
+    if not isinstance(address, Listener):
+        return socket.create_connection(address, limit_s)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(limit_s)
+        connected.connect(address.path)
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        uid = _CREDENTIALS.unpack(credentials)[1]
+        if uid not in (0, address.uid):
+            raise HookError(f"a process of user {uid} listens on {address.path}, not one of user {address.uid}")
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
 def call(
-    address: tuple[str, int],
+    address: Listener | tuple[str, int],
     request: tuple[str, str],
     headers: dict[str, str],
     body: bytes | None,
@@ -39,10 +68,10 @@ def call(
     Raises: HookTimeout, HookError where there is no answer, or one of more than `longest` bytes.
     """
     end = time.monotonic() + limit_s
-    connection = http.client.HTTPConnection(*address)
+    connection = http.client.HTTPConnection(*(("localhost", 80) if isinstance(address, Listener) else address))
     response: http.client.HTTPResponse | None = None
     try:
-        connected = socket.create_connection(address, limit_s)
+        connected = _connected(address, limit_s)
         timed = _Timed(connected.family, connected.type, connected.proto, connected.detach())
         timed.end = end
         timed.settimeout(max(end - time.monotonic(), 0.001))  # of `sendall`, for which it counts as a whole

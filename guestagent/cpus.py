@@ -94,7 +94,7 @@ class Cpus:
             return CpusSetResult([cpu for cpu in present if self._is_online(cpu)], failed)
 
     def _switch(self, cpu: int, online: bool, failed: list[CpuFailure]) -> bool:
-        # os.write, because a buffered file hides EBUSY until a close that nobody looks at.
+        # os.write, because a buffered file hides EBUSY until a close whose result is not looked at.
         try:
             fd = os.open(self._online_file(cpu), os.O_WRONLY)
             try:

@@ -1,4 +1,4 @@
-"""The applications' REST hooks on the guest's loopback: drop-in files that name them, and the client."""
+"""The applications' REST hooks on Unix sockets, or on the guest's loopback by choice: drop-in files, and the client."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any, Callable, Dict, Tuple, TypeVar
 
 from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
 from guestagent.messages import AdapterCapabilities, SizeRange
-from guestagent.rpc import COMPONENTS, is_amount, parse_json
+from guestagent.rpc import COMPONENTS, cleaned, is_amount, parse_json
 
 MODES = ("ask", "force")
 BODY_BYTES = 65536
 CALLS_PER_HOOK = 4
-#: Longest time of one call, in seconds; whoever waits for it waits less.
+#: Longest time of one call, in seconds; its callers wait less.
 CALL_LIMIT_S = 8.0
 REASON_LENGTH = 500
 VERSION_LENGTH = 100
 #: Larger amounts are no amounts: a petabyte, in MiB. Sums of them stay finite.
 AMOUNT_LIMIT = 1e9
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_UNIX = re.compile(r"unix:(/[\x21-\x7e]{1,99})")
 _URL = re.compile(r"http://(localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]):([0-9]{1,5})/?")
 
 Answer = Tuple[int, Dict[str, Any]]
@@ -36,12 +37,16 @@ class DropIn:
     """A registered adapter."""
 
     name: str
-    host: str
-    port: int
+    #: Of a hook on loopback: any process of the guest that holds its port gets the token.
+    host: str = ""
+    port: int = 0
+    #: Of a hook on a Unix socket, and who must listen there.
+    path: str = ""
+    uid: int = 0
 
 
 def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
-    """One drop-in file `{"name", "url"}`; it must be the owner's, and nobody else may write it.
+    """One drop-in file `{"name", "url", "user"}`; it must be the owner's, and nobody else may write it.
 
     Raises: DropInError.
     """
@@ -64,10 +69,25 @@ def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
     name, url = body.get("name"), body.get("url")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DropInError(f"{path}: name: must match {_NAME.pattern}")
+    socket_path = _UNIX.fullmatch(url) if isinstance(url, str) else None
+    if socket_path is not None and "/../" not in socket_path.group(1):
+        return DropIn(name, path=socket_path.group(1), uid=_uid(path, body.get("user"), owner_uid))
     match = _URL.fullmatch(url) if isinstance(url, str) else None
     if match is None or not 0 < int(match.group(2)) < 65536:
-        raise DropInError(f"{path}: url: must be http://HOST:PORT with a loopback host")
+        raise DropInError(f"{path}: url: must be unix:/PATH, or http://HOST:PORT with a loopback host")
     return DropIn(name, match.group(1).strip("[]"), int(match.group(2)))
+
+
+def _uid(path: str, user: Any, owner_uid: int) -> int:
+    """Who is to listen on the socket: the owner of the drop-in, or the user that it names. Raises: DropInError."""
+    if user is None:
+        return owner_uid
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, TypeError, ValueError):
+        raise DropInError(f"{path}: user: there is no such user") from None
 
 
 def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], list[str]]:
@@ -176,20 +196,21 @@ class Hook:
         return status, answer
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        from guestagent.calls import call
+        from guestagent.calls import Listener, call
 
         if not self._calls.acquire(blocking=False):
             raise HookTimeout(f"still busy with {CALLS_PER_HOOK} earlier calls")
         try:
             headers = {"Authorization": "Bearer " + self._token(), "Content-Type": "application/json"}
             data = None if body is None else json.dumps(body, allow_nan=False).encode("ascii")
-            address = (self.drop_in.host, self.drop_in.port)
+            at = self.drop_in
+            address = Listener(at.path, at.uid) if at.path else (at.host, at.port)
             status, text = call(address, (method, path), headers, data, CALL_LIMIT_S, BODY_BYTES)
         finally:
             self._calls.release()
         try:
-            answer = parse_json(text)
-        except ParseError:
+            answer = cleaned(parse_json(text))
+        except (ParseError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise HookError(f"answered {status} without a JSON object")

@@ -13,7 +13,7 @@ from guestagent.agent import Agent, log
 from guestagent.channel import PORT_NAME, find_port
 from guestagent.cpus import Cpus
 from guestagent.errors import GuestFailure
-from guestagent.memory import Memory
+from guestagent.memory import Memory, spare_this_process
 from guestagent.pressure import PressureTrigger
 
 EXAMPLES = """\
@@ -87,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         group_id = _group_id(options.request_group)
     except KeyError:
         parser.error(f"--request-group: there is no group {options.request_group}")
+    for problem in spare_this_process(options.procfs):
+        log(f"under memory pressure this agent may be killed or slow: {problem}")
     agent = Agent(
         find=lambda: find_port(options.port, options.sysfs),
         cpus=Cpus(options.sysfs, options.procfs),

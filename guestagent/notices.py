@@ -1,4 +1,4 @@
-"""What the guest says unasked: that tasks wait for memory, and that somebody in it asks for more."""
+"""Notices of the guest to its host: tasks wait for memory, and a service in it asks for more."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Notices:
             make_run_dir(run_dir)
             return RequestSocket(run_dir, self._group_id, self._pass_on).close
         except OSError as error:
-            self._log(f"nobody in the guest can ask for more: {error}")
+            self._log(f"services in the guest cannot ask for more: {error}")
             return lambda: None
 
     def _tell_pressure(self) -> None:

@@ -78,7 +78,7 @@ class RequestSocket:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * CONNECTION_LIMIT_S)
         self._listener.close()
-        with contextlib.suppress(OSError):  # somebody else has removed it
+        with contextlib.suppress(OSError):  # another process has removed it
             os.unlink(self._path)
 
     def _serve(self) -> None:
@@ -91,7 +91,7 @@ class RequestSocket:
                 try:
                     connection.sendall(self._answer(_read_line(connection)) + b"\n")
                 except OSError:
-                    continue  # whoever asked has gone, or is too slow
+                    continue  # the client has gone, or is too slow
 
     def _answer(self, line: bytes) -> bytes:
         try:

@@ -12,6 +12,7 @@ from guestagent.errors import BadParams, BadRequest, GuestFailure, ParseError, R
 
 COMPONENTS = ("cpu_cores", "memory_mib", "disk_mib_s", "network_mib_s")
 ID_LENGTH = 256
+TEXT_LENGTH = 1000
 
 RequestId = Union[str, int, None]
 Params = Dict[str, Any]
@@ -49,6 +50,29 @@ def parse_json(text: bytes) -> Any:
         return json.loads(text.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise ParseError(f"not JSON: {error}") from None
+
+
+def cleaned(value: Any) -> Any:
+    """What an application said, with texts that can be told: printable, and cut at `TEXT_LENGTH` characters.
+
+    The host does the same with our lines (ebbtide.messages.guest): it trusts no guest.
+
+    Raises: RecursionError where it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return _cleaned_text(value)
+    if isinstance(value, list):
+        return [cleaned(part) for part in value]
+    if isinstance(value, dict):
+        return {_cleaned_text(key): cleaned(part) for key, part in value.items()}
+    return value
+
+
+def _cleaned_text(text: str) -> str:
+    text = text[:TEXT_LENGTH]
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def parse_request(line: bytes | None) -> Request:

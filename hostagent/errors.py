@@ -20,7 +20,7 @@ class DomainGone(HypervisorError):
 
 
 class TrafficControlError(HypervisorError):
-    """``tc`` or ``ip`` refused or failed, or a device is somebody else's; the text says which."""
+    """``tc`` or ``ip`` refused or failed, or another program limits the device; the text says which."""
 
 
 class GuestUnreachable(HostAgentError):

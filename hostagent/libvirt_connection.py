@@ -5,7 +5,7 @@ needed: many domains are then worked on side by side, and one whose monitor hang
 
 libvirt's event loop runs in a thread of its own (the default implementation, registered before the first connection);
 its callbacks are handed to asyncio by ``call_soon_threadsafe``. The loop's own thread never calls libvirt.
-Source: https://libvirt.org/html/libvirt-libvirt-event.html; docs/contracts.md, concurrency with libvirt.
+Source: https://libvirt.org/html/libvirt-libvirt-event.html; docs/internals/contracts.md, concurrency with libvirt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import structlog
 
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 
-#: Calls in flight on one connection (docs/contracts.md), and connections at most.
+#: Calls in flight on one connection (docs/internals/contracts.md), and connections at most.
 IN_FLIGHT: Final = 4
 CONNECTIONS: Final = 16
 CALL_LIMIT_S: Final = 15.0
@@ -134,6 +134,10 @@ class LibvirtConnection:
         except TimeoutError:
             raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s") from None
 
+    async def change(self, domain: str, function: Callable[[Any], T], limit_s: float = CALL_LIMIT_S) -> T:
+        """Run ``function(domain)``, which changes it, in the pool. Raises as `call`."""
+        return await self.call(lambda c: function(c.lookupByName(domain)), modifies=domain, limit_s=limit_s)
+
     def forget(self, domain: str) -> None:
         """Keep no lock for a domain that is gone."""
         lock = self._locks.get(domain)
@@ -179,4 +183,4 @@ def _give_back(done: asyncio.Future[Any], connection: _Connection, held: list[Ca
     for release in held:
         release()
     if not done.cancelled():
-        done.exception()  # seen here, so that a call given up does not warn of an exception nobody fetched
+        done.exception()  # seen here, so that a call given up does not warn of an exception that was not fetched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -11,36 +12,42 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
-from deflation.errors import InvalidField
-from deflation.rates import Rate
-from deflation.resources import ResourceVector
-from hostagent.accelerator import probe_accelerator
-from hostagent.agent import Agent
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Address
+from ebbtide.rest.access import Rates
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.rates import Rate
+from ebbtide.rest.settings import AccessSettings, add_options, is_protected, key_pair, settings_of
+from hostagent.domain_xml.template_library import TemplateLibrary
+from hostagent.domain_xml.templates import PACKAGED
 from hostagent.errors import HostAgentError
-from hostagent.host import Host, Slice
-from hostagent.host_facts import ACPI_VERDICT
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.mechanisms.accelerator import probe_accelerator
+from hostagent.mechanisms.host_facts import ACPI_VERDICT
+from hostagent.operations.agent import Agent
 from hostagent.service import MANAGER_NAME, configure_logs, serve
-from hostagent.template_library import TemplateLibrary
-from hostagent.templates import PACKAGED
-from rest.access import Rates
-from rest.errors import AccessError
-from rest.settings import AccessSettings, add_options, is_protected, key_pair, settings_of
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host, Slice
 
 EXAMPLE = """\
 example:
   ebb-hostagent --id host-a --capacity cpu_cores=6,memory_mib=4096 \\
-      --token-file /etc/ebbtide/agent.token --manager http://127.0.0.1:7100
-  beyond loopback, with TLS: docs/security.md
+      --token-file /etc/ebbtide/host-a.command-token \\
+      --manager http://127.0.0.1:7100 --manager-token-file /etc/ebbtide/host-a.report-token
+  both tokens: `ebb invite host-a`, at the manager
+  beyond loopback, with TLS: docs/reference/security.md
 
 The agent manages only domains that it made itself or was told to adopt; it knows them by the intent in their libvirt
-metadata. Ended or killed, it leaves them as they are, and goes on with what was unfinished when it is started again.
+metadata. Ended or killed, it leaves them as they are, and resumes what was unfinished when it is started again.
 """
-#: Measured under emulation with the capped translation cache; with KVM there is none (docs/contracts.md, accounting).
+#: Measured under emulation with the capped translation cache; with KVM there is none (docs/internals/contracts.md,
+#: accounting).
 OVERHEAD_MIB = {"qemu": 320.0, "kvm": 160.0}
-#: Who calls is above all the manager, which speaks for everybody.
+#: Most calls are the manager's, which acts for all users.
 RATES = Rates(people=Rate(200.0, 1000.0))
 
 log = structlog.get_logger()
@@ -48,6 +55,8 @@ log = structlog.get_logger()
 
 def main() -> None:
     """Run the agent until SIGTERM or SIGINT."""
+    # Stores, journals and logs are for their owner.
+    os.umask(0o077)
     arguments = _parser().parse_args()
     configure_logs(arguments.log_json, arguments.verbose)
     try:
@@ -79,6 +88,10 @@ async def _serve(arguments: argparse.Namespace, access: AccessSettings) -> None:
     )
     overhead = OVERHEAD_MIB[kind] if arguments.overhead_mib is None else arguments.overhead_mib
     url = arguments.url or f"{access.scheme}://{address}:{port}"
+    try:
+        TypeAdapter(Address).validate_python(url)
+    except ValidationError:
+        raise AccessError(f"--url {url} must be a scheme, a host and a port, nothing else") from None
     part = Slice(arguments.id, url, arguments.capacity, kind, overhead, arguments.reserve_mib)
     host = Host(part, LibvirtHypervisor(settings), await asyncio.to_thread(Journal, arguments.state_dir))
     log.info("starting", host=arguments.id, capacity=str(arguments.capacity), accelerator=kind, why=reason)
@@ -106,8 +119,10 @@ def _access(arguments: argparse.Namespace) -> AccessSettings:
     if secret and not all(url.startswith("https://") for url in arguments.manager or ()):
         raise AccessError("--manager must begin with https:// where --manager-ca or --certificate is given")
     for url in arguments.manager or ():
-        if not arguments.insecure and not is_protected(url):
-            raise AccessError(f"--manager {url} would get the token over plain HTTP: give https://, or --insecure")
+        if not is_protected(url):
+            raise AccessError(f"--manager {url} would get the token over plain HTTP: give https://")
+    if arguments.manager and arguments.manager_token_file is None:
+        raise AccessError("--manager needs --manager-token-file: a host has a token for each direction (`ebb invite`)")
     return replace(settings, server_ca=arguments.manager_ca, caller=caller)
 
 
@@ -148,13 +163,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--id", required=True, help="this host's name in the cluster: lower-case letters, digits, hyphens")
     add("--capacity", required=True, type=_capacity, help="the slice of this machine to hand out")
-    add("--token-file", required=True, type=Path, help="holds the bearer token of this API")
+    add("--token-file", required=True, type=Path, help="what the manager carries towards this API")
     add("--listen", type=_listen, default=("127.0.0.1", 7101), metavar="ADDRESS:PORT", help="default 127.0.0.1:7101")
     add(
         "--manager", action="append", metavar="URL",
         help="base URL of the manager, given again for each standby; without it the agent serves its API only",
     )  # fmt: skip
-    add("--manager-token-file", type=Path, help="token for the manager; default: the same as --token-file")
+    add("--manager-token-file", type=Path, help="what we carry towards the manager")
     add("--manager-ca", type=Path, metavar="FILE", help="PEM: CA of an HTTPS manager; default: --client-ca")
     add("--certificate", type=Path, metavar="FILE", help="PEM, shown to the manager; default: --tls-certificate")
     add("--key", type=Path, metavar="FILE", help="PEM, the key of --certificate")

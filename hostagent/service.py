@@ -1,4 +1,4 @@
-"""Runs an agent: its API, its reports to the manager, its logs."""
+"""Service around an agent: its API, its reports to the manager, its logs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any, TextIO, cast
 
 import structlog
 
-from deflation.roles import Role
-from hostagent.agent import Agent
-from hostagent.api import make_app
-from hostagent.eternal import guarded
-from hostagent.reporter import Reporter
-from rest.access import Certificates
-from rest.gate import Gate, reloading
-from rest.settings import AccessSettings
-from rest.tokens import principal, read_token
+from ebbtide.rest.access import Certificates
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.gate import Gate, reloading
+from ebbtide.rest.roles import Role
+from ebbtide.rest.settings import AccessSettings
+from ebbtide.rest.tokens import principal, read_token
+from hostagent.api.app import make_app
+from hostagent.control.reporter import Reporter
+from hostagent.operations.agent import Agent
+from hostagent.supervised_task import guarded
 
 #: The common name of the manager's certificate.
 MANAGER_NAME = "ebb-manager"
@@ -41,12 +42,18 @@ async def serve(
 ) -> None:
     """Serve an agent's API and report to the manager until ``stop`` is set.
 
-    :param manager_name: with mutual TLS, the common name of everybody who calls.
+    :param manager_name: with mutual TLS, the common name of all callers.
     :raises AccessError: tokens or certificates that cannot be used.
     """
     token = await asyncio.to_thread(read_token, token_file)
-    manager_token = await asyncio.to_thread(read_token, manager_token_file or token_file)
-    own = [principal("token-file", Role.ADMIN, token)]
+    manager_token = ""
+    if manager is not None:
+        if manager_token_file is None:
+            raise AccessError("a manager needs a token of its own")
+        manager_token = await asyncio.to_thread(read_token, manager_token_file)
+    if manager_token == token:
+        raise AccessError("--token-file and --manager-token-file hold the same token: there is one for each direction")
+    own = [principal("token-file", Role.MANAGER, token)]
     gate = await asyncio.to_thread(Gate, access, own, Certificates(name=manager_name), True)
     await agent.start()
     reporting: asyncio.Task[None] | None = None

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building, testing and the lab need. Does nothing where all are there.
+# Installs the Debian packages that a purpose needs: `demo` (lab and main scenario) or `test` (every test as well).
+# Does nothing where all are there.
 set -euo pipefail
 
+purpose=${1:-demo}
 packages=(
     # guests
     qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients dbus
@@ -9,18 +11,27 @@ packages=(
     debootstrap debian-archive-keyring busybox-static e2fsprogs
     # libvirt-python is built from source
     libvirt-dev pkg-config gcc libc6-dev python3-dev python3-venv
-    # tests of the adapters
-    memcached redis-server postgresql
-    # the same, with a configuration of its own (the package starts a server on port 80 where that is free)
-    nginx
-    # tests and benchmarks of the adapters of the JVM and of Spark compile and start services (the adapters need no JDK);
-    # jattach is another way to talk to a JVM
-    openjdk-17-jdk-headless jattach
-    # a real Slurm on loopback, which the tests of the tasks' engines start by themselves
-    slurm-wlm slurmctld slurmd slurm-client munge
-    # tests of networks; PATH of some minimal systems
+    # networks of guests; PATH of some minimal systems
     iproute2 ca-certificates
 )
+case $purpose in
+    demo) ;;
+    test)
+        packages+=(
+            # services that the adapters meet; nginx is started by the tests, with a configuration of their own
+            memcached redis-server postgresql nginx
+            # adapters of the JVM and of Spark: the tests compile and start services (the adapters need no JDK);
+            # jattach is another way to talk to a JVM
+            openjdk-17-jdk-headless jattach
+            # a real Slurm on loopback, which the tests of the tasks' engines start by themselves
+            slurm-wlm slurmctld slurmd slurm-client munge
+        )
+        ;;
+    *)
+        echo "install-deps: unknown purpose '$purpose'; use demo or test" >&2
+        exit 2
+        ;;
+esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     echo "install-deps: this is no Debian system; install the like of: ${packages[*]}" >&2
@@ -44,6 +55,22 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 
 echo "install-deps: installing ${missing[*]}" >&2
-export DEBIAN_FRONTEND=noninteractive
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q >&2
+# The tests start servers of their own; the packages' would take ports and memory of this machine: none is started now,
+# and none that is new here at the next boot. A policy that the machine has stays as it is.
+if [ "$purpose" = test ] && [ ! -e /usr/sbin/policy-rc.d ] && [ ! -L /usr/sbin/policy-rc.d ]; then
+    policy=$(mktemp)
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    trap 'rm -f "$policy"; "${as_root[@]}" rm -f /usr/sbin/policy-rc.d' EXIT
+    "${as_root[@]}" install -m 755 "$policy" /usr/sbin/policy-rc.d
+fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+if [ "$purpose" = test ] && [ -d /run/systemd/system ]; then
+    for package in "${missing[@]}"; do
+        case $package in
+            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd)
+                "${as_root[@]}" systemctl disable --quiet "$package.service" || true
+                ;;
+        esac
+    done
+fi

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes the virtual environment $1 with Ebbtide (editable) and its development tools in it.
+# Makes the virtual environment $1 with Ebbtide (editable) in it, and for the purposes `test` and `docs` their tools.
 set -euo pipefail
 
 venv=$1
+purpose=${2:-demo}
 cd "$(dirname "$0")/.."
 
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -22,6 +23,23 @@ if [ ! -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv"
 fi
 
-# Old pips know no dependency groups.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable . --group dev
+python=$venv/bin/python
+install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+if [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" = 3.11 ]; then
+    # Files of these hashes and no others (scripts/lock.sh): what builds first, then what is built with it.
+    install --require-hashes --requirement requirements-build.lock
+    install --require-hashes --no-build-isolation --requirement requirements.lock
+    # Twice quiet: not what setuptools thinks of editable installs.
+    install --quiet --no-deps --no-build-isolation --editable .
+else
+    echo "make-venv: requirements.lock is for Python 3.11: installing what the index offers, without hashes" >&2
+    # Old pips know no dependency groups.
+    install --upgrade "pip>=25.1"
+    install --editable .
+fi
+# Tools of development are not pinned.
+case $purpose in
+    test) install --group dev ;;
+    docs) install --group docs ;;
+esac

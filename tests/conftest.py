@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
+import resource
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -15,17 +19,54 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from app_adapters import server
+from tests import left_behind
+from tests.room_times import RoomTimes, room_of
 
-#: What wants most of the machine, or whose times depend on it: one after another, when all else is done.
-ALONE = ("chaos", "engines", "faults", "guests")
-GROUP = "alone"
-#: One after another, too, beside nothing but what waits most of its time: those of the others that come first.
-SERVERS = "adapters"
-PATIENT = "engines"
-#: The same of other rooms: one measures, one finds more of what it looks for the more real threads wait for a CPU.
-ALONE_FILES = ("tests/cli/test_memcached_benchmark.py", "tests/hostagent/test_rules_stateful.py")
+#: Rooms with real guests, one test after another: they want a core, and there is one libvirtd.
+GUEST_ROOMS = ("faults", "guests")
+GUESTS = "guests"
+#: Beside them: what mostly waits for services of its own, or measures them, one test after another.
+SERVICE_ROOMS = ("adapters", "chaos", "engines")
+SERVICE_FILES = ("tests/benchmarks/test_memcached_benchmark.py",)
+SERVICES = "services"
 #: A loop is compiled once for all of these, in the first minutes of a fresh machine.
 COMPILED = ("simulator",)
+#: What a run begins with, the longest chain first; the files that take longest follow, so that none is left to the end.
+FIRST = (
+    GUESTS,
+    SERVICES,
+    *COMPILED,
+    "tests/lint/test_lint.py",
+    "tests/manager/execution/test_crash.py",
+    "tests/manager/test_real_agent.py",
+    "tests/hostagent/test_rules_stateful.py",
+    "tests/manager/execution/test_lifecycle_crash.py",
+    "tests/manager/execution/test_migrations.py",
+)
+#: How much the others yield to the longest chain and to the processes it starts (nice values; root only).
+NICE = {GUESTS: 0, SERVICES: 5}
+NICE_OF_OTHERS = 10
+#: What `make check` leaves out beside guests and services: rooms, files, and tests that start a manager.
+SLOW_ROOMS = (*GUEST_ROOMS, *SERVICE_ROOMS, *COMPILED)
+SLOW_FILES = (
+    "tests/benchmarks/test_benchmark_jvm.py",
+    "tests/benchmarks/test_benchmark_matcher.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/cli/test_explain.py",
+    "tests/hostagent/api/test_conformance.py",
+    "tests/hostagent/operations/test_lifecycle_stateful.py",
+    "tests/hostagent/test_rules_stateful.py",
+    "tests/unit/deflation/cascade/test_operations.py",
+    "tests/unit/deflation/placement/test_placement_kernels.py",
+)
+MANAGER = "each_store"
+
+#: Memory that a process of the tests should have at most, and what each of a run had; MiB.
+MOST_MIB = 2048
+PEAKS: dict[str, int] = {}
+#: After so much growth, MiB, what ended is looked for.
+GROWN_MIB = 100
+RESIDENT = {"collected_at": 0}
 
 # In CI the same examples every time: what fails there fails here, too. Everywhere else the search goes on at random.
 settings.register_profile("ci", derandomize=True, print_blob=True)
@@ -33,45 +74,90 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real guests are for tests that are alone: whoever shares the machine with another one is told."""
+    """Real guests are for the rooms whose tests run one after another."""
     for item in items:
-        if item.get_closest_marker("guest") is not None and scope_of(item.nodeid) != GROUP:
-            raise pytest.UsageError(f"{item.nodeid} has real guests: it belongs into one of {', '.join(ALONE)}")
-    items.sort(key=lambda item: room_of(item.nodeid) != PATIENT)
+        if item.get_closest_marker("guest") is not None and scope_of(item.nodeid) != GUESTS:
+            raise pytest.UsageError(f"{item.nodeid} has real guests: it belongs into {' or '.join(GUEST_ROOMS)}")
+        if is_slow(item):
+            item.add_marker(pytest.mark.slow)
 
 
-def room_of(nodeid: str) -> str:
-    return nodeid.split("/")[1]
+def is_slow(item: pytest.Item) -> bool:
+    file, room = item.nodeid.partition("::")[0], room_of(item.nodeid)
+    return room in SLOW_ROOMS or file in SLOW_FILES or MANAGER in getattr(item, "fixturenames", ())
 
 
 def scope_of(nodeid: str) -> str:
-    """What stays together in one process: a file, all that is to be alone, all that compiles the same loops."""
+    """What stays together in one process: guests, services, all that compiles the same loops, or else a file."""
     file, room = nodeid.partition("::")[0], room_of(nodeid)
-    if room in ALONE or file in ALONE_FILES:
-        return GROUP
-    return room if room in (*COMPILED, SERVERS) else file
+    if room in GUEST_ROOMS:
+        return GUESTS
+    if room in SERVICE_ROOMS or file in SERVICE_FILES:
+        return SERVICES
+    return room if room in COMPILED else file
 
 
-class AloneLast(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """For ``-n 2 --dist loadfile``: what takes longest begins first; what is to be alone begins last."""
+class LongestFirst(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """For ``--dist loadfile``: tests mostly wait, for guests, services and time limits, so there are more processes
+    than cores, and the longest chain of them goes first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        for scope in COMPILED:
+        for scope in reversed(FIRST):
             if scope in self.workqueue:
                 self.workqueue.move_to_end(scope, last=False)
-        for scope in (SERVERS, GROUP):
-            if scope in self.workqueue:
-                self.workqueue.move_to_end(scope)
         super()._assign_work_unit(node)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run in the background of a shell ignores SIGINT; the processes that tests start and interrupt must not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A handler is not inherited, as SIG_IGN is.
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+    if left_behind.VARIABLE not in os.environ:
+        config.pluginmanager.register(left_behind.Check(), "left-behind")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RoomTimes(), "room-times")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What all tests have imported is for good: Python's collector need not look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return AloneLast(config, log) if config.getvalue("dist") == "loadfile" else None
+    return LongestFirst(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["peak_mib"] = peak_mib()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    found = getattr(node, "workeroutput", {}).get("peak_mib")
+    if found is not None:
+        PEAKS[node.gateway.id] = found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much memory each process had at most."""
+    for name, found in (PEAKS or {"this process": peak_mib()}).items():
+        over = f", more than the {MOST_MIB} MiB that fit a laptop" if found > MOST_MIB else ""
+        terminalreporter.write_line(f"memory of {name}: {found} MiB at most{over}")
+
+
+def peak_mib() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 class OneSession:
@@ -109,8 +195,11 @@ ONE_SESSION = OneSession(Path("/run/lock/ebbtide-test-guests"))
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    if item.get_closest_marker("guest") is not None and os.geteuid() == 0:
-        ONE_SESSION.take(lambda sentence: warnings.warn(sentence, stacklevel=2))
+    if os.geteuid() == 0:
+        if item.get_closest_marker("guest") is not None:
+            ONE_SESSION.take(lambda sentence: warnings.warn(sentence, stacklevel=2))
+        if hasattr(item.config, "workerinput"):
+            os.setpriority(os.PRIO_PROCESS, 0, NICE.get(scope_of(item.nodeid), NICE_OF_OTHERS))
     return (yield)
 
 
@@ -118,3 +207,31 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of hook servers are stopped here, one in a guest's life."""
     monkeypatch.setattr(server, "STOP_LOOK_S", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def umask_of_a_user() -> Generator[None]:
+    """A daemon's ``main`` in this process makes it stricter; the next test is not to live on that."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def what_ended_is_freed() -> Generator[None]:
+    """Keeps a process small: a manager's arrays weigh 30 MiB, and nothing for Python's collector.
+
+    aiohttp holds the last 1,024 applications in a cache of their middlewares, each with all that it serves.
+    """
+    yield
+    aiohttp = sys.modules.get("aiohttp.web_app")
+    if aiohttp is not None:
+        aiohttp._cached_build_middleware.cache_clear()
+    if resident_mib() > RESIDENT["collected_at"] + GROWN_MIB:
+        gc.collect()
+        RESIDENT["collected_at"] = resident_mib()
+
+
+def resident_mib() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 2**20

@@ -16,6 +16,8 @@ from aiohttp import web
 #: that was cancelled can be looked at as before: `use_after_free`.
 EXCLUDED = "positive_data_acceptance,ensure_resource_availability,use_after_free"
 SEED = 7
+#: Statuses by which what does not fit is refused.
+REFUSED = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
 Seen = Counter[tuple[str, str, int]]
 
 
@@ -49,6 +51,8 @@ async def run(
     :param only, without: paths.
     """
     lines = ["[generation]", 'database = "none"']
+    # A list that is one too long may be a body that is too long.
+    lines += ["[checks.negative_data_rejection]", f"expected-statuses = {json.dumps(REFUSED)}"]
     for number, (parameter, values) in enumerate(names.items()):
         lines += [f"[dictionaries.d{number}]", f"values = {json.dumps(list(values))}"]
         lines += [f'[parameters."{parameter}"]', f'dictionary = "d{number}"', "probability = 0.9"]

@@ -1,1 +1,1 @@
-"""A JVM on this machine: its heap follows its VM's memory (seed 004 §4: collect and reduce the maximum heap size)."""
+"""A JVM on this machine: its heap follows its VM's memory (Sharma et al. 2019, §4: collect, then a smaller heap)."""

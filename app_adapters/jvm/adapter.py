@@ -18,7 +18,7 @@ from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.plans import Plan, Setting, Unsupported
 from app_adapters.jvm.processes import Finder, Process
 from app_adapters.jvm.transports import Transport
-from app_adapters.process import proportional_mib
+from app_adapters.processes.process import proportional_mib
 
 READ_LIMIT_S = 1.0
 DECIDE_LIMIT_S = 2.0

@@ -18,7 +18,7 @@ Brings a JVM's heap down by SoftMaxHeapSize (Shenandoah, ZGC) or by the free rat
 Needs no JDK. Parallel, a frozen heap (-Xms as large as -Xmx) and OpenJ9 are refused with the reason.
 
 example:
-  ebb-adapter jvm --main-class org.example.Server --listen 127.0.0.1:7072
+  ebb-adapter jvm --main-class org.example.Server
 
 Good to start the JVM with: -XX:+UnlockExperimentalVMOptions -XX:+UseShenandoahGC, or -XX:+UseZGC -XX:ZUncommitDelay=5
 (300 s otherwise), or -XX:+UseSerialGC -XX:-ShrinkHeapInSteps; without -Xms.

@@ -1,4 +1,4 @@
-"""How large a heap is: by the JVM (`GC.heap_info`), and what of it the kernel has resident (smaps)."""
+"""Size of a heap: by the JVM (`GC.heap_info`), and what of it the kernel has resident (smaps)."""
 
 from __future__ import annotations
 

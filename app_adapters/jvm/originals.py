@@ -8,7 +8,7 @@ import os
 from typing import Mapping
 
 from app_adapters.errors import ApplicationError
-from app_adapters.process import started
+from app_adapters.processes.process import started
 
 
 class Originals:

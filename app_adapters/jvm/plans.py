@@ -1,4 +1,4 @@
-"""What a JVM has to be told so that its heap gets a size. Pure: figures in, settings in their order out.
+"""Plan of the settings by which a heap gets a size. Pure: figures in, settings in their order out.
 
 Shenandoah and ZGC have a soft limit (SoftMaxHeapSize). G1 and Serial have none that works: they give back what is free
 beyond MaxHeapFreeRatio when they collect everything. Parallel keeps what it has.

@@ -1,4 +1,4 @@
-"""Which process is the JVM: by pid, by a file with it, or by its command line. Followed over restarts."""
+"""Finder of the JVM's process: by pid, by a file with it, or by its command line. Followed over restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from app_adapters.errors import ApplicationError
-from app_adapters.process import arguments, started
+from app_adapters.processes.process import arguments, started
 
 HOTSPOT = "HotSpot"
 OPENJ9 = "OpenJ9"
@@ -43,7 +43,7 @@ class Choice:
 
 
 class Finder:
-    """Finds the process anew whenever the one that was found has ended."""
+    """Finds the process again whenever the one that was found has ended."""
 
     def __init__(self, choice: Choice, procfs: str = "/proc") -> None:
         self._choice = choice

@@ -113,7 +113,7 @@ class JMX(Transport):
                 child = self._child = subprocess.Popen(
                     [sys.executable, "-I", program, self._address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
-            # Reading has no time limit of its own: whoever is late is ended, and the read with it.
+            # Reading has no time limit of its own: a JVM that is late is ended, and the read with it.
             late = threading.Timer(limit_s, child.kill)
             late.start()
             try:

@@ -1,6 +1,6 @@
 """Utility curves: the throughput that is left at a deflation, as measured, or linear where nothing was. Pure.
 
-Equations 1 to 3 of seed 004 assume a linear loss, and so cannot give less than 1.5 for a job that is deflated by half
+Equations 1 to 3 of Sharma et al. 2019 assume a linear loss: they cannot give less than 1.5 for a job deflated by half
 when half of it is done; the paper's own K-means took 1.38 (Fig. 6b).
 """
 

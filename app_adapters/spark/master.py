@@ -21,7 +21,7 @@ _URL = re.compile(r"http://[A-Za-z0-9._-]+(?::[0-9]{1,5})?|http://\[[0-9a-fA-F:]
 
 
 class SparkMasterAdapter(Adapter):
-    """The master's VM gives nothing: without its master a cluster is worth nothing (seed 004 §4.1.1)."""
+    """The master's VM gives nothing: without its master a cluster is worth nothing."""
 
     components = ("memory_mib", "cpu_cores")
 
@@ -115,7 +115,7 @@ example:
 
 Relays' requests are not encrypted: listen on a network of the cluster alone. The master must run with
 spark.decommission.enabled=true; an application that sets spark.ebbtide.stages is known better
-(docs/adapters/spark.md).""",
+(docs/reference/adapters/spark.md).""",
     _options,
     _build,
 )

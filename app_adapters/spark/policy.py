@@ -1,4 +1,4 @@
-"""Whether a Spark cluster gives workers up by itself or has its VMs throttled (seed 004 §4.1.1). Pure.
+"""Choice between giving Spark workers up and having their VMs throttled (Sharma et al. 2019, §4.1.1). Pure.
 
 Both running times are relative to that of the undeflated job, which therefore need not be known.
 """
@@ -91,7 +91,7 @@ def _stretch(vector: Sequence[Deflation], curves: Curves, waves: float) -> float
 def time_self(
     progress: float, recomputed: float, vector: Sequence[Deflation], curves: Curves = LINEAR, restart: float = 0.0
 ) -> float:
-    """Eq. 2 and 3: slots that are gone hold nobody up, so the mean counts; what was lost with them is computed again.
+    """Eq. 2 and 3: slots that are gone hold no other up, so the mean counts; what was lost with them is computed again.
 
     `restart` is what restarted executors cost, relative to the undeflated run: Eq. 3 leaves it out, which is right for
     jobs of hours.

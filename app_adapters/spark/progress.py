@@ -1,4 +1,4 @@
-"""How far a Spark application is, and how much of it killed tasks would have to compute again. Pure, on parsed rows."""
+"""Progress of a Spark application, and how much killed tasks would have to compute again. Pure, on parsed rows."""
 
 from __future__ import annotations
 

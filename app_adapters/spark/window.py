@@ -1,4 +1,4 @@
-"""Collecting the VMs' requests, so that one decision is taken for all of them (seed 004 §4.1.1). Pure: events in,
+"""Collection of the VMs' requests, so that one decision is taken for all of them. Pure: events in,
 instructions out; the time comes with each event.
 """
 
@@ -73,7 +73,7 @@ class Windows:
         return self.passed(now_s)
 
     def passed(self, now_s: float) -> list[Instruction]:
-        """Close the window when its time is over, or when all VMs have asked and nobody is waited for."""
+        """Close the window when its time is over, or when all VMs have asked and none is waited for."""
         window = self._open
         if window is None:
             return []

@@ -10,7 +10,7 @@ import time
 from typing import Mapping, Sequence
 
 from app_adapters.errors import ApplicationError
-from app_adapters.process import children, proportional_mib, started
+from app_adapters.processes.process import children, proportional_mib, started
 
 STATE_BYTES = 4096
 STOP_S = 8.0  # Spark's Worker ends its executors first

@@ -1,7 +1,7 @@
 """The dashboard: one page without anything from elsewhere, put together once when the manager starts.
 
 The page holds no data. It asks for a token, keeps it in memory, and reads the REST interface with it as any client does
-(docs/contracts.md, trust: no token in a URL, event streams by fetch with a header).
+(docs/internals/contracts.md, trust: no token in a URL, event streams by fetch with a header).
 """
 
 from __future__ import annotations

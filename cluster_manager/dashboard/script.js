@@ -52,8 +52,9 @@
   function showHosts(hosts, vms) {
     byId("hosts").replaceChildren(...hosts.map((host) => {
       const mine = vms.filter((vm) => vm.host === host.id);
-      const card = make("div", null, host.state === "silent" ? "host silent" : "host");
-      const what = host.state === "silent" ? `silent since ${clock(host.seen_at)}` : `${mine.length} VMs`;
+      const card = make("div", null, host.state === "ready" ? "host" : "host silent");
+      const state = host.state === "silent" ? `silent since ${clock(host.seen_at)}` : `${host.state} ${host.state_reason}`;
+      const what = host.state === "ready" ? `${mine.length} VMs` : state;
       card.append(make("h3", null, "", [make("span", host.id), make("span", `${host.mode} · ${what}`)]));
       for (const [name, word, unit] of RESOURCES) {
         const capacity = host.capacity[name];

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import OrderedDict
 
-from app_adapters.python_memory import find_malloc_trim
+from app_adapters.processes.python_memory import find_malloc_trim
 
 VALUE_BYTES = 4096
 MIB = 1024 * 1024

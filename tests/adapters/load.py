@@ -35,7 +35,7 @@ class Load(ABC):
 
     @abstractmethod
     def ask(self, number: int) -> None:
-        """One round, the `number`th. Calls are made within :meth:`timed`; OSError and the like end the client."""
+        """One round, the `number`th. Calls are made within `timed`; OSError and the like end the client."""
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app_adapters.process import children, started
+from app_adapters.processes.process import children, started
 from app_adapters.server import HookServer
 from app_adapters.spark.curves import LINEAR, Curves
 from app_adapters.spark.relay import Relay

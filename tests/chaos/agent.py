@@ -13,11 +13,14 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from deflation.allocations import Priority, check_target
-from deflation.errors import InvalidField
-from deflation.messages import Command, Operation, OperationState, Problem, TargetCommand, Vector, VMState
-from deflation.resources import TOLERANCE, ZERO, ResourceVector
-from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
+from ebbtide.deflation.allocations import Priority, check_target
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import TOLERANCE, ZERO, ResourceVector
+from ebbtide.messages.commands import Command, TargetCommand
+from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMState
+from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -197,7 +200,7 @@ class ChaosAgent(FakeAgent):
 
     async def _report_later(self, body: dict[str, Any]) -> None:
         await asyncio.sleep(self._chance.uniform(0, self.weather.late_s))
-        headers, timeout = {"Authorization": f"Bearer {AGENT_TOKEN}"}, aiohttp.ClientTimeout(total=1.0)
+        headers, timeout = self.headers, aiohttp.ClientTimeout(total=1.0)
         url = f"{self.manager}/v1/hosts/{self.id}/report"
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("POST", url, json=body, headers=headers, timeout=timeout) as response:

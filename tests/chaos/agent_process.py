@@ -12,15 +12,16 @@ from pathlib import Path
 
 from aiohttp import web
 
-from deflation.resources import ResourceVector
-from hostagent import reporter, service
-from hostagent.agent import Agent
-from hostagent.api import make_app
-from hostagent.host import Host, Slice
-from hostagent.hypervisor import DomainState
-from hostagent.intents import Intent
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import usable_boot_mib
+from ebbtide.deflation.resources import ResourceVector
+from hostagent import service
+from hostagent.api.app import make_app
+from hostagent.control import reporter
+from hostagent.libvirt.hypervisor import DomainState
+from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Intent
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host, Slice
 from tests.chaos.gates import Gates
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 
@@ -70,10 +71,16 @@ async def run(host_id: str, world: Path, directory: Path, address: str, port: in
     plain, gates = make_app, Gates(directory)
     vars(service)["make_app"] = lambda agent, token: gated(plain(agent, token), gates)
     token = directory / "token"
-    await service.serve(Agent(host, usable_boot_mib), address, port, token, manager, token, asyncio.Event())
+    await service.serve(
+        Agent(host, usable_boot_mib), address, port, token, manager, directory / "report-token", asyncio.Event()
+    )
 
 
-if __name__ == "__main__":
+def main() -> None:
     service.configure_logs(as_json=False, verbose=False)
     name, world, directory, address, port, manager = sys.argv[1:]
     asyncio.run(run(name, Path(world), Path(directory), address, int(port), manager))
+
+
+if __name__ == "__main__":
+    main()

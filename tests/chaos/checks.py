@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deflation.allocations import Priority
-from deflation.proportional import share_room
-from deflation.undo import SMALLEST_GROWTH
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.sharing.proportional import share_room
+from ebbtide.deflation.sharing.undo import SMALLEST_GROWTH
 from tests.chaos.agent import ChaosAgent, Watch
 from tests.chaos.histories import disagreements
 from tests.chaos.workload import Client

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deflation.lifecycle_messages import ResizeRequest
-from deflation.messages import Vector, VMSpec, VMStatus
-from deflation.resources import ZERO
+from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.common import Vector
+from ebbtide.messages.requests import ResizeRequest
+from ebbtide.messages.vms import VMSpec, VMStatus
 from tests.chaos.agent import ChaosAgent
 from tests.chaos.workload import Client, Request
 from tests.manager.fake_lifecycle import runs

@@ -3,7 +3,7 @@
 Usage: python -m tests.chaos.manager_process DIRECTORY ADDRESS PORT
 
 EBB_CHAOS_RECORD=N:before or N:after kills it (SIGKILL) at the N-th record of a plan, before or after it is stored.
-EBB_CHAOS_PATIENCE_S makes it wait longer for agents. A gate (:mod:`tests.chaos.gates`) stands before each command.
+EBB_CHAOS_PATIENCE_S makes it wait longer for agents. A gate (`tests.chaos.gates`) stands before each command.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from typing import Any
 
 import structlog
 
-from cluster_manager import growth, operations
 from cluster_manager import main as manager_main
-from cluster_manager.agents import Agents
+from cluster_manager.execution import operations
+from cluster_manager.inventory.agents import Agents
+from cluster_manager.plans import growth
 from cluster_manager.settings import AgentLimits, Settings
-from cluster_manager.store import Store
-from deflation.hysteresis import Pace
-from deflation.messages import Command, Operation
-from rest.gate import Gate
+from cluster_manager.store.store import Store
+from ebbtide.deflation.sharing.hysteresis import Pace
+from ebbtide.messages.commands import Command
+from ebbtide.messages.operations import Operation
+from ebbtide.rest.gate import Gate
 from tests.chaos.gates import Gates
 from tests.manager.cluster import TOKEN
-from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.fake_agent import HOSTS_KEY
 
 RECORD = "EBB_CHAOS_RECORD"
 PATIENCE = "EBB_CHAOS_PATIENCE_S"
@@ -80,13 +82,15 @@ def settings_of(directory: Path, address: str, port: int) -> tuple[Settings, Gat
     if patience := os.environ.get(PATIENCE):
         patience_s = float(patience)
         limits = replace(limits, absence_s=patience_s, grace_s=patience_s, start_stop_s=patience_s)
-    for name, token in (("token", TOKEN), ("agent-token", AGENT_TOKEN)):
+    for name, token in (("token", TOKEN), ("hosts.key", HOSTS_KEY)):
         (directory / name).write_text(token)
         (directory / name).chmod(0o600)
-    arguments = ["--listen", f"{address}:{port}", "--database", str(directory / "manager.sqlite"), "--insecure"]
-    arguments += ["--token-file", str(directory / "token"), "--agent-token-file", str(directory / "agent-token")]
+    arguments = ["--listen", f"127.0.0.1:{port}", "--database", str(directory / "manager.sqlite")]
+    arguments += ["--token-file", str(directory / "token"), "--hosts-key-file", str(directory / "hosts.key")]
     arguments += ["--requests-per-s", "10000", "--reports-per-s", "10000", "--policy", "first-fit"]
     settings, gate = manager_main._settings(manager_main._parser().parse_args(arguments))
+    # In network namespaces of the test's own, where no other program listens.
+    settings = replace(settings, host=address, insecure=True)
     return replace(settings, silent_after_s=SILENT_AFTER_S, agents=limits), gate
 
 

@@ -106,22 +106,22 @@ def sockets_in(namespace: str) -> Any:
     def factory(info: Any) -> socket.socket:
         family, kind, protocol = info[:3]
         here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
         try:
-            _enter(there)
+            enter(f"/run/netns/{namespace}")
             try:
                 made = socket.socket(family, kind, protocol)
             finally:
-                _enter(here)
+                enter(f"/proc/self/fd/{here}")
         finally:
             os.close(here)
-            os.close(there)
         made.setblocking(False)
         return made
 
     return factory
 
 
-def _enter(descriptor: int) -> None:
-    if _LIBC.setns(descriptor, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
+def enter(path: str) -> None:
+    """This thread is in the network namespace of a file from now on."""
+    with open(path) as file:
+        if _LIBC.setns(file.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns", path)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +13,19 @@ from typing import Any
 
 import aiohttp
 
-from hostagent.intents import Intent
+from ebbtide.lab.state import write_private
+from ebbtide.rest.credentials import command_token, report_token
+from hostagent.state.intents import Intent
 from tests.chaos.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.chaos.checks import settled
 from tests.chaos.gates import Gates
 from tests.chaos.manager_process import PATIENCE
 from tests.chaos.namespaces import PORT, Network, network, sockets_in
-from tests.chaos.process import REPO, ManagerProcess
+from tests.chaos.process import ManagerProcess
+from tests.forked import Forked
 from tests.hostagent.world import World
 from tests.manager.cluster import TOKEN, vm
-from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.fake_agent import HOSTS_KEY
 
 HOSTS = ("host-a", "host-b")
 
@@ -109,12 +110,11 @@ async def partition(directory: Path, patience_s: float | None) -> AsyncIterator[
     """:param patience_s: how long the manager bears with an agent that is away; None: about a second."""
     with network(HOSTS) as net, TemporaryDirectory(prefix="ebb") as short:
         (directory / "manager").mkdir()
-        wrapper = ("ip", "netns", "exec", net.manager)
-        process = ManagerProcess(directory / "manager", "0.0.0.0", PORT, wrapper)
+        process = ManagerProcess(directory / "manager", "0.0.0.0", PORT, net.manager)
         process.url = f"http://{net.manager_address(HOSTS[0])}:{PORT}"
         connector = aiohttp.TCPConnector(socket_factory=sockets_in(net.manager))
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        agents: list[asyncio.subprocess.Process] = []
+        agents: list[Forked] = []
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
             found = Partition(net, process, Gates(process.directory), session)
             watching: asyncio.Task[None] | None = None
@@ -122,7 +122,8 @@ async def partition(directory: Path, patience_s: float | None) -> AsyncIterator[
                 for host in HOSTS:
                     home = directory / host
                     home.mkdir()
-                    (home / "token").write_text(AGENT_TOKEN)
+                    write_private(home / "token", command_token(HOSTS_KEY, host))
+                    write_private(home / "report-token", report_token(HOSTS_KEY, host))
                     (Path(short) / host).mkdir()
                     world = found.worlds[host] = World(Path(short) / host)
                     found.gates[host] = Gates(home)
@@ -139,16 +140,13 @@ async def partition(directory: Path, patience_s: float | None) -> AsyncIterator[
                     await asyncio.gather(watching, return_exceptions=True)
                 await process.end(signal.SIGKILL)
                 for agent in agents:
-                    if agent.returncode is None:
-                        agent.kill()
+                    agent.kill()
                     await agent.wait()
                 for world in found.worlds.values():
                     await world.stop()
 
 
-async def _agent(net: Network, host: str, world: World, home: Path) -> asyncio.subprocess.Process:
-    argv = ["ip", "netns", "exec", net.namespace(host), sys.executable, "-m", "tests.chaos.agent_process"]
-    argv += [host, str(world.socket), str(home), net.address(host), str(PORT)]
-    argv += [f"http://{net.manager_address(host)}:{PORT}"]
-    with (home / "agent.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(*argv, cwd=REPO, stderr=log, env=dict(os.environ))
+async def _agent(net: Network, host: str, world: World, home: Path) -> Forked:
+    arguments = [host, str(world.socket), str(home), net.address(host), str(PORT)]
+    arguments.append(f"http://{net.manager_address(host)}:{PORT}")
+    return await Forked.start("tests.chaos.agent_process", arguments, home / "agent.log", namespace=net.namespace(host))

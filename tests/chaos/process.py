@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import aiohttp
 
 from tests.chaos.manager_process import RECORD
+from tests.forked import Forked
 from tests.manager.cluster import TOKEN
 
-REPO = Path(__file__).resolve().parents[2]
 START_S = 60.0
 
 
@@ -25,10 +23,10 @@ def free_port() -> int:
 
 
 class ManagerProcess:
-    """:param wrapper: what stands before the command, as ``ip netns exec NAME``."""
+    """:param namespace: the network namespace that it is in."""
 
     def __init__(
-        self, directory: Path, address: str = "127.0.0.1", port: int = 0, wrapper: tuple[str, ...] = ()
+        self, directory: Path, address: str = "127.0.0.1", port: int = 0, namespace: str | None = None
     ) -> None:
         self.directory = directory
         self.port = port or free_port()
@@ -36,23 +34,20 @@ class ManagerProcess:
         self.url = f"http://{address}:{self.port}"
         self.database = directory / "manager.sqlite"
         self.log = directory / "manager.log"
-        self._wrapper = wrapper
-        self._process: asyncio.subprocess.Process | None = None
+        self._namespace = namespace
+        self._process: Forked | None = None
 
     def client(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=10)
         return aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=timeout)
 
     async def start(self, record: str = "", **environment: str) -> None:
-        """Start, and wait until it listens. ``record``: see :mod:`tests.chaos.manager_process`."""
-        argv = [*self._wrapper, sys.executable, "-m", "tests.chaos.manager_process"]
-        argv += [str(self.directory), self.address, str(self.port)]
+        """Start, and wait until it listens. ``record``: see `tests.chaos.manager_process`."""
+        arguments = [str(self.directory), self.address, str(self.port)]
         changes = environment | ({RECORD: record} if record else {})
         before = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *argv, cwd=REPO, stderr=log, env=dict(os.environ) | changes
-            )
+        self.log.touch()
+        self._process = await Forked.start("tests.chaos.manager_process", arguments, self.log, changes, self._namespace)
         async with asyncio.timeout(START_S):
             while not self._listens(before):
                 if self._process.returncode is not None:
@@ -80,8 +75,7 @@ class ManagerProcess:
         """Send a signal and wait; nothing where it has ended already."""
         if self._process is None:
             return 0
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        self._process.send_signal(number)
         async with asyncio.timeout(20):
             return await self._process.wait()
 

@@ -147,14 +147,17 @@ class Client:
             rows = [row for row in await self.vms() if row["name"] in known and row["state"] == state]
             if build is target:
                 rows = [row for row in rows if row["priority"] != "fixed"]
-            if not rows:
-                continue
-            self.only = self.chance.choice(rows)["name"]
-            request, self.only = build(self, f"r-{len(self.requests)}"), None
-            if request is not None:
+            # Not every VM has room on another host.
+            for row in self.chance.sample(rows, min(len(rows), 3 if build is migrate else 1)):
+                self.only = row["name"]
+                request, self.only = build(self, f"r-{len(self.requests)}"), None
+                if request is None:
+                    continue
                 self.requests.append(request)
                 await self.send(request)
                 await self.finish(60)
+                if request.end and request.end["state"] == "done":
+                    break
 
     async def vms(self) -> list[dict[str, Any]]:
         """The VMs as the manager shows them."""

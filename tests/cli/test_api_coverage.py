@@ -16,10 +16,10 @@ import pytest_asyncio
 import structlog
 from typer.testing import CliRunner
 
-from cluster_manager.api import make_app
-from ebb.client import ManagerClient
-from ebb.main import app
-from rest.descriptions import description_of
+from cluster_manager.api.app import make_app
+from ebbtide.cli.main import app
+from ebbtide.client import ManagerClient
+from ebbtide.rest.descriptions import description_of
 from tests import schema_run
 from tests.manager import cluster as tests_cluster
 from tests.manager.with_agent import Lab, lab_of
@@ -172,7 +172,7 @@ async def test_a_change_of_an_old_version_is_refused_in_one_sentence(running: Ru
 
 
 async def test_events_are_followed_until_interrupted(running: Running) -> None:
-    argv = [sys.executable, "-m", "ebb.main", "events", "--follow", "--json", *running.options()]
+    argv = [sys.executable, "-m", "ebbtide.cli.main", "events", "--follow", "--json", *running.options()]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, cwd=Path.cwd())
     assert process.stdout is not None
     try:

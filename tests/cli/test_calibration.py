@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from deflation.machine_messages import CalibrationCurve, CalibrationReport, Decile
-from ebb.commands import cluster
-from ebb.main import app
+from ebbtide.cli.commands import cluster
+from ebbtide.cli.main import app
+from ebbtide.messages.machines import CalibrationCurve, CalibrationReport, Decile
 
 REPORT = CalibrationReport(
     machines=CalibrationCurve(

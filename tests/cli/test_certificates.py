@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebb.errors import EbbError
-from ebb.main import app
-from ebb.tls import TLSFiles
+from ebbtide.cli.main import app
+from ebbtide.client import TLSFiles
+from ebbtide.errors import EbbError
 
 
 def test_certificates_are_made_for_one_ca_again_and_again(tmp_path: Path) -> None:

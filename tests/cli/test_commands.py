@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,22 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebb.main import COMMANDS, app, image_app, lab_app, sim_app, tasks_app, token_app
+from ebbtide.cli import main
+from ebbtide.cli.main import COMMANDS, app
 
-PREFIXES = {
-    id(app): [],
-    id(lab_app): ["lab"],
-    id(image_app): ["lab", "image"],
-    id(sim_app): ["sim"],
-    id(tasks_app): ["tasks"],
-    id(token_app): ["token"],
-}
-WORDS = [[*PREFIXES[id(group)], name] for group, name, _, _ in COMMANDS]
+WORDS = [words.split() for words, _, _ in COMMANDS]
 
 
 def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ebb.main", *words],
+        [sys.executable, "-m", "ebbtide.cli.main", *words],
         capture_output=True,
         text=True,
         timeout=60,
@@ -41,10 +35,31 @@ def test_every_command_has_a_help_page_with_an_example_and_json(words: list[str]
     assert f"Example: ebb {' '.join(words)}" in " ".join(result.output.split())
 
 
+def test_the_list_of_commands_says_what_their_functions_say() -> None:
+    for words, path, _ in COMMANDS:
+        module, name = path.split(".")
+        function = getattr(importlib.import_module(f"ebbtide.cli.commands.{module}"), name)
+        assert function.__doc__.splitlines()[0] == main._about(path), words
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    """`ebb --help` answers at once: libraries are imported by the command that needs them."""
+    code = (
+        "import sys\n"
+        "from ebbtide.cli.main import app\n"
+        "app(['--help'], standalone_mode=False)\n"
+        "heavy = {'aiohttp', 'pydantic', 'rich', 'numpy', 'libvirt', 'ebbtide.lab', 'ebbtide.client', 'hostagent'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "certificates" in result.stdout
+
+
 @pytest.mark.parametrize(
     "words",
     [["nonsense"], ["create"], ["create", "web", "--cpu-cores", "many"], ["hosts", "--wrong"], ["target", "web"],
-     ["machines", "--duration-s", "-1"], ["operations", "--limit", "0"], ["bench", "nonsense"]],
+     ["machines", "--duration-s", "-1"], ["operations", "--limit", "0"]],
     ids=" ".join,
 )  # fmt: skip
 def test_a_wrong_call_ends_with_2(words: list[str]) -> None:
@@ -89,7 +104,7 @@ def test_doctor_needs_no_libvirt_bindings(tmp_path: Path) -> None:
         "sys.modules['libvirt'] = None\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'libvirt' else find(name, *a)\n"
-        "from ebb import doctor\n"
+        "from ebbtide.cli import doctor\n"
         "facts = {}\n"
         "finding = doctor._bindings(facts)\n"
         "assert not finding.ok and 'libvirt-dev' in finding.fix, finding\n"

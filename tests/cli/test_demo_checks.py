@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from deflation.allocations import Priority
-from deflation.ledger import Layer
-from deflation.messages import CoreChange, LedgerRow, Vector, VMOutcome
-from ebb.demo import checks
-from ebb.demo.cache import VALUE_BYTES
-from ebb.demo.report import Readings, VMReport
-from ebb.lab.guestlink import value_digest
-from ebb.readings import Reading
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.ledger import Layer
+from ebbtide.demo import checks
+from ebbtide.demo.cache import VALUE_BYTES
+from ebbtide.demo.report import Readings, VMReport
+from ebbtide.lab.guest_link import value_digest
+from ebbtide.lab.readings import Reading
+from ebbtide.messages.common import Vector
+from ebbtide.messages.machines import CoreChange
+from ebbtide.messages.operations import LedgerRow, VMOutcome
 
 NOMINAL = Reading(
     memcached_limit_mib=563,

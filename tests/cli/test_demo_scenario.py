@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
-from deflation.allocations import Priority
-from deflation.messages import ManagedVM, Vector
-from ebb.demo.scenario import Demo
-from ebb.errors import DemoFailed
-from ebb.lab.state import LabState
+from ebbtide.deflation.allocations import Priority
+from ebbtide.demo.errors import DemoFailed
+from ebbtide.demo.scenario import Demo
+from ebbtide.lab.state import LabState
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import ClusterVM
 
 
 class Manager:
     """Knows one VM."""
 
-    async def vms(self) -> list[ManagedVM]:
+    async def vms(self) -> list[ClusterVM]:
         size = Vector(cpu_cores=1, memory_mib=512)
         return [
-            ManagedVM(
+            ClusterVM(
                 name="web",
                 host="host-a",
                 state="running",

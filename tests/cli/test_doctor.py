@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ebb.doctor import Diagnosis, Finding, version_text
-from hostagent.cgroup_layout import cgroup_layout
+from ebbtide.cli import doctor
+from ebbtide.cli.doctor import Diagnosis, Finding, version_text
+from hostagent.limits.cgroups import cgroup_layout
 
 V1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"
 V2 = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
@@ -28,3 +31,17 @@ def test_a_missing_part_that_is_not_needed_does_not_fail_the_machine() -> None:
 def test_libvirts_version_number_is_written_as_its_makers_write_it() -> None:
     assert version_text(9_000_000) == "9.0.0"
     assert version_text(10_003_007) == "10.3.7"
+
+
+def test_files_that_other_users_can_read_are_named_with_what_closes_them(tmp_path: Path) -> None:
+    (tmp_path / "host-a").mkdir()
+    for name in ("manager.sqlite", "manager.sqlite-wal", "host-a/state.json", "agent-token"):
+        (tmp_path / name).touch(0o600)
+    assert doctor._private(tmp_path).ok
+    (tmp_path / "host-a/state.json").chmod(0o644)
+    (tmp_path / "manager.sqlite-wal").chmod(0o640)
+    found = doctor._private(tmp_path)
+    assert (found.ok, found.fix) == (
+        False,
+        f"chmod go= {tmp_path}/host-a/state.json {tmp_path}/manager.sqlite-wal",
+    )

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from deflation.mechanisms import Mechanism
-from ebb import doctor_vm, main, paths
-from ebb.doctor_vm import examine_vm
-from ebb.errors import EbbError
-from hostagent import acpi_probe
+from ebbtide.cli import doctor_vm, main
+from ebbtide.cli.doctor_vm import examine_vm
+from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.errors import EbbError
+from ebbtide.lab import paths
+from hostagent.mechanisms import acpi_probe
 from tests.unit.test_layers import ADD_CHANNEL, NO_CHANNEL, SECOND_VCPU
 
 DOMAIN = """<domain type='test'><name>{name}</name><memory unit='MiB'>1024</memory><vcpu>{vcpus}</vcpu>

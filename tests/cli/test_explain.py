@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from deflation.explanations import VMExplanation
-from deflation.mechanisms import LAYER_OF, Finding, Mechanism
-from ebb.commands.explain import print_explanation
-from hostagent import fixes, guestlink, mode_commands, watch
-from hostagent.layers import HostFacts, examine
+from ebbtide.cli.commands.explain import print_explanation
+from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import Explanation, FindingRow, PastResize, VMExplanation
+from ebbtide.messages.operations import VMOutcome
+from ebbtide.messages.vms import VMStatus
+from hostagent.control import reconciler
+from hostagent.mechanisms import fixes
+from hostagent.mechanisms.layers import HostFacts, examine
+from hostagent.operations import mode_commands
+from hostagent.vm import guest_link
 from tests.manager.with_agent import Lab, lab_of
 
 #: A domain that has nothing, on a host that has nothing: every mechanism but bandwidth is blocked.
@@ -27,8 +36,8 @@ NOTHING = HostFacts(swap_total_mib=0, swap_free_mib=0, cgroups="none", acpi_unpl
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "WATCH_S", 0.2)
-    monkeypatch.setattr(guestlink, "RETRY_S", 0.2)
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.2)
+    monkeypatch.setattr(guest_link, "RETRY_S", 0.2)
     monkeypatch.setattr(mode_commands, "KEEP_S", 0.2)
 
 
@@ -41,7 +50,7 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
 async def ebb(lab: Lab, *words: str) -> tuple[int, str, str]:
     """The command in a process of its own: (exit code, stdout, stderr)."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "ebb.main", *words, "--manager", lab.url, "--token-file", str(lab.token_file),
+        sys.executable, "-m", "ebbtide.cli.main", *words, "--manager", lab.url, "--token-file", str(lab.token_file),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "100"},
     )  # fmt: skip
     out, err = await process.communicate()
@@ -230,3 +239,31 @@ async def test_a_wrong_host_or_reason_is_one_sentence(lab: Lab, words: list[str]
     assert (code, out) == (1, "")
     assert err.endswith(sentence)
     assert lab.agent.host.modes.mode == "active"
+
+
+def unchecked(model: type[BaseModel]) -> Any:
+    """Makes a body of what is given, without a look at it."""
+    return model.model_construct
+
+
+def test_no_word_of_a_host_reaches_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "\x1b]0;owned\x07\x1b[2J\u202e"
+    why = f"host-a answered 503: {said}"
+    told = VMExplanation(host="host-a", state="running", sentence=said, explanation=None, unreachable=why)
+    print_explanation("low-1", told)
+    size = Vector(cpu_cores=1.0, memory_mib=500.0)
+    status = unchecked(VMStatus)(
+        name="low-1", host=said, nominal=size, minimum=size, ceiling=None, current=size, throttled_share=None,
+        pressure=said, at_next_start=None,
+    )  # fmt: skip
+    finding = FindingRow(mechanism=Mechanism.BALLOON, layer=Layer.GUEST, available=False, reason=said, fix=said)
+    outcome = unchecked(VMOutcome)(ledger=(), sentence=said)
+    past = unchecked(PastResize)(at=0.0, request_id=said, outcome=outcome)
+    explained = unchecked(Explanation)(
+        vm=status, sentence=said, bound=None, deflatable=Vector(), mode=HostMode.PAUSED, mode_reason=said,
+        findings=(finding,), resizes=(past,), decisions=(),
+    )  # fmt: skip
+    print_explanation("low-1", unchecked(VMExplanation)(explanation=explained, events=()))
+    out = capsys.readouterr().out
+    assert "owned" in out
+    assert all(c.isprintable() or c == "\n" for c in out)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ebb.lab import kvm_device
-from ebb.lab.kvm_device import access_of, closed_to_guests, open_to_guests, restore
+from ebbtide.lab import kvm_device
+from ebbtide.lab.kvm_device import access_of, closed_to_guests, open_to_guests, restore
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 import sys
@@ -12,11 +13,11 @@ from typing import Any
 import libvirt
 import pytest
 
-from deflation.messages import Vector
-from ebb.lab import cluster, domains, processes, services
-from ebb.lab.cluster import HostSlice, Lab
-from ebb.lab.errors import LabError
-from ebb.lab.state import Daemon, LabState, Process, StateFile, write_private
+from ebbtide.lab import cluster, domains, processes, services
+from ebbtide.lab.cluster import HostSlice, Lab
+from ebbtide.lab.errors import LabError
+from ebbtide.lab.state import Daemon, LabState, Process, StateFile, write_private
+from ebbtide.messages.common import Vector
 
 
 def test_what_is_saved_is_loaded_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
@@ -118,7 +119,21 @@ def test_down_leaves_files_that_the_lab_did_not_make(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_up_of_a_lab_that_is_up_says_so_and_starts_nothing(tmp_path: Path) -> None:
+def test_up_of_a_lab_whose_libvirtd_is_gone_starts_that_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(services.Service, "answers", lambda service: bool(started))
+    monkeypatch.setattr(services, "ensure_services", lambda *arguments: started.append("libvirtd"))
+    monkeypatch.setattr(Lab, "wait_ready", lambda lab: started.append("waited for the hosts"))
+    lab = Lab(tmp_path)
+    lab.file.save(LabState(phase="up"))
+    assert lab.status()["libvirtd"] is False
+    lab.up()
+    assert started == ["libvirtd", "waited for the hosts"]
+    assert lab.status()["libvirtd"] is True
+
+
+def test_up_of_a_lab_that_is_up_says_so_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services.Service, "answers", lambda service: True)
     sentences: list[str] = []
     lab = Lab(tmp_path, report=sentences.append)
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -230,3 +245,13 @@ def test_domains_are_not_said_to_be_removed_where_nobody_brings_libvirtd_back(mo
     monkeypatch.setattr(domains, "_owner", lambda domain: "h")
     with pytest.raises(LabError, match="End of file while reading data"):
         domains.remove_domains("qemu:///system", ["h"], lambda sentence: None)
+
+
+def test_a_link_that_waits_where_a_private_file_is_written_is_not_followed(tmp_path: Path) -> None:
+    """`ebb invite` writes into any directory, also one where others may make files."""
+    (tmp_path / "other").write_text("another's")
+    (tmp_path / f".token.{os.getpid()}").symlink_to(tmp_path / "other")
+    write_private(tmp_path / "token", "secret")
+    assert (tmp_path / "token").read_text() == "secret"
+    assert (tmp_path / "other").read_text() == "another's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".token.{os.getpid()}", "other", "token"]

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ebb.client import ManagerClient
-from ebb.commands.options import client_of
-from ebb.errors import EbbError
-from ebb.managers import Managers
-from ebb.output import print_error, shown
-from ebb.request_paths import check_path
+from ebbtide.cli.commands.options import client_of
+from ebbtide.cli.output import print_error, shown
+from ebbtide.client import ManagerClient
+from ebbtide.client.connection import Managers, check_path
+from ebbtide.errors import EbbError
 
 
 @pytest.mark.parametrize("name", ["web#old", "../hosts/x", "web?", "a/b/..", ".", "..", "", "we b", "web%2Fx", "wéb"])
 def test_a_name_that_is_none_is_refused_before_anything_is_sent(name: str) -> None:
-    with pytest.raises(EbbError, match="a name that is none"):
+    with pytest.raises(EbbError, match="an invalid name"):
         check_path(f"/v1/vms/{name}")
 
 
@@ -29,7 +28,7 @@ def test_the_managers_own_paths_pass(path: str) -> None:
 
 async def test_a_deletion_by_such_a_name_reaches_nobody() -> None:
     async with ManagerClient("http://127.0.0.1:1", "token") as client:
-        with pytest.raises(EbbError, match="a name that is none"):
+        with pytest.raises(EbbError, match="an invalid name"):
             await client.delete("web#old")
 
 

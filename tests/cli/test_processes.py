@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ebb.lab import processes
-from ebb.lab.errors import LabError
-from ebb.lab.state import Process
+from ebbtide.lab import processes
+from ebbtide.lab.errors import LabError
+from ebbtide.lab.state import Process
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [

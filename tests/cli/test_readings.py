@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ebb.errors import ReadingError
-from ebb.readings import DomainView, Reading, cpu_list, qemu_pid, resident_kib, vcpu_quotas
+from ebbtide.lab.errors import ReadingError
+from ebbtide.lab.readings import DomainView, Reading, cpu_list, qemu_pid, resident_kib, vcpu_quotas
 
 DOMAIN = """
 <domain type='qemu'>

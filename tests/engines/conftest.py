@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from ebb.benchmarks.slurm_cluster import SlurmCluster
-from tests.engines.beds import Bed, until
+from benchmarks.matching.slurm_cluster import SlurmCluster
 from tests.engines.dask_cluster import DaskCluster
+from tests.engines.engine_hosts import EngineHost, until
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +25,9 @@ def dask() -> Iterator[DaskCluster]:
 
 
 @pytest_asyncio.fixture(params=["slurm", "dask"])
-async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
+async def engine_host(request: pytest.FixtureRequest) -> AsyncIterator[EngineHost]:
     """An engine whose machines n1 and n2 are free and have all of their cores."""
-    made = Bed(request.getfixturevalue(request.param))
+    made = EngineHost(request.getfixturevalue(request.param))
     await made.engine.start()
 
     async def ready() -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ebb.benchmarks.slurm_cluster import free_ports
+from benchmarks.matching.slurm_cluster import free_ports
 
 LIMIT_S = 60.0
 
@@ -37,6 +37,10 @@ class DaskCluster:
     @property
     def tasks(self) -> Path:
         return self.directory / "tasks"
+
+    @property
+    def runs(self) -> Path:
+        return self.directory
 
     def __enter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="ebb-dask-"))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 
 import pytest
 
-from task_matcher.attempts import AttemptState, Claim
-from task_matcher.engines.settings import engine_of
-from task_matcher.errors import EngineRefused, EngineUnreachable
-from task_matcher.tasks import TaskOrder
-from tests.engines.beds import Bed, until
+from ebbtide.matcher.engines.interface import engine_of
+from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+from ebbtide.matcher.match.attempts import AttemptState, Claim
+from ebbtide.matcher.match.tasks import TaskOrder
+from tests.engines.engine_hosts import EngineHost, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(240)]
 
@@ -19,175 +20,243 @@ HELD, RELEASED, RUNNING = AttemptState.HELD, AttemptState.RELEASED, AttemptState
 ENDED, GONE = AttemptState.ENDED, AttemptState.GONE
 
 
-async def test_machines_are_shown_with_their_cores(bed: Bed) -> None:
-    machine = (await bed.look()).machines["n1"]
+async def test_machines_are_shown_with_their_cores(engine_host: EngineHost) -> None:
+    machine = (await engine_host.look()).machines["n1"]
     assert (machine.most_cores, machine.usable_cores, machine.up, machine.drained) == (4, 4, True, "")
 
 
-async def test_what_is_held_begins_nowhere_and_what_is_released_begins_on_its_machine(bed: Bed) -> None:
-    attempt = await bed.held(0.1, cores=2)
-    await bed.quiet()
-    assert bed.lines(attempt) == []
-    await bed.engine.release(attempt, "n2")
-    seen = await bed.becomes(attempt, ENDED)
+async def test_what_is_held_begins_nowhere_and_what_is_released_begins_on_its_machine(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0.1, cores=2)
+    await engine_host.quiet()
+    assert engine_host.lines(attempt) == []
+    await engine_host.engine.release(attempt, "n2")
+    seen = await engine_host.becomes(attempt, ENDED)
     assert (seen.machine, seen.claim, seen.exit_code) == ("n2", Claim.BEGUN, 0)
     assert seen.begun_at is not None
     assert seen.ended_at is not None
     assert seen.begun_at < seen.ended_at
-    assert bed.lines(attempt) == ["begun", "ended"]
+    assert engine_host.lines(attempt) == ["begun", "ended"]
 
 
-async def test_words_and_output_and_exit_codes_pass_unharmed(bed: Bed) -> None:
+async def test_words_and_output_and_exit_codes_pass_unharmed(engine_host: EngineHost) -> None:
     words = ("a b", 'it\'s "$HOME"', "", "*", "\\n", "ünï\nsecond line")
     command = ("/bin/sh", "-c", 'printf "<%s>" "$@"; echo wrong >&2; exit 7', "name", *words)
-    attempt = await bed.held(0, command=command)
-    await bed.engine.release(attempt, "n1")
-    assert (await bed.becomes(attempt, ENDED)).exit_code == 7
-    printed = (bed.directory / f"{attempt}.out").read_text()
+    attempt = await engine_host.held(0, command=command)
+    await engine_host.engine.release(attempt, "n1")
+    assert (await engine_host.becomes(attempt, ENDED)).exit_code == 7
+    printed = (engine_host.directory / attempt / "out").read_text()
     assert printed == "".join(f"<{word}>" for word in words) + "wrong\n"
 
 
-async def test_a_program_that_does_not_exist_is_the_tasks_own_failure(bed: Bed) -> None:
-    attempt = await bed.held(0, command=("/no/such/program",))
-    await bed.engine.release(attempt, "n1")
-    assert (await bed.becomes(attempt, ENDED)).exit_code == 127
+async def test_a_program_that_does_not_exist_is_the_tasks_own_failure(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0, command=("/no/such/program",))
+    await engine_host.engine.release(attempt, "n1")
+    assert (await engine_host.becomes(attempt, ENDED)).exit_code == 127
 
 
-async def test_everything_may_be_asked_twice(bed: Bed) -> None:
-    attempt = await bed.held(0.5)
+async def test_what_a_command_writes_into_its_records_does_not_outvote_the_engine(engine_host: EngineHost) -> None:
+    attempt = engine_host.attempt()
+    script = 'cd "$1" && mkdir end && rm claim && ln -s /dev/zero claim && exit 7'
+    command = ("/bin/sh", "-c", script, "task", str(engine_host.directory / attempt))
+    await engine_host.engine.submit(attempt, TaskOrder("forger", command))
+    await engine_host.engine.release(attempt, "n1")
+    seen = await engine_host.becomes(attempt, ENDED)
+    assert (seen.claim, seen.exit_code) == (Claim.BEGUN, 7)
+
+
+async def test_a_fifo_in_the_place_of_a_record_holds_up_no_look(engine_host: EngineHost) -> None:
+    attempt = engine_host.attempt()
+    script = f"cd {engine_host.directory / attempt} && rm claim && mkfifo claim end && sleep 1; exit 3"
+    await engine_host.engine.submit(attempt, TaskOrder("forger", ("/bin/sh", "-c", script)))
+    await engine_host.engine.release(attempt, "n1")
+    async with asyncio.timeout(30):
+        seen = await engine_host.becomes(attempt, ENDED)
+    assert (seen.claim, seen.exit_code) == (Claim.BEGUN, 3)
+
+
+async def test_a_forged_record_turns_no_signal_against_another_process(engine_host: EngineHost) -> None:
+    bystander = await asyncio.create_subprocess_exec("/bin/sleep", "60", start_new_session=True)
+    try:
+        attempt = engine_host.attempt()
+        claim = engine_host.directory / attempt / "claim"
+        begun = engine_host.runs(attempt)
+        script = f"echo begun 1 {bystander.pid} n1 > {claim}; echo begun > {begun}; exec sleep 60"
+        await engine_host.engine.submit(attempt, TaskOrder("forger", ("/bin/sh", "-c", script)))
+        await engine_host.engine.release(attempt, "n1")
+
+        async def runs() -> bool:
+            await engine_host.look(attempt)
+            return engine_host.lines(attempt) == ["begun"]
+
+        await until(runs)
+        await engine_host.engine.cancel(attempt)
+        seen = await engine_host.becomes(attempt, ENDED, GONE)
+        assert seen.exit_code != 0
+        assert bystander.returncode is None
+    finally:
+        bystander.kill()
+        await bystander.wait()
+
+
+@pytest.mark.parametrize("engine_host", ["slurm"], indirect=True)  # all tasks of a Dask are one user's
+async def test_a_task_of_another_user_reaches_no_record(engine_host: EngineHost) -> None:
+    victim = await engine_host.running("n1", seconds=3.0)
+    following = engine_host.attempt()
+    directory, forger = engine_host.directory, engine_host.attempt()
+    script = f"""
+        cd {directory} && ls . && exit 10
+        cat {victim}/claim && exit 11
+        echo '0 1700000000' > {victim}/end && exit 12
+        ln -s /dev/zero {victim}/end && exit 13
+        mkdir {following} && exit 14
+        ln -s /etc/passwd {following}.held && exit 15
+        test "$(id -un)" = daemon"""
+    order = TaskOrder("forger", ("/bin/sh", "-c", script), user="daemon")
+    await engine_host.engine.submit(forger, order)
+    await engine_host.engine.release(forger, "n2")
+    assert (await engine_host.becomes(forger, ENDED)).exit_code == 0
+    await engine_host.engine.cancel(victim)
+    assert (await engine_host.becomes(victim, ENDED, GONE)).exit_code != 0
+    assert engine_host.lines(victim) == ["begun"]
+
+
+async def test_everything_may_be_asked_twice(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0.5)
     order = TaskOrder("any", ("/bin/false",))
-    await bed.engine.submit(attempt, order)
-    await bed.engine.release(attempt, "n1")
-    await bed.engine.release(attempt, "n1")
-    await bed.becomes(attempt, ENDED)
+    await engine_host.engine.submit(attempt, order)
+    await engine_host.engine.release(attempt, "n1")
+    await engine_host.engine.release(attempt, "n1")
+    await engine_host.becomes(attempt, ENDED)
     for _ in range(2):
-        await bed.engine.cancel(attempt)
-        await bed.engine.forget(attempt)
-        await bed.engine.drain("n1", "ebbtide: a test")
+        await engine_host.engine.cancel(attempt)
+        await engine_host.engine.forget(attempt)
+        await engine_host.engine.drain("n1", "ebbtide: a test")
     for _ in range(2):
-        await bed.engine.undrain("n1")
-        await bed.engine.set_usable_cores("n1", 4)
-    await bed.quiet()
-    assert bed.lines(attempt) == ["begun", "ended"]
+        await engine_host.engine.undrain("n1")
+        await engine_host.engine.set_usable_cores("n1", 4)
+    await engine_host.quiet()
+    assert engine_host.lines(attempt) == ["begun", "ended"]
 
 
-async def test_another_manager_sees_the_same_and_goes_on(bed: Bed) -> None:
-    held, running = await bed.held(0.1), await bed.running("n1")
-    await bed.engine.stop()
-    bed.engine = bed.new_engine()
-    await bed.engine.start()
-    attempts = (await bed.look(held, running)).attempts
+async def test_another_manager_sees_the_same_and_goes_on(engine_host: EngineHost) -> None:
+    held, running = await engine_host.held(0.1), await engine_host.running("n1")
+    await engine_host.engine.stop()
+    engine_host.engine = engine_host.new_engine()
+    await engine_host.engine.start()
+    attempts = (await engine_host.look(held, running)).attempts
     assert (attempts[held].state, attempts[running].state) == (HELD, RUNNING)
     assert (attempts[running].claim, attempts[running].machine) == (Claim.BEGUN, "n1")
-    await bed.engine.release(held, "n2")
-    assert (await bed.becomes(held, ENDED)).exit_code == 0
-    await bed.engine.cancel(running)
-    await bed.becomes(running, ENDED, GONE)
-    assert bed.lines(running) == ["begun"]
+    await engine_host.engine.release(held, "n2")
+    assert (await engine_host.becomes(held, ENDED)).exit_code == 0
+    await engine_host.engine.cancel(running)
+    await engine_host.becomes(running, ENDED, GONE)
+    assert engine_host.lines(running) == ["begun"]
 
 
-async def test_a_held_attempt_that_is_cancelled_never_begins(bed: Bed) -> None:
-    attempt = await bed.held(0.1)
-    await bed.engine.cancel(attempt)
-    seen = await bed.becomes(attempt, ENDED, GONE)
+async def test_a_held_attempt_that_is_cancelled_never_begins(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0.1)
+    await engine_host.engine.cancel(attempt)
+    seen = await engine_host.becomes(attempt, ENDED, GONE)
     assert (seen.claim, seen.exit_code) == (Claim.SEALED, None)
-    await bed.engine.submit(attempt, TaskOrder("again", ("/bin/sh", "-c", f"echo begun >> {bed.runs(attempt)}")))
-    await bed.engine.release(attempt, "n1")
-    await bed.becomes(attempt, ENDED, GONE)
-    await bed.quiet()
-    assert bed.lines(attempt) == []
+    await engine_host.engine.submit(
+        attempt, TaskOrder("again", ("/bin/sh", "-c", f"echo begun >> {engine_host.runs(attempt)}"))
+    )
+    await engine_host.engine.release(attempt, "n1")
+    await engine_host.becomes(attempt, ENDED, GONE)
+    await engine_host.quiet()
+    assert engine_host.lines(attempt) == []
 
 
-async def test_cancelling_ends_what_has_begun_unless_it_is_to_be_spared(bed: Bed) -> None:
-    attempt = await bed.running("n1")
-    await bed.engine.cancel(attempt, begun_too=False)
-    await bed.quiet()
-    assert (await bed.becomes(attempt, RUNNING)).claim is Claim.BEGUN
-    await bed.engine.cancel(attempt)
-    seen = await bed.becomes(attempt, ENDED, GONE)
+async def test_cancelling_ends_what_has_begun_unless_it_is_to_be_spared(engine_host: EngineHost) -> None:
+    attempt = await engine_host.running("n1")
+    await engine_host.engine.cancel(attempt, begun_too=False)
+    await engine_host.quiet()
+    assert (await engine_host.becomes(attempt, RUNNING)).claim is Claim.BEGUN
+    await engine_host.engine.cancel(attempt)
+    seen = await engine_host.becomes(attempt, ENDED, GONE)
     assert seen.claim is Claim.BEGUN
     assert seen.exit_code != 0
-    assert bed.lines(attempt) == ["begun"]
+    assert engine_host.lines(attempt) == ["begun"]
 
 
-async def test_usable_cores_hold_for_what_comes_and_not_for_what_runs(bed: Bed) -> None:
-    running = await bed.running("n1", cores=2)
-    await bed.engine.set_usable_cores("n1", 2)
-    assert (await bed.look()).machines["n1"].usable_cores == 2
-    waiting = await bed.held(0.1, cores=2)
-    await bed.engine.release(waiting, "n1")
-    await bed.quiet()
-    attempts = (await bed.look(running, waiting)).attempts
+async def test_usable_cores_hold_for_what_comes_and_not_for_what_runs(engine_host: EngineHost) -> None:
+    running = await engine_host.running("n1", cores=2)
+    await engine_host.engine.set_usable_cores("n1", 2)
+    assert (await engine_host.look()).machines["n1"].usable_cores == 2
+    waiting = await engine_host.held(0.1, cores=2)
+    await engine_host.engine.release(waiting, "n1")
+    await engine_host.quiet()
+    attempts = (await engine_host.look(running, waiting)).attempts
     assert (attempts[running].state, attempts[waiting].state) == (RUNNING, RELEASED)
-    assert bed.lines(waiting) == []
-    await bed.engine.set_usable_cores("n1", 4)
-    assert (await bed.becomes(waiting, ENDED)).exit_code == 0
-    assert (await bed.becomes(running, RUNNING)).machine == "n1"
+    assert engine_host.lines(waiting) == []
+    await engine_host.engine.set_usable_cores("n1", 4)
+    assert (await engine_host.becomes(waiting, ENDED)).exit_code == 0
+    assert (await engine_host.becomes(running, RUNNING)).machine == "n1"
 
 
-async def test_a_machine_without_cores_runs_nothing_new(bed: Bed) -> None:
-    await bed.engine.set_usable_cores("n2", 0)
-    assert (await bed.look()).machines["n2"].usable_cores == 0
-    attempt = await bed.held(0.1)
-    await bed.engine.release(attempt, "n2")
-    await bed.quiet()
-    assert bed.lines(attempt) == []
-    await bed.engine.cancel(attempt)
-    assert (await bed.becomes(attempt, ENDED, GONE)).claim is Claim.SEALED
+async def test_a_machine_without_cores_runs_nothing_new(engine_host: EngineHost) -> None:
+    await engine_host.engine.set_usable_cores("n2", 0)
+    assert (await engine_host.look()).machines["n2"].usable_cores == 0
+    attempt = await engine_host.held(0.1)
+    await engine_host.engine.release(attempt, "n2")
+    await engine_host.quiet()
+    assert engine_host.lines(attempt) == []
+    await engine_host.engine.cancel(attempt)
+    assert (await engine_host.becomes(attempt, ENDED, GONE)).claim is Claim.SEALED
 
 
-async def test_a_drained_machine_begins_nothing_and_ends_what_it_has(bed: Bed) -> None:
-    running = await bed.running("n1", seconds=2.0)
-    await bed.engine.drain("n1", "ebbtide: a test")
-    assert (await bed.look()).machines["n1"].drained == "ebbtide: a test"
-    attempt = await bed.held(0.1)
+async def test_a_drained_machine_begins_nothing_and_ends_what_it_has(engine_host: EngineHost) -> None:
+    running = await engine_host.running("n1", seconds=2.0)
+    await engine_host.engine.drain("n1", "ebbtide: a test")
+    assert (await engine_host.look()).machines["n1"].drained == "ebbtide: a test"
+    attempt = await engine_host.held(0.1)
     # Either it is refused at once, or it waits there.
     with contextlib.suppress(EngineRefused):
-        await bed.engine.release(attempt, "n1")
-    await bed.quiet()
-    assert bed.lines(attempt) == []
-    assert (await bed.becomes(running, ENDED)).exit_code == 0
-    await bed.engine.undrain("n1")
-    assert (await bed.look()).machines["n1"].drained == ""
-    await bed.engine.release(attempt, "n1")
-    assert (await bed.becomes(attempt, ENDED)).exit_code == 0
+        await engine_host.engine.release(attempt, "n1")
+    await engine_host.quiet()
+    assert engine_host.lines(attempt) == []
+    assert (await engine_host.becomes(running, ENDED)).exit_code == 0
+    await engine_host.engine.undrain("n1")
+    assert (await engine_host.look()).machines["n1"].drained == ""
+    await engine_host.engine.release(attempt, "n1")
+    assert (await engine_host.becomes(attempt, ENDED)).exit_code == 0
 
 
-async def test_a_machine_that_dies_takes_its_task_with_it_and_begins_it_never_again(bed: Bed) -> None:
-    attempt = await bed.running("n2", seconds=5.0)
-    bed.kill_machine("n2")
+async def test_a_machine_that_dies_takes_its_task_with_it_and_begins_it_never_again(engine_host: EngineHost) -> None:
+    attempt = await engine_host.running("n2", seconds=5.0)
+    engine_host.kill_machine("n2")
     try:
-        seen = await bed.becomes(attempt, ENDED, GONE)
+        seen = await engine_host.becomes(attempt, ENDED, GONE)
         assert (seen.claim, seen.machine) == (Claim.BEGUN, "n2")
     finally:
-        bed.start_machine("n2")
+        engine_host.start_machine("n2")
 
     async def back() -> bool:
-        machine = (await bed.look()).machines.get("n2")
+        machine = (await engine_host.look()).machines.get("n2")
         return machine is not None and machine.up and not machine.drained
 
     await until(back)
-    await bed.quiet()
-    assert bed.lines(attempt).count("begun") == 1
-    attempt = await bed.held(0.1)
-    await bed.engine.release(attempt, "n2")
-    assert (await bed.becomes(attempt, ENDED)).exit_code == 0
+    await engine_host.quiet()
+    assert engine_host.lines(attempt).count("begun") == 1
+    attempt = await engine_host.held(0.1)
+    await engine_host.engine.release(attempt, "n2")
+    assert (await engine_host.becomes(attempt, ENDED)).exit_code == 0
 
 
-async def test_a_machine_that_nobody_has_is_refused(bed: Bed) -> None:
-    attempt = await bed.held(0.1)
+async def test_a_machine_that_nobody_has_is_refused(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0.1)
     with pytest.raises(EngineRefused):
-        await bed.engine.release(attempt, "nowhere")
+        await engine_host.engine.release(attempt, "nowhere")
 
 
-async def test_an_engine_that_is_not_there_is_said_to_be_unreachable(bed: Bed) -> None:
+async def test_an_engine_that_is_not_there_is_said_to_be_unreachable(engine_host: EngineHost) -> None:
     changes: dict[str, object] = {"answer_s": 3.0, "dask_scheduler": "tcp://127.0.0.1:1"}
-    if bed.settings.slurm_conf is not None:
-        conf = bed.settings.slurm_conf.with_name("elsewhere.conf")
-        text = bed.settings.slurm_conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1 #")
+    if engine_host.settings.slurm_conf is not None:
+        conf = engine_host.settings.slurm_conf.with_name("elsewhere.conf")
+        text = engine_host.settings.slurm_conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1 #")
         conf.write_text(text + "SlurmctldTimeout=3\n")
         changes = {"answer_s": 3.0, "slurm_conf": conf}
-    away = engine_of(bed.settings.model_copy(update=changes))
+    away = engine_of(engine_host.settings.model_copy(update=changes))
     assert away is not None
     with pytest.raises(EngineUnreachable):
         await away.look([])

@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ebb.benchmarks.slurm_cluster import USER, SlurmCluster, free_ports
-from tests.engines.beds import counting, until
+from benchmarks.matching.slurm_cluster import USER, SlurmCluster, free_ports
+from ebbtide.lab.state import write_private
+from tests.engines.engine_hosts import counting, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(280)]
 
@@ -32,8 +33,8 @@ class Process:
         self.cluster = cluster
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         self._process: subprocess.Popen[bytes] | None = None
-        (directory / "token").write_text("clients")
-        (directory / "agent-token").write_text("agents")
+        write_private(directory / "token", "clients")
+        write_private(directory / "hosts.key", "agents")
         lines = [
             'engine = "slurm"', f'directory = "{cluster.tasks}"', f'slurm_conf = "{cluster.conf}"', f'user = "{USER}"',
             "period_s = 0.2", 'label = "crash"',
@@ -51,7 +52,7 @@ class Process:
         options = {
             "--listen": self.url.removeprefix("http://"),
             "--token-file": str(self.directory / "token"),
-            "--agent-token-file": str(self.directory / "agent-token"),
+            "--hosts-key-file": str(self.directory / "hosts.key"),
             "--database": str(self.directory / "manager.sqlite"),
             "--engine-file": str(self.directory / "engine.toml"),
         }
@@ -102,7 +103,7 @@ class Service:
             return await response.json()
 
     def runs(self, name: str) -> Path:
-        return self.cluster.tasks / f"{self._word}-{name}.runs"
+        return self.cluster.runs / f"{self._word}-{name}.runs"
 
     async def submit(self, name: str, seconds: float, **fields: Any) -> None:
         command = list(counting(self.runs(name), seconds))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ebb.benchmarks.slurm_cluster import SlurmCluster
-from task_matcher.attempts import RECOUNTED, AttemptState
-from tests.engines.beds import Bed, until
+from benchmarks.matching.slurm_cluster import SlurmCluster
+from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState
+from tests.engines.engine_hosts import EngineHost, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(240)]
 
@@ -14,33 +14,33 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(240)]
 async def test_the_drain_that_slurm_leaves_behind_counts_as_ours_when_the_node_is_trusted_again(
     slurm: SlurmCluster,
 ) -> None:
-    bed = Bed(slurm)
-    await bed.engine.start()
+    engine_host = EngineHost(slurm)
+    await engine_host.engine.start()
 
     async def drained() -> bool:
-        return "count changed and jobs are using them" in (await bed.look()).machines["n3"].drained
+        return "count changed and jobs are using them" in (await engine_host.look()).machines["n3"].drained
 
     async def recounted() -> bool:
-        return (await bed.look()).machines["n3"].drained == RECOUNTED
+        return (await engine_host.look()).machines["n3"].drained == RECOUNTED
 
     try:
-        attempt = await bed.running("n3", cores=2)
-        await bed.engine.set_usable_cores("n3", 1)
+        attempt = await engine_host.running("n3", cores=2)
+        await engine_host.engine.set_usable_cores("n3", 1)
         slurm.kill("n3")
         slurm.start_daemon("n3")
         await until(drained)
-        await bed.engine.cancel(attempt)
-        await bed.becomes(attempt, AttemptState.ENDED, AttemptState.GONE)
+        await engine_host.engine.cancel(attempt)
+        await engine_host.becomes(attempt, AttemptState.ENDED, AttemptState.GONE)
         # Not before it registers again.
         assert await drained()
         slurm.kill("n3")
         slurm.start_daemon("n3")
         # What the next turn takes away.
         await until(recounted)
-        await bed.engine.undrain("n3")
-        attempt = await bed.held(0.1)
-        await bed.engine.release(attempt, "n3")
-        assert (await bed.becomes(attempt, AttemptState.ENDED)).machine == "n3"
+        await engine_host.engine.undrain("n3")
+        attempt = await engine_host.held(0.1)
+        await engine_host.engine.release(attempt, "n3")
+        assert (await engine_host.becomes(attempt, AttemptState.ENDED)).machine == "n3"
     finally:
-        await bed.engine.set_usable_cores("n3", 4)
-        await bed.engine.stop()
+        await engine_host.engine.set_usable_cores("n3", 4)
+        await engine_host.engine.stop()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ebb.lab import services
-from ebb.lab.state import LabState
+from ebbtide.lab import services
+from ebbtide.lab.state import LabState
 from tests.faults.ward import Ward, open_ward
 from tests.hostagent.world import World
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +11,13 @@ from typing import Any
 
 import aiohttp
 
-from deflation.messages import VMStatus
-from deflation.resources import ResourceVector
-from hostagent.intents import Intent
+from ebbtide.deflation.bounds import EMULATOR_SHARE
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.lab.state import write_private
+from ebbtide.messages.vms import VMStatus
+from hostagent.state.intents import Intent
 from tests.faults.invariants import Picture, Seen
+from tests.forked import Forked
 from tests.hostagent.agent_process import CAPACITY
 from tests.hostagent.conftest import TOKEN
 from tests.hostagent.test_kill import Caller
@@ -29,6 +31,8 @@ def picture_of(world: World, statuses: list[VMStatus]) -> Picture:
         domain = world.domains[status.domain]
         quota = 1.0 if domain.quota is None else domain.quota
         cores = min(float(len(domain.online)), quota * len(domain.online))
+        if domain.cap is not None:
+            cores = min(cores, round(domain.cap / (1 + EMULATOR_SHARE), 4))
         vms[status.name] = Seen(
             status=status,
             held=ResourceVector(cpu_cores=cores, memory_mib=domain.bound_mib),
@@ -49,13 +53,12 @@ class AgentProcess:
         self._log = state_dir / "agent.log"
         self._world = world
         self.caller = caller
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Forked | None = None
 
     async def start(self, *death: str, log: Path | None = None) -> None:
-        """Start it; ``death``: where it is to kill itself (see :mod:`tests.faults.staged_agent`)."""
-        words = ["-m", "tests.faults.staged_agent", *self._arguments, *death]
-        with (log or self._log).open("ab") as errors:
-            self.process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=errors)
+        """Start it; ``death``: where it is to kill itself (see `tests.faults.staged_agent`)."""
+        words = [*self._arguments, *death]
+        self.process = await Forked.start("tests.faults.staged_agent", words, log or self._log)
         await self.caller.ready()
 
     async def died(self) -> int:
@@ -65,7 +68,7 @@ class AgentProcess:
             return await self.process.wait()
 
     async def stop(self) -> None:
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None:
             self.process.kill()
             await self.process.wait()
 
@@ -94,7 +97,8 @@ class AgentProcess:
 
 @asynccontextmanager
 async def agent_process(world: World, state_dir: Path) -> AsyncIterator[AgentProcess]:
-    (state_dir / "token").write_text(TOKEN)
+    write_private(state_dir / "token", TOKEN)
+    write_private(state_dir / "report-token", "reports-of-the-test")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:

@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ebb.lab.errors import LabError
-from ebb.lab.guestlink import LabLink
-from ebb.readings import cpu_list
+from ebbtide.lab.errors import LabError
+from ebbtide.lab.guest_link import LabLink
+from ebbtide.lab.readings import cpu_list
 
 INSIDE = Path(__file__).parent / "inside"
 #: Below it, what the tests put into a guest; gone with its next boot.
 HOME = "/run/faults"
-BOOT_S = 90.0
+BOOT_S = 240.0
 LOOK_S = 0.1
 
 
@@ -85,7 +85,7 @@ class GuestHand:
         await self.shell(f"busybox kill -{name} " + " ".join(map(str, pids)) + " 2>/dev/null; true")
 
     async def start(self, name: str, *arguments: str) -> int:
-        """Start a script of :mod:`tests.faults.inside` in the background and wait until it says that it is ready."""
+        """Start a script of `tests.faults.inside` in the background and wait until it says that it is ready."""
         program, log = f"{HOME}/{name}.py", f"{HOME}/{name}.log"
         await self.put(program, (INSIDE / f"{name}.py").read_text())
         words = " ".join(f"'{argument}'" for argument in arguments)
@@ -120,9 +120,13 @@ class GuestHand:
     # --- the guest agent -----------------------------------------------------------------------------------------
 
     async def restart_agent(self) -> None:
-        """Kill the guest agent; its supervisor, which waits longer every time, starts it at once."""
+        """Kill the guest agent; its supervisor starts it at once."""
         await self.signal("KILL", await self.pid("-m guestagent"))
-        async with asyncio.timeout(60):
+        await self.awaken_agent()
+
+    async def awaken_agent(self) -> None:
+        """Have the guest agent's supervisor, which waits longer every time, start it at once."""
+        async with asyncio.timeout(120):
             while not await self.pids("-m guestagent"):
                 await self.shell(
                     "for p in /proc/[0-9]*; do busybox tr '\\0' ' ' < $p/cmdline 2>/dev/null |"

@@ -1,6 +1,6 @@
 """What must hold after every fault, whatever it was: the rules that never bend, over two pictures of a host.
 
-Pictures of real guests are taken past the agent (:mod:`tests.faults.ward`), those of the make-believe host are read
+Pictures of real guests are taken past the agent (`tests.faults.ward`), those of the make-believe host are read
 off it; the rules are the same.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deflation.messages import VMStatus
-from deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.vms import VMStatus
 
 #: Quotas are set in whole microseconds, balloons in pages, virtio-mem in blocks of 2 MiB.
 SLACK = ResourceVector(cpu_cores=0.011, memory_mib=2.0, disk_mib_s=0.1, network_mib_s=0.1)

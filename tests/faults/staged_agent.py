@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deflation.cascade import Cascade
-from deflation.reinflation import Reinflation
-from hostagent import guestlink, watch
+from ebbtide.deflation.cascade.cascade import Cascade
+from ebbtide.deflation.cascade.reinflation import Reinflation
+from hostagent.control import reconciler
 from hostagent.service import configure_logs
+from hostagent.vm import guest_link
 from tests.hostagent.agent_process import run
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 
@@ -64,11 +65,15 @@ def die_at_call(deadly: str, moment: str) -> None:
     FakeHypervisor._call = called  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
+def main() -> None:
     configure_logs(as_json=False, verbose=False)
-    watch.WATCH_S = watch.CLOSE_LOOK_S = guestlink.RETRY_S = 0.2  # type: ignore[misc]
+    reconciler.SURVEY_S = reconciler.CHECK_S = guest_link.RETRY_S = 0.2  # type: ignore[misc]
     if sys.argv[4:5] == ["Hypervisor"]:
         die_at_call(*sys.argv[5:])
     elif sys.argv[4:]:
         die_at(MACHINES[sys.argv[4]], sys.argv[5], sys.argv[6])
     asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Somebody else works on the domains; real guests (docs/faults.md)."""
+"""Somebody else works on the domains; real guests (docs/reference/faults.md)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import libvirt
 import pytest
 
-from ebb.lab.guestlink import channel_path
-from ebb.lab.services import open_libvirt
-from ebb.readings import qemu_pid
+from ebbtide.lab.guest_link import channel_path
+from ebbtide.lab.readings import qemu_pid
+from ebbtide.lab.services import open_libvirt
 from tests.faults.invariants import SLACK
 from tests.faults.ward import HIGH, LOW, URI, Ward
 
@@ -118,7 +118,7 @@ async def test_a_vm_that_somebody_undefines_is_no_longer_charged(ward: Ward) -> 
     await ward.foreign(remove, "extra")
     await ward.until("the agent sees it", lambda: "extra" not in ward.host.vms)
     assert ward.host.free().cpu_cores == free.cpu_cores
-    assert ward.host.journal.changes[-1].cause == "removed by somebody else"
+    assert ward.host.journal.changes[-1].cause == "removed from outside"
     await ward.hold()
 
 
@@ -188,7 +188,7 @@ async def test_a_vm_whose_process_stands_still_holds_nobody_up(ward: Ward) -> No
         assert "libvirt" in operation.sentence
         assert ward.host.vm(LOW).status().current.cpu_cores == 3.0
         # Somebody else's VM can still be read: not all places of the connection are taken.
-        await ward.host.hypervisor.read(ward.domain(HIGH))
+        await ward.host.hypervisor.sizes.read(ward.domain(HIGH))
     finally:
         os.kill(process, signal.SIGCONT)
         looking.cancel()

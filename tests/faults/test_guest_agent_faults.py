@@ -1,10 +1,19 @@
-"""The guest agent dies, stops, lies or floods; real guests (docs/faults.md)."""
+"""The guest agent dies, stops, lies or floods; real guests (docs/reference/faults.md)."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
+from pathlib import Path
+
 import pytest
 
+from ebbtide.lab.readings import qemu_pid
 from tests.faults.ward import LOW, Ward
+
+#: Of a CPU quota (libvirt's default).
+PERIOD_S = 0.1
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -40,7 +49,26 @@ async def test_of_a_guest_whose_agent_stands_still_only_cpu_is_taken_by_quota(wa
     await ward.hold()
 
 
-async def test_cpus_that_a_lying_agent_calls_off_line_are_held_by_the_quota_over_all(ward: Ward) -> None:
+async def test_a_guest_whose_agent_stops_keeps_its_size_on_the_one_cpu_that_is_left_on_line(ward: Ward) -> None:
+    assert (await ward.target(0.9, 768)).state.value == "done"
+    hand, vm = ward.hand(), ward.host.vm(LOW)
+    assert await hand.online() == (0,)
+    pid = await hand.pid("-m guestagent")
+    await hand.signal("STOP", pid)
+    try:
+        vm.request_check()
+        await ward.until("the guest has fallen silent", lambda: not vm.link.connected)
+        looks = vm.drift_repair.looks
+        await ward.until("it was looked at again", lambda: vm.drift_repair.looks >= looks + 2)
+        seen = await ward.seen(LOW)
+        assert seen.held.cpu_cores == pytest.approx(0.9, abs=0.01)
+        await ward.hold()
+    finally:
+        await hand.signal("CONT", pid)
+    await ward.connected()
+
+
+async def test_cpus_that_a_lying_agent_calls_off_line_are_held_by_the_cap_of_the_domain(ward: Ward) -> None:
     async with ward.hand().impostor("liar", "cpus"):
         await ward.connected()
         operation = await ward.target(1.0, 768)
@@ -48,9 +76,47 @@ async def test_cpus_that_a_lying_agent_calls_off_line_are_held_by_the_quota_over
         assert await ward.hand().online() == (0, 1, 2)
         # One that idles uses nothing that could be seen.
         async with ward.hand().running("pin_cpu", "1", "busy"):
-            await ward.until("the quota counts all CPUs", lambda: _cores_within(ward, 1.0))
+            vm = ward.host.vm(LOW)
+            await ward.until("the lie was counted", lambda: vm.status().broken_offline_total > 0)
         await ward.hold()
     await ward.connected()
+
+
+@pytest.mark.parametrize("window_s", [10.0, pytest.param(30.0, marks=pytest.mark.deep)], ids=["run", "deep"])
+async def test_a_root_who_fights_back_with_all_means_gets_no_more_cpu_than_is_committed(
+    ward: Ward, window_s: float
+) -> None:
+    """CPUs put on line in a loop, the agent killed, and one in its place that lies alternately; twice the window."""
+    committed = 0.5  # so little that a busy host can give more
+    assert (await ward.target(committed, 768)).state.value == "done"
+    hand = ward.hand()
+    used = []
+    async with hand.impostor("liar", "alternately"):
+        await ward.connected()
+        async with hand.running("rogue"):
+            used.append(await _cores_used(ward, window_s))
+    async with hand.running("rogue", "kill"):
+        used.append(await _cores_used(ward, window_s))
+    print(f"cores used of {committed:g} committed, over {window_s:g} s each: {used}")
+    # A window may begin and end within a period of the quota.
+    assert max(used) <= committed * (1.05 + PERIOD_S / window_s), used
+    assert max(used) >= committed * 0.5, f"the guest was to fight for more: {used}"
+    await hand.awaken_agent()
+    await ward.connected()
+    await ward.hold()
+
+
+async def _cores_used(ward: Ward, window_s: float) -> float:
+    """CPU time of the domain's process, its emulator's threads included, by the host's clock."""
+
+    def used_s() -> tuple[float, float]:
+        fields = Path(f"/proc/{qemu_pid(ward.domain())}/stat").read_text().rpartition(")")[2].split()
+        return time.monotonic(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    began, before = await asyncio.to_thread(used_s)
+    await asyncio.sleep(window_s)
+    ended, after = await asyncio.to_thread(used_s)
+    return round((after - before) / (ended - began), 3)
 
 
 async def test_frozen_figures_of_the_guest_do_not_starve_it(ward: Ward) -> None:
@@ -90,7 +156,3 @@ async def test_a_guest_that_floods_its_channel_loses_the_conversation_and_no_mor
         assert operation.vms[0].after.cpu_cores == pytest.approx(2.0, abs=0.01)
         await ward.hold()
     await ward.connected()
-
-
-async def _cores_within(ward: Ward, cpu_cores: float) -> bool:
-    return (await ward.seen(LOW)).held.cpu_cores <= cpu_cores + 0.011

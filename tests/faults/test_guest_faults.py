@@ -1,4 +1,4 @@
-"""The guest or what runs in it does not do as it should; real guests (docs/faults.md)."""
+"""The guest or what runs in it does not do as it should; real guests (docs/reference/faults.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import libvirt
 import psutil
 import pytest
 
-from deflation.messages import LedgerRow, Operation
+from ebbtide.messages.operations import LedgerRow, Operation
 from tests.faults.ward import LOW, Ward
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]

@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from deflation import cascade, reinflation
-from hostagent.intents import Phase
+from ebbtide.deflation.cascade import cascade, reinflation
+from hostagent.state.intents import Phase
 from tests.faults.fakes import AgentProcess, agent_process
 from tests.faults.invariants import broken, not_nominal
 from tests.hostagent.conftest import low_vm

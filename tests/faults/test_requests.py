@@ -1,4 +1,7 @@
-"""Requests that come twice, at once or without time; clocks, disks and managers that fail (docs/faults.md)."""
+"""Requests that come twice, at once or without time; clocks, disks and managers that fail.
+
+See docs/reference/faults.md.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from hostagent import reporter
-from hostagent.journal import Journal
+from hostagent.control import reporter
+from hostagent.state.journal import Journal
 from tests.faults.fakes import agent_process
 from tests.faults.invariants import broken, not_nominal
 from tests.faults.ward import LOW, Ward
@@ -140,7 +143,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_under_the_journal_lets_nothing_be_forgotten(
     ward: Ward, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of cores that cannot be written is not committed: the VM stays charged in full until it can."""
+    """A change of cores that cannot be written is not committed: the VM stays charged in full, and has it all again."""
     journal = Journal(small_disk)
     monkeypatch.setattr(ward.host, "journal", journal)
     filler = small_disk / "filler"
@@ -151,9 +154,15 @@ async def test_a_full_disk_under_the_journal_lets_nothing_be_forgotten(
     assert ward.host.vm(LOW).status().current.cpu_cores == 3.0
     assert journal.changes == []
     filler.unlink()
-    after = await ward.hold()
-    assert after.vms[LOW].held.cpu_cores == pytest.approx(1.5, abs=0.011)
+    await ward.until("it has its cores again", lambda: _has_cores(ward, 3.0))
+    await ward.hold()
+    assert journal.changes == []
+    assert (await ward.target(1.5, 600)).state.value == "done"
     assert [(change.cores_before, change.cores_after) for change in journal.changes] == [(3.0, 1.5)]
+
+
+async def _has_cores(ward: Ward, cores: float) -> bool:
+    return (await ward.seen(LOW)).held.cpu_cores == pytest.approx(cores, abs=0.011)
 
 
 def _fill(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""libvirtd is restarted; real guests, which live through it (docs/faults.md)."""
+"""libvirtd is restarted; real guests, which live through it (docs/reference/faults.md)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ebb.lab import services
-from ebb.lab.state import LabState
+from ebbtide.lab import services
+from ebbtide.lab.state import LabState
 from tests.faults.ward import LOW, Ward
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]

@@ -17,27 +17,32 @@ import libvirt
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from deflation.messages import Operation
-from deflation.resources import ResourceVector
-from ebb import paths
-from ebb.lab.domains import remove_domains, remove_logs
-from ebb.lab.guestlink import channel_path
-from ebb.lab.image import Image, build_image
-from ebb.lab.services import LIBVIRTD, ensure_services, open_libvirt
-from ebb.lab.state import LabState
-from ebb.readings import DomainView, qemu_pid, vcpu_quotas
-from hostagent import executor, guestlink, intents, settling, watch
-from hostagent.accelerator import probe_accelerator
-from hostagent.agent import Agent
-from hostagent.api import make_app
-from hostagent.guestlink import GuestLink
-from hostagent.host import Host, Slice
-from hostagent.hypervisor import domain_name
-from hostagent.intents import Phase
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+from ebbtide.deflation.bounds import EMULATOR_SHARE
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.lab import paths
+from ebbtide.lab.domains import remove_domains, remove_logs
+from ebbtide.lab.guest_link import channel_path
+from ebbtide.lab.image import Image, build_image
+from ebbtide.lab.readings import DomainView, domain_cap, qemu_pid, vcpu_quotas
+from ebbtide.lab.services import LIBVIRTD, ensure_services, open_libvirt
+from ebbtide.lab.state import LabState
+from ebbtide.messages.operations import Operation
+from hostagent.api.app import make_app
+from hostagent.control import reconciler
+from hostagent.libvirt import settling
+from hostagent.libvirt.hypervisor import domain_name
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.mechanisms.accelerator import probe_accelerator
+from hostagent.operations.agent import Agent
+from hostagent.state import intents
+from hostagent.state.intents import Phase
+from hostagent.state.journal import Journal
+from hostagent.vm import executor, guest_link
+from hostagent.vm.guest_link import GuestLink
+from hostagent.vm.host import Host, Slice
 from tests.faults.hand import GuestHand
-from tests.faults.invariants import Picture, Seen, broken, not_nominal
+from tests.faults.invariants import SLACK, Picture, Seen, broken, not_nominal
 
 URI: Final = "qemu:///system"
 TOKEN: Final = "token-of-the-test"
@@ -101,7 +106,7 @@ class Ward:
             image_dir=self._image.base.parent,
             disk_dir=self._directory / "disks",
         )
-        part = Slice(self.host_id, "http://127.0.0.1:0", CAPACITY, self._accelerator, OVERHEAD_MIB)
+        part = Slice(self.host_id, "http://127.0.0.1:1", CAPACITY, self._accelerator, OVERHEAD_MIB)
         journal = await asyncio.to_thread(Journal, self.state_dir)
         self.agent = Agent(Host(part, LibvirtHypervisor(settings), journal), usable_boot_mib)
         await self.agent.start()
@@ -194,7 +199,7 @@ class Ward:
             async def answers(link: GuestLink = link) -> bool:
                 return link.connected and await executor.guest_status(link, brief=True) is not None
 
-            await self.until(f"{name} answers", answers, 120.0)
+            await self.until(f"{name} answers", answers, 240.0)
 
     async def settled(self, limit_s: float = 60.0) -> None:
         """Until nothing is under way with any VM."""
@@ -231,7 +236,7 @@ class Ward:
             await hand.close()
             return await hand.boot_id() != boot_id
 
-        await self.until(f"{name} boots again", another, 120.0)
+        await self.until(f"{name} boots again", another, 240.0)
         await self.connected(name)
 
     def with_domain(self, function: Any, name: str = LOW) -> Any:
@@ -266,6 +271,8 @@ class Ward:
         process = qemu_pid(self.domain(name))
         quotas = vcpu_quotas(process)
         limits = [1.0 if (quota := quotas[cpu]) is None else min(quota, 1.0) for cpu in online]
+        if (cap := domain_cap(process)) is not None:
+            limits = [min(sum(limits), cap / (1 + EMULATOR_SHARE))]
         cores = round(min(float(len(online)), sum(limits)), 4)
         return Seen(
             status=self.host.vm(name).status(),
@@ -281,13 +288,18 @@ class Ward:
         return Picture(CAPACITY, {name: await self.seen(name) for name in self.host.vms})
 
     async def hold(self, **allowed: Any) -> Picture:
-        """Take a picture and hold all rules against it (see :func:`tests.faults.invariants.broken`)."""
+        """Take a picture and hold all rules against it (see `tests.faults.invariants.broken`)."""
         await self.settled()
         for name in self.host.vms:
             await self.until(f"{name}'s metadata say what the agent thinks", lambda name=name: self._stored(name), 30.0)
+            # What libvirt was not there to call off, the guest may still carry out; the reconciler follows.
+            await self.until(f"{name} is asked for nothing more", lambda name=name: self._unasked(name), 30.0)
         picture = await self.picture()
         _none(broken(self.before, picture, **allowed))
         return picture
+
+    async def _unasked(self, name: str) -> bool:
+        return (await asyncio.to_thread(self._held_mib, name))[1] <= SLACK.memory_mib
 
     async def _stored(self, name: str) -> bool:
         """Whether a successor of the agent would find what this one thinks."""
@@ -300,7 +312,7 @@ class Ward:
     async def begin(self) -> None:
         for vm in self.host.vms.values():
             # An application that refused an earlier test would not be asked in this one.
-            vm._refusal = None
+            vm.resizer._refusal = None
         # Nor would one be deflated that still suffers from an earlier test.
         await self.until(
             "the guests are at rest", lambda: all(vm.status().pressure is None for vm in self.host.vms.values()), 120.0
@@ -382,10 +394,10 @@ async def open_ward(services: LabState) -> AsyncIterator[Ward]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             # Looks and retries come more often: the tests wait for them.
-            patch.setattr(watch, "WATCH_S", 0.5)
-            patch.setattr(watch, "CLOSE_LOOK_S", 1.5)
-            patch.setattr(watch, "OWNERS_S", 2.0)
-            patch.setattr(guestlink, "RETRY_S", 0.5)
+            patch.setattr(reconciler, "SURVEY_S", 0.5)
+            patch.setattr(reconciler, "CHECK_S", 1.5)
+            patch.setattr(reconciler, "OWNERS_S", 2.0)
+            patch.setattr(guest_link, "RETRY_S", 0.5)
             # Emulated guests on a busy machine are slow to give memory: that is none of the faults.
             patch.setattr(settling, "STALLED_S", 12.0)
             await ward.start_agent()

@@ -159,8 +159,11 @@ class Bench:
 
     def register(self, name: str, port: int) -> None:
         """A drop-in file for an adapter."""
+        self.register_url(name, f"http://127.0.0.1:{port}")
+
+    def register_url(self, name: str, url: str) -> None:
         path = self.adapters_dir / f"{name}.json"
-        path.write_text(json.dumps({"name": name, "url": f"http://127.0.0.1:{port}"}))
+        path.write_text(json.dumps({"name": name, "url": url}))
         path.chmod(0o644)
 
     def start(self) -> Bench:

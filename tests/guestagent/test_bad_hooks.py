@@ -14,10 +14,16 @@ from typing import Any
 
 import pytest
 
-from deflation.cascade import Cascade
-from deflation.instructions import ApplicationAnswered, ApplicationReported, AskApplication, Event, Outcome
-from deflation.ledger import Layer, LedgerEntry
-from deflation.resources import ResourceVector
+from ebbtide.deflation.cascade.cascade import Cascade
+from ebbtide.deflation.cascade.instructions import (
+    ApplicationAnswered,
+    ApplicationReported,
+    AskApplication,
+    Event,
+    Outcome,
+)
+from ebbtide.deflation.ledger import Layer, LedgerEntry
+from ebbtide.deflation.resources import ResourceVector
 from guestagent import hooks
 from tests.guestagent.bad_hooks import (
     HONEST_MIB,
@@ -178,6 +184,15 @@ def test_who_refuses_for_ever_is_refused_with_a_number(host: Host, register: Reg
     assert (answer["state"], answer["reason"]) == ("refused", "bad: never")
     assert answer["retry_after_s"] == hooks.AMOUNT_LIMIT  # the host grants no more than five minutes of it
     deflated(host)
+
+
+def test_words_of_a_hook_can_be_told_and_shown(host: Host, register: Register) -> None:
+    foul = "never\ud800 \x1b[2J\u202e" + "x" * 5000
+    register(BadHook(target=lambda id_: (409, {**refusal(id_), "reason": foul})))
+    reason = ask(host)["reason"]
+    assert reason.startswith("bad: never\ufffd \ufffd[2J\ufffd")
+    assert reason.isprintable()
+    assert len(reason) <= hooks.REASON_LENGTH + len("bad: ")
 
 
 def test_an_answer_to_another_request_is_none_to_this_one(host: Host, register: Register) -> None:

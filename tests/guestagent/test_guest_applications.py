@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app_adapters.inelastic import InelasticAdapter
+from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
 from tests.guestagent.elastic import Elastic, Serve, Workers
 from tests.guestagent.harness import Bench, Host

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import pwd
+import socket
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
+from app_adapters.aio import AsyncHookServer
+from app_adapters.server import HookServer
 from guestagent.errors import DropInError, HookError, HookTimeout
-from guestagent.hooks import DropIn, in_parallel, read_drop_in, read_drop_ins
+from guestagent.hooks import DropIn, Hook, in_parallel, read_drop_in, read_drop_ins
+from tests.guestagent.elastic import Elastic
+from tests.guestagent.harness import Bench, Host
 
 UID = os.getuid()
 
@@ -28,9 +36,93 @@ def test_a_drop_in_names_an_adapter(tmp_path: Path) -> None:
     assert read_drop_in(path, UID) == DropIn("six", "::1", 7070)
 
 
+def test_a_drop_in_names_a_socket_and_who_listens_there(tmp_path: Path) -> None:
+    body = {"name": "memcached", "url": "unix:/run/ebbtide/hooks/memcached.sock"}
+    found = read_drop_in(drop_in(tmp_path / "a.json", body), UID)
+    assert found == DropIn("memcached", path="/run/ebbtide/hooks/memcached.sock", uid=UID)
+    found = read_drop_in(drop_in(tmp_path / "b.json", {**body, "user": "nobody"}), UID)
+    assert found.uid == pwd.getpwnam("nobody").pw_uid
+    with pytest.raises(DropInError, match="user: there is no such user"):
+        read_drop_in(drop_in(tmp_path / "c.json", {**body, "user": "no-such-user"}), UID)
+
+
+class Overheard:
+    """A process of another user on an adapter's socket: what it is told before the other end hangs up."""
+
+    def __init__(self, path: Path) -> None:
+        self.heard = b""
+        # The listener's credentials are those at listen(2): a child that gives up root's.
+        ours, theirs = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setuid(65534)
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(path))
+            listener.listen(1)
+            os.write(theirs, b"ready")
+            connection, _ = listener.accept()
+            os.write(theirs, connection.recv(4096))
+            os._exit(0)
+        os.close(theirs)
+        assert os.read(ours, 5) == b"ready"
+        self._ours = ours
+
+    def end(self) -> None:
+        os.waitpid(self.pid, 0)
+        self.heard = os.read(self._ours, 4096)
+        os.close(self._ours)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_users_process_on_a_stopped_adapters_socket_never_sees_the_token() -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as directory:
+        os.chmod(directory, 0o777)
+        path = Path(directory) / "memcached.sock"
+        thief = Overheard(path)
+        hook = Hook(DropIn("memcached", path=str(path), uid=0), lambda: "secret-of-this-vm")
+        with pytest.raises(HookError, match=f"a process of user 65534 listens on {path}, not one of user 0"):
+            hook.capabilities()
+        thief.end()
+        assert thief.heard == b""
+
+
+def test_a_hook_on_a_socket_is_asked_like_any_other(guest: Bench, host: Host) -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as directory:
+        path = Path(directory) / "hooks" / "cache.sock"
+        path.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(str(path))  # of an adapter that was killed
+        server = HookServer(Elastic(300), token_file=str(guest.run_dir / "token"), path=str(path)).start()
+        try:
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert server.url == f"unix:{path}"
+            guest.register_url("cache", server.url)
+            (offer,) = host.result("application.capabilities")["adapters"]
+            assert (offer["name"], offer["resources"]["memory_mib"]["current"]) == ("cache", 300)
+        finally:
+            server.stop()
+        assert not path.exists()
+        assert host.result("application.capabilities")["adapters"] == []
+
+
+async def test_the_asyncio_server_serves_on_a_socket_too() -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as directory:
+        path, token = Path(directory) / "a.sock", Path(directory) / "token"
+        token.write_text("t")
+        async with AsyncHookServer(Elastic(300), token_file=str(token), path=str(path)):
+            hook = Hook(DropIn("a", path=str(path), uid=UID), lambda: "t")
+            offer = await asyncio.to_thread(hook.capabilities)
+            assert offer.resources["memory_mib"].current == 300
+        assert not path.exists()
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        "unix:relative.sock",
+        "unix:/run/../tmp/x.sock",
+        "unix:/run/with space",
+        "unix:/" + "x" * 120,
         "http://10.0.0.1:80",
         "https://127.0.0.1:80",
         "http://127.0.0.1",

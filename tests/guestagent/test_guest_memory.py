@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from guestagent.budgets import Share, application_budget_mib, split
 from guestagent.errors import GuestFailure
-from guestagent.memory import Memory
+from guestagent.memory import Memory, spare_this_process
 from guestagent.messages import MemoryStatus, Paging, Pressure
 from tests.guestagent.harness import GuestTree
 
@@ -100,3 +102,36 @@ def test_a_split_keeps_every_bound_and_the_sum_where_the_bounds_allow_it(total: 
 def test_a_larger_total_never_makes_a_part_smaller(total: float, more: float, parts: list[Share]) -> None:
     for small, large in zip(split(total, parts), split(total + more, parts), strict=True):
         assert small <= large + max(1e-6, 1e-9 * large)
+
+
+class Libc:
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.flags: list[int] = []
+
+    def mlockall(self, flags: int) -> int:
+        self.flags.append(flags)
+        return self.answer
+
+
+def test_the_agent_is_among_the_last_that_the_kernel_kills_and_its_pages_stay(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "oom_score_adj").write_text("0")
+    libc = Libc(0)
+    assert spare_this_process(str(tmp_path), libc) == []
+    assert (tmp_path / "self" / "oom_score_adj").read_text() == "-900"
+    assert libc.flags == [7], "now and later, but only what is touched"
+
+
+def test_an_agent_that_may_not_spare_itself_says_so_and_goes_on(tmp_path: Path) -> None:
+    problems = spare_this_process(str(tmp_path / "none"), Libc(-1))
+    assert problems == ["oom_score_adj: No such file or directory", "mlockall: refused"]
+
+
+def test_a_real_agent_locks_what_it_touches_or_says_why_not() -> None:
+    program = (
+        "from guestagent.memory import spare_this_process as s; print(s()); print(open('/proc/self/status').read())"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    locked_kib = int(done.stdout.partition("VmLck:")[2].split()[0])
+    assert locked_kib > 1000 or "mlockall: refused" in done.stdout

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from app_adapters.errors import ApplicationError
-from app_adapters.more import ask_for_more
+from app_adapters.request_more import ask_for_more
 from guestagent import requests
 from guestagent.notices import NOTICE_S
 from guestagent.pressure import PressureTrigger

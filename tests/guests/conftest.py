@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ebb import paths
-from ebb.lab.cluster import HostSlice, Lab
-from ebb.lab.state import LabState
+from ebbtide.lab import paths
+from ebbtide.lab.cluster import HostSlice, Lab
+from ebbtide.lab.state import LabState
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deflation.allocations import Priority
-from deflation.messages import Vector, VMSpec
-from ebb import paths
-from ebb.errors import ReadingError
-from ebb.lab.domains import LOGS, remove_domains, remove_logs
-from ebb.lab.guestlink import LabLink
-from ebb.lab.image import build_image
-from ebb.lab.services import LIBVIRTD, ensure_services, stop_services
-from ebb.lab.state import LabState
-from ebb.readings import DomainView, qemu_pid, resident_kib
-from hostagent.hypervisor import domain_name
-from hostagent.intents import Intent, Phase
-from hostagent.libvirt_hypervisor import LibvirtHypervisor, LibvirtSettings, usable_boot_mib
+from ebbtide.deflation.allocations import Priority
+from ebbtide.lab import paths
+from ebbtide.lab.domains import LOGS, remove_domains, remove_logs
+from ebbtide.lab.errors import ReadingError
+from ebbtide.lab.guest_link import LabLink
+from ebbtide.lab.image import build_image
+from ebbtide.lab.readings import DomainView, qemu_pid, resident_kib
+from ebbtide.lab.services import LIBVIRTD, ensure_services, stop_services
+from ebbtide.lab.state import LabState
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import VMSpec
+from hostagent.libvirt.hypervisor import domain_name
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.state.intents import Intent, Phase
 
-READY_S = 120.0
+READY_S = 240.0
 #: How long swap may take to go, seconds.
 OFF_S = 30.0
 

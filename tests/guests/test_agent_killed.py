@@ -10,12 +10,14 @@ import uuid
 
 import pytest
 
-from deflation.allocations import Priority
-from deflation.messages import Operation, OperationState, Vector, VMSpec
-from ebb.client import ManagerClient
-from ebb.demo.cache import Cache
-from ebb.readings import Gauge
-from hostagent.intents import NAMESPACE, Intent, Phase, from_element
+from ebbtide.client import ManagerClient
+from ebbtide.deflation.allocations import Priority
+from ebbtide.demo.cache import Cache
+from ebbtide.lab.readings import Gauge
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMSpec
+from hostagent.state.intents import NAMESPACE, Intent, Phase, from_element
 from tests.guests.conftest import RunningLab
 from tests.guests.test_demo import virsh
 from tests.hostagent.waiting import until
@@ -35,7 +37,7 @@ def intent_of(domain: str) -> Intent:
 
 
 async def connected(client: ManagerClient) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not (await client.vm(NAME)).guest_connected:
             await asyncio.sleep(0.5)
 

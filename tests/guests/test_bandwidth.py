@@ -27,17 +27,20 @@ from typing import Any
 import libvirt
 import pytest
 
-from deflation.ledger import Layer
-from deflation.messages import HostReport, Operation, OperationState, Vector, VMStatus
-from ebb import paths
-from ebb.lab.guestlink import LabLink, channel_path
-from ebb.lab.image import build_image
-from ebb.lab.services import ensure_services, open_libvirt, stop_services
-from ebb.lab.state import LabState
-from hostagent.bandwidth import GROUP, IOPS_PER_MIB_S, disk_limit, limit_disks
-from hostagent.hypervisor import domain_name
-from hostagent.tc import Shape, Tap, TrafficControl
-from hostagent.templates import tap_name
+from ebbtide.deflation.ledger import Layer
+from ebbtide.lab import paths
+from ebbtide.lab.guest_link import LabLink, channel_path
+from ebbtide.lab.image import build_image
+from ebbtide.lab.services import ensure_services, open_libvirt, stop_services
+from ebbtide.lab.state import LabState, write_private
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMStatus
+from hostagent.domain_xml.templates import tap_name
+from hostagent.libvirt.hypervisor import domain_name
+from hostagent.limits.bandwidth import GROUP, IOPS_PER_MIB_S, disk_limit, limit_disks
+from hostagent.limits.tc import Shape, Tap, TrafficControl
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 
@@ -182,7 +185,7 @@ def agent(home: Path) -> Iterator[tuple[str, str, str]]:
     """An agent without a manager: host id, URL, token."""
     image = build_image(paths.image_cache())
     host, token = f"bandwidth-{secrets.token_hex(3)}", secrets.token_hex(16)
-    (home / "token").write_text(token)
+    write_private(home / "token", token)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     argv = ["--id", host, "--listen", f"127.0.0.1:{port}", "--token-file", str(home / "token")]

@@ -1,4 +1,4 @@
-"""cgroup v2 for real: `hostagent/cgroups.py` run inside a guest whose kernel has it, against groups made there.
+"""cgroup v2 for real: `hostagent/limits/cgroups.py` run inside a guest whose kernel has it, against groups made there.
 
 The groups mimic libvirt's: `machine.slice/machine-qemu.scope/libvirt` holds the process, with threaded children
 `emulator` and `vcpu0`. A process that looks like a QEMU holds memory; the swap is a file on the guest's disk.
@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import hostagent.cgroups
+import hostagent.limits.cgroups
 from tests.guests.solo import SoloGuest, eventually, solo_guest
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
-SOURCE = Path(hostagent.cgroups.__file__).read_text()
+SOURCE = Path(hostagent.limits.cgroups.__file__).read_text()
 HELD_MIB = 96
 SWAP_MIB = 160
 SLICE = "/sys/fs/cgroup/machine.slice"

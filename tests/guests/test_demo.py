@@ -122,7 +122,7 @@ def run(lab: RunningLab) -> tuple[dict[str, Any], Sampler]:
     """One run of the demo for all tests of this file."""
     with Sampler(lab.state.hosts[0].id) as sampler:
         done = subprocess.run(
-            [sys.executable, "-m", "ebb.main", "demo", "--json"],
+            [sys.executable, "-m", "ebbtide.cli.main", "demo", "--json"],
             capture_output=True,
             text=True,
             timeout=800,

@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from deflation.budget_messages import BudgetStatus
-from deflation.messages import Operation, OperationState, VMState, VMStatus
+from ebbtide.messages.commands import BudgetStatus
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMState, VMStatus
 from tests.guests.conftest import RunningLab
 from tests.guests.test_demo import virsh
 from tests.guests.test_modes import quota_us
@@ -64,7 +65,7 @@ async def test_a_harvest_vm_starts_deflated_and_grows_to_its_ceiling(lab: Runnin
 
         # Not granted yet: the manager hears of the VM by the next report.
         before = BudgetStatus.model_validate_json(await ask("GET", "/v1/budget"))
-        body = {"request_id": secrets.token_hex(8), "epoch": EPOCH, "vm": VM, "initial": INITIAL}
+        body = {"request_id": secrets.token_hex(8), "epoch": EPOCH, "vm": VM, "start_size": INITIAL}
         operation = await ended(await ask("POST", "/v1/vms", json=body))
         assert operation.state is OperationState.DONE, operation.sentence
         try:

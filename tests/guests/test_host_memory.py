@@ -16,14 +16,14 @@ import libvirt
 import pytest
 import pytest_asyncio
 
-from deflation.cascade import Cascade
-from deflation.instructions import Finish, Outcome
-from deflation.ledger import Layer
-from deflation.reinflation import Reinflation
-from deflation.resources import ResourceVector
-from hostagent.cgroups import MIB, MemoryGroup, vcpu_groups
-from hostagent.executor import Executor
-from hostagent.guestlink import GuestLink
+from ebbtide.deflation.cascade.cascade import Cascade
+from ebbtide.deflation.cascade.instructions import Finish, Outcome
+from ebbtide.deflation.cascade.reinflation import Reinflation
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.resources import ResourceVector
+from hostagent.limits.cgroups import MIB, MemoryGroup, vcpu_groups
+from hostagent.vm.executor import Executor
+from hostagent.vm.guest_link import GuestLink
 from tests.guests.solo import SoloGuest, eventually, meminfo_mib, solo_guest, zram_swap
 from tests.hostagent.waiting import until
 from tests.unit.deflation.blocked import without
@@ -77,7 +77,7 @@ async def touch(guest: SoloGuest) -> int:
     async def touched() -> bool:
         return "touched" in (await guest.run("ls", "/run")).split()
 
-    await eventually(touched, "the application never got through its memory")
+    await eventually(touched, "the application never got through its memory", 240.0)  # by way of swap
     return int(await guest.run("cat", "/run/touched"))
 
 
@@ -105,16 +105,16 @@ async def swap_for(guest: SoloGuest, *mib: int) -> AsyncIterator[list[str]]:
         try:
             yield devices
         finally:
-            await guest.hypervisor.set_limit(guest.domain, None, LIMIT_S)
+            await guest.hypervisor.sizes.set_limit(guest.domain, None, LIMIT_S)
 
 
 async def limit_of(guest: SoloGuest) -> float | None:
-    return (await guest.hypervisor.read(guest.domain)).limit_mib
+    return (await guest.hypervisor.sizes.read(guest.domain)).limit_mib
 
 
 async def test_without_swap_the_limit_is_refused_and_nothing_is_taken(guest: SoloGuest) -> None:
     before_mib = guest.resident_mib()
-    reason = await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S)
+    reason = await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, LIMIT_S)
     assert reason == (
         "the host has no swap, so no memory limit can be backed: the guest may touch 640 MiB, the limit is 224 MiB"
     )
@@ -142,8 +142,8 @@ async def test_a_limit_that_the_kernel_refuses_is_busy_to_libvirt_and_kills_noth
 async def test_with_swap_the_limit_is_reached_and_the_guest_survives_touching_all_its_memory(guest: SoloGuest) -> None:
     before_mib = guest.resident_mib()
     async with swap_for(guest, 576):
-        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
-        reading = await guest.hypervisor.read(guest.domain)
+        assert await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        reading = await guest.hypervisor.sizes.read(guest.domain)
         assert reading.limit_mib == pytest.approx(LIMIT_MIB, abs=1)
         assert reading.bound(1).memory_mib == pytest.approx(LIMIT_MIB, abs=1)
         group = MemoryGroup(guest.pid)
@@ -156,11 +156,11 @@ async def test_with_swap_the_limit_is_reached_and_the_guest_survives_touching_al
         assert guest.alive()
         assert group.refaults() > refaults
         assert group.usage() <= (LIMIT_MIB + EMULATOR_MIB + 1) * MIB
-        assert await guest.hypervisor.check_limits() == {}
+        assert await guest.hypervisor.sizes.check_limits() == {}
 
-        assert await guest.hypervisor.set_limit(guest.domain, 300.0, LIMIT_S) == ""
+        assert await guest.hypervisor.sizes.set_limit(guest.domain, 300.0, LIMIT_S) == ""
         assert await limit_of(guest) == pytest.approx(300, abs=1)
-        assert await guest.hypervisor.set_limit(guest.domain, None, LIMIT_S) == ""
+        assert await guest.hypervisor.sizes.set_limit(guest.domain, None, LIMIT_S) == ""
         assert await limit_of(guest) is None
         assert not group.holds_at_limit()
         assert await touch(guest) == 0
@@ -169,14 +169,14 @@ async def test_with_swap_the_limit_is_reached_and_the_guest_survives_touching_al
 
 async def test_the_limit_does_not_outlive_the_running_domain(guest: SoloGuest) -> None:
     async with swap_for(guest, 576):
-        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        assert await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
         assert "hard_limit" in virsh("dumpxml", guest.domain)
         assert "hard_limit" not in virsh("dumpxml", "--inactive", guest.domain)
 
 
 async def test_swap_that_is_too_small_is_a_refusal_with_its_figures(guest: SoloGuest) -> None:
     async with swap_for(guest, 300):
-        reason = await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S)
+        reason = await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, LIMIT_S)
     assert "it may need 416 MiB more (the guest may touch 640 MiB, the limit is 224 MiB)" in reason
     assert "but of 300 MiB free 0 MiB back other limits and 64 MiB are kept" in reason
     assert await limit_of(guest) is None
@@ -184,7 +184,7 @@ async def test_swap_that_is_too_small_is_a_refusal_with_its_figures(guest: SoloG
 
 async def test_a_time_limit_that_is_up_leaves_no_limit_that_was_not_reached(guest: SoloGuest) -> None:
     async with swap_for(guest, 576):
-        reason = await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, 0.0)
+        reason = await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, 0.0)
         assert reason == "no memory limit of 224 MiB: its time was up"
         assert await limit_of(guest) is None
 
@@ -192,7 +192,7 @@ async def test_a_time_limit_that_is_up_leaves_no_limit_that_was_not_reached(gues
 async def test_swap_cannot_be_taken_from_under_a_limit_without_the_guest_living_on(guest: SoloGuest) -> None:
     """The kernel would kill QEMU when swapoff brings its pages back; held at its limit, it fails the swapoff."""
     async with swap_for(guest, 576) as (device,):
-        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        assert await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
         assert MemoryGroup(guest.pid).holds_at_limit()
         done = await asyncio.to_thread(subprocess.run, ["swapoff", device], capture_output=True, text=True)
         assert "Cannot allocate memory" in done.stderr
@@ -202,14 +202,14 @@ async def test_swap_cannot_be_taken_from_under_a_limit_without_the_guest_living_
 
 async def test_when_swap_goes_away_the_limit_is_lifted_and_the_guest_lives(guest: SoloGuest) -> None:
     async with swap_for(guest, 384, 320) as (first, _):
-        assert await guest.hypervisor.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
-        assert await guest.hypervisor.check_limits() == {}
+        assert await guest.hypervisor.sizes.set_limit(guest.domain, LIMIT_MIB, LIMIT_S) == ""
+        assert await guest.hypervisor.sizes.check_limits() == {}
         await asyncio.to_thread(subprocess.run, ["swapoff", first], check=True)
-        lifted = await guest.hypervisor.check_limits()
+        lifted = await guest.hypervisor.sizes.check_limits()
         assert list(lifted) == [guest.domain]
         assert "swap cannot back the memory limit" in lifted[guest.domain]
         assert await limit_of(guest) is None
-        assert await guest.hypervisor.check_limits() == {}
+        assert await guest.hypervisor.sizes.check_limits() == {}
         assert await touch(guest) == 0
         assert guest.alive()
 
@@ -230,7 +230,7 @@ async def test_the_cascade_limits_what_the_guest_cannot_give_and_reinflation_lif
     quiet = without(Layer.APPLICATION)
     try:
         await until(lambda: link.connected, limit_s=60)
-        executor = Executor(guest.domain, guest.hypervisor, link, "test")
+        executor = Executor(guest.domain, guest.hypervisor.sizes, link, "test")
         before, _ = await executor.measure()
         async with swap_for(guest, 576):
             down = await drive(Cascade(before, ResourceVector(1, 300), 120.0, quiet), executor)

@@ -13,11 +13,12 @@ from typing import Any
 import libvirt
 import pytest
 
-from deflation.allocations import Priority
-from deflation.lifecycle_messages import PartialVector
-from deflation.messages import ManagedVM, Operation, OperationState, Vector, VMSpec
-from ebb.client import ManagerClient
-from hostagent.intents import NAMESPACE
+from ebbtide.client import ManagerClient
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.common import PartialVector, Vector
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import ClusterVM, VMSpec
+from hostagent.state.intents import NAMESPACE
 from tests.guests.conftest import RunningLab
 from tests.guests.test_demo import virsh
 
@@ -40,7 +41,7 @@ async def done(client: ManagerClient, operation: Operation) -> Operation:
     return ended
 
 
-async def connected(client: ManagerClient, name: str) -> ManagedVM:
+async def connected(client: ManagerClient, name: str) -> ClusterVM:
     async with asyncio.timeout(300):
         while not (found := await client.vm(name)).guest_connected:
             await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Dry run, explain, pause and off with a real guest: what is told comes true, what is left is left, off undoes all."""
+"""Doctor, dry run, explain, pause and off with a real guest: what is told comes true, and off undoes all."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import re
 
 import pytest
 
-from deflation.allocations import Priority
-from deflation.explanations import Explanation
-from deflation.ledger import Layer
-from deflation.mechanisms import Mechanism
-from deflation.messages import Operation, OperationState, Vector, VMSpec
-from deflation.modes import HostMode
-from ebb.client import ManagerClient
-from ebb.errors import ManagerRefused
+from ebbtide.client import ManagerClient, ManagerRefused
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import Explanation
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMSpec
 from tests.guests.conftest import RunningLab
 from tests.guests.test_demo import virsh
+from tests.guests.test_layers import has_all_layers_but_what_its_host_and_template_do_not_give
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
@@ -74,6 +76,7 @@ async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_und
             open_ones = {row.mechanism for row in whole.findings if row.available}
             assert open_ones >= {Mechanism.CPU_OFFLINE, Mechanism.QUOTA, Mechanism.VIRTIO_MEM, Mechanism.BALLOON}
             assert all(row.reason for row in whole.findings)
+            await has_all_layers_but_what_its_host_and_template_do_not_give(lab, NAME, domain)
 
             generation = (await client.vm(NAME)).generation + 1
             told = await client.forecast(NAME, TARGET, generation=generation)
@@ -93,11 +96,11 @@ async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_und
             assert limited == 50_000
 
             assert (await set_mode(client, host, HostMode.PAUSED)).state is OperationState.DONE
-            await asyncio.to_thread(virsh, "schedinfo", domain, "--live", "vcpu_quota=90000")
+            await asyncio.to_thread(virsh, "schedinfo", domain, "--live", "vcpu_quota=40000")
             async with asyncio.timeout(60):
                 while not await left(client):
                     await asyncio.sleep(0.5)
-            assert await asyncio.to_thread(quota_us, domain) == 90_000
+            assert await asyncio.to_thread(quota_us, domain) == 40_000
             refused = await ended(client, await client.set_target(NAME, NOMINAL, generation=generation + 1))
             assert refused.state is OperationState.FAILED
             assert f"{host} is paused: no VM is created and no size is changed (a test)" in refused.sentence

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from deflation.allocations import Allocation, Priority
-from deflation.guest_messages import GuestStatus, Hello, Notice, PressureNotice, RequestNotice
-from deflation.pressure import PressureReading, PressureWatch, Verdict
-from deflation.resources import ResourceVector
-from ebb import paths
-from ebb.lab.guestlink import LabLink, channel_path
-from ebb.lab.image import build_image
-from ebb.lab.services import ensure_services, open_libvirt, stop_services
-from ebb.lab.state import LabState
-from hostagent.disks import create_overlay
+from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.cascade.pressure import PressureWatch, Verdict
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.lab import paths
+from ebbtide.lab.guest_link import LabLink, channel_path
+from ebbtide.lab.image import build_image
+from ebbtide.lab.services import ensure_services, open_libvirt, stop_services
+from ebbtide.lab.state import LabState
+from ebbtide.messages.guest import GuestStatus, Hello, Notice, PressureNotice, RequestNotice
+from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, render_domain
 from hostagent.errors import GuestUnreachable
-from hostagent.guestlink import GuestLink
-from hostagent.templates import DomainParameters, DomainTemplate, render_domain
+from hostagent.libvirt.libvirt_hypervisor import create_overlay
+from hostagent.vm.guest_link import GuestLink
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
-READY_S = 180.0
+READY_S = 240.0
 AGENT_CHANNEL = "io.ebbtide.guest.0"
 
 #: Reads a mapped file around and around in a control group that may hold a fraction of it, which makes faults, and in
@@ -124,7 +124,7 @@ class Watched:
     def _noted(self, notice: Notice) -> None:
         if isinstance(notice, PressureNotice):
             self.stalls.append(notice)
-            self.watch.observe(asyncio.get_running_loop().time(), PressureReading.of(notice))
+            self.watch.observe(asyncio.get_running_loop().time(), notice.pressure_reading())
         else:
             self.requests.append(notice)
 
@@ -137,7 +137,7 @@ class Watched:
             status = await self.link.call("status", {"brief": True}, GuestStatus, 15.0)
         except GuestUnreachable:
             return
-        self.watch.observe(asyncio.get_running_loop().time(), PressureReading.of(status))
+        self.watch.observe(asyncio.get_running_loop().time(), status.pressure_reading())
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
         """Look every second until it holds."""

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from deflation.allocations import Priority
-from deflation.messages import Vector, VMSpec
-from ebb.benchmarks.bed import in_guest, lab_link
-from ebb.lab.guestlink import LabLink
+from benchmarks.host.bench_host import in_guest, lab_link
+from ebbtide.deflation.allocations import Priority
+from ebbtide.lab.guest_link import LabLink
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import VMSpec
 from tests.guests.conftest import RunningLab
 from tests.guests.test_layers import bring, vm
 

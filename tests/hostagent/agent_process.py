@@ -9,12 +9,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from deflation.resources import ResourceVector
-from hostagent.agent import Agent
-from hostagent.host import Host, Slice
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import usable_boot_mib
+from ebbtide.deflation.resources import ResourceVector
+from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.operations.agent import Agent
 from hostagent.service import configure_logs, serve
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host, Slice
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 
 CAPACITY = ResourceVector(cpu_cores=6, memory_mib=3600)
@@ -28,6 +28,10 @@ async def run(world: Path, state_dir: Path, port: int) -> None:
     await serve(agent, "127.0.0.1", port, token_file, None, None, asyncio.Event())
 
 
-if __name__ == "__main__":
+def main() -> None:
     configure_logs(as_json=False, verbose=False)
     asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+
+
+if __name__ == "__main__":
+    main()

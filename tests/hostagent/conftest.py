@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from deflation.messages import Operation
-from hostagent import guestlink, watch
-from hostagent.agent import Agent
-from hostagent.api import make_app
-from hostagent.host import Host, Slice
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import usable_boot_mib
+from ebbtide.messages.operations import Operation
+from hostagent.api.app import make_app
+from hostagent.control import reconciler
+from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.operations.agent import Agent
+from hostagent.state.journal import Journal
+from hostagent.vm import guest_link
+from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.waiting import until
@@ -30,10 +31,10 @@ Command = Callable[..., Awaitable[Operation]]
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and retries come ten times as often: sockets and processes cannot run in faked time."""
-    monkeypatch.setattr(watch, "WATCH_S", 0.2)
-    monkeypatch.setattr(watch, "CLOSE_LOOK_S", 0.2)
-    monkeypatch.setattr(watch, "OWNERS_S", 0.4)
-    monkeypatch.setattr(guestlink, "RETRY_S", 0.2)
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.2)
+    monkeypatch.setattr(reconciler, "CHECK_S", 0.2)
+    monkeypatch.setattr(reconciler, "OWNERS_S", 0.4)
+    monkeypatch.setattr(guest_link, "RETRY_S", 0.2)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def host(agent: Agent) -> Host:
 
 
 def make_agent(world: World, state_dir: Path) -> Agent:
-    part = Slice("host-a", "http://127.0.0.1:0", CAPACITY, "qemu", OVERHEAD_MIB)
+    part = Slice("host-a", "http://127.0.0.1:1", CAPACITY, "qemu", OVERHEAD_MIB)
     host = Host(part, FakeHypervisor(world.socket), Journal(state_dir), lambda: 1e6)
     return Agent(host, usable_boot_mib)
 

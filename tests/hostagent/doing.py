@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from deflation.messages import HostReport, Operation
-from hostagent.host import Host
-from hostagent.intents import Phase
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation
+from hostagent.state.intents import Phase
+from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command
 from tests.hostagent.waiting import until
 

@@ -1,4 +1,4 @@
-"""The agent's side of the make-believe host: the hypervisor port, spoken to a :class:`tests.hostagent.world.World`."""
+"""The agent's side of the make-believe host: the hypervisor port, spoken to a `tests.hostagent.world.World`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deflation.allocations import cpu_shares
-from deflation.lifecycle_messages import TemplateInfo
-from deflation.mechanisms import Finding, Mechanism
-from deflation.messages import VMSpec
-from deflation.resources import ResourceVector
+from ebbtide.deflation.allocations import cpu_shares
+from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.hosts import TemplateInfo
+from ebbtide.messages.vms import VMSpec
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
-from hostagent.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
-from hostagent.intents import Before, Intent
+from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
+from hostagent.state.intents import Before, Intent
 
 #: What no domain of the world has.
 NOT_HERE = (Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
 
 
 class FakeHypervisor:
-    """See :class:`hostagent.hypervisor.Hypervisor`. Each call has a connection of its own, like a thread of a pool."""
+    """See `hostagent.libvirt.hypervisor.Hypervisor`. Each call has a connection of its own, like a thread of a pool."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -41,6 +41,14 @@ class FakeHypervisor:
         if "error" in reply:
             raise (DomainGone if reply.get("gone") else HypervisorError)(reply["error"])
         return reply["result"]
+
+    @property
+    def sizes(self) -> FakeHypervisor:
+        return self
+
+    @property
+    def adoption(self) -> FakeHypervisor:
+        return self
 
     async def domains(self) -> list[DomainState]:
         found = await self._call("domains")
@@ -98,7 +106,9 @@ class FakeHypervisor:
         await self._call("write_intent", domain=domain, intent=intent.model_dump_json())
 
     async def give_back(self, domain: str, before: Before) -> None:
-        await self._call("give_back", domain=domain, shares=before.cpu_shares, quota=before.quota_per_cpu)
+        await self._call(
+            "give_back", domain=domain, shares=before.cpu_shares, quota=before.quota_per_cpu, cap=before.cap_cores
+        )
 
     async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         nominal = intent.spec.nominal
@@ -151,10 +161,11 @@ class FakeHypervisor:
             r["network_mib_s"],
             r["limit_mib"],
             r["shares"],
+            cap_cores=r["cap"],
         )
 
-    async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
-        await self._call("set_quota", domain=domain, cores=cores_per_cpu)
+    async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
+        await self._call("set_quota", domain=domain, cores=cores_per_cpu, cap=cap_cores)
 
     async def set_shares(self, domain: str, shares: int) -> None:
         await self._call("set_shares", domain=domain, shares=shares)

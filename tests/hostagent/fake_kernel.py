@@ -1,6 +1,7 @@
-"""What ``tc`` and ``ip`` do and print, for the commands of :mod:`hostagent.tc`, with failures where a test wants them.
+"""Fake of ``tc`` and ``ip``, for the commands of `hostagent.limits.tc`, with failures where a test wants them.
 
-The real ones are in tests/hostagent/test_tc.py and tests/guests/test_bandwidth.py; here every command can fail in turn.
+The real ones are in tests/hostagent/limits/test_tc.py and tests/guests/test_bandwidth.py; here every command can fail
+in turn.
 """
 
 from __future__ import annotations

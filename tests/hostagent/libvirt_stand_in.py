@@ -1,6 +1,6 @@
 """In the place of libvirt: a connection with domains of their own XML, which notes the thread of each call.
 
-It has what :class:`hostagent.libvirt_hypervisor.LibvirtHypervisor` asks for; sizes are taken over at once.
+It has what `hostagent.libvirt.libvirt_hypervisor.LibvirtHypervisor` asks for; sizes are taken over at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import libvirt
 
-from hostagent import intents
-from hostagent.libvirt_hypervisor import GUEST_CHANNEL
+from hostagent.libvirt.libvirt_hypervisor import GUEST_CHANNEL
+from hostagent.state import intents
 
 TUNED = ("total_bytes_sec", "total_iops_sec", "read_bytes_sec", "write_bytes_sec")
 #: Each call of a connection or domain: its name and its thread.

@@ -1,11 +1,11 @@
-"""What can befall a VM or the hypervisor of a :class:`tests.hostagent.local_world.LocalWorld`, by name."""
+"""What can befall a VM or the hypervisor of a `tests.hostagent.local_world.LocalWorld`, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from hostagent.intents import Phase
+from hostagent.state.intents import Phase
 from tests.hostagent.local_guest import Application, Manner
 from tests.hostagent.local_hypervisor import Faults
 from tests.hostagent.local_world import Domain, LocalWorld
@@ -72,7 +72,7 @@ def _reboot(world: LocalWorld, faults: Faults, name: str) -> None:
     if domain.state == "running":
         domain.reset(world.now())
         domain.disturbed = True
-        world.stir(name)
+        world.request_check(name)
 
 
 def _foreign(change: Callable[[Domain], None]) -> Fault:
@@ -88,7 +88,7 @@ def _foreign(change: Callable[[Domain], None]) -> Fault:
 
 
 def _lift_quota(domain: Domain) -> None:
-    domain.quota = None
+    domain.quota = domain.cap = None
 
 
 def _cpus_on(domain: Domain) -> None:
@@ -112,7 +112,7 @@ def _stopped(world: LocalWorld, faults: Faults, name: str) -> None:
     if domain.state == "running" and domain.intent.phase is not Phase.CREATING:
         domain.state, domain.disturbed = "stopped", True
         domain.hang_up()
-        world.stir(name)
+        world.request_check(name)
 
 
 def started(world: LocalWorld, faults: Faults, name: str) -> None:
@@ -121,12 +121,12 @@ def started(world: LocalWorld, faults: Faults, name: str) -> None:
     if domain.state == "stopped":
         domain.start(world.now())
         domain.state, domain.disturbed = "running", True
-        world.stir(name)
+        world.request_check(name)
 
 
 def _removed(world: LocalWorld, faults: Faults, name: str) -> None:
     world.domains.pop(name).hang_up()
-    world.stir(name)
+    world.request_check(name)
 
 
 def _taken_over(world: LocalWorld, faults: Faults, name: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ResourceVector
 from hostagent.errors import HypervisorError, JournalError
-from hostagent.journal import Journal
+from hostagent.state.journal import Journal
 
 
 class Fence:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from deflation.allocations import Priority
+from ebbtide.deflation.allocations import Priority
 
 #: What the guest agent keeps free for its kernel, MiB.
 RESERVE_MIB = 48.0

@@ -1,4 +1,4 @@
-"""The hypervisor port over a :class:`tests.hostagent.local_world.LocalWorld`, for one agent; and that agent's end."""
+"""The hypervisor port over a `tests.hostagent.local_world.LocalWorld`, for one agent; and that agent's end."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from deflation.allocations import cpu_shares
-from deflation.lifecycle_messages import TemplateInfo
-from deflation.mechanisms import Finding, Mechanism
-from deflation.messages import VMSpec
-from deflation.resources import ResourceVector
+from ebbtide.deflation.allocations import cpu_shares
+from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.hosts import TemplateInfo
+from ebbtide.messages.vms import VMSpec
+from hostagent.control.reconciler import OWNERS_S
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
-from hostagent.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
-from hostagent.intents import Before, Intent, Phase
-from hostagent.watch import OWNERS_S
+from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
+from hostagent.state.intents import Before, Intent, Phase
 from tests.hostagent.local_fence import Faults as Faults
 from tests.hostagent.local_fence import Fence as Fence
 from tests.hostagent.local_fence import FencedJournal as FencedJournal
 from tests.hostagent.local_guest import Application, Guest
 from tests.hostagent.local_world import Domain, LocalWorld
 
-#: As in :mod:`hostagent.libvirt_connection` and :mod:`hostagent.libvirt_hypervisor`.
+#: As in `hostagent.libvirt_connection` and `hostagent.libvirt.libvirt_hypervisor`.
 CALL_LIMIT_S: Final = 15.0
 LOOK_S: Final = 0.5
 STALLED_S: Final = 4.0
@@ -32,13 +33,21 @@ NOT_HERE: Final = (Mechanism.CPU_UNPLUG, Mechanism.DIMM)
 
 
 class LocalHypervisor:
-    """See :class:`hostagent.hypervisor.Hypervisor`."""
+    """See `hostagent.libvirt.hypervisor.Hypervisor`."""
 
     def __init__(self, world: LocalWorld, host_id: str, fence: Fence, faults: Faults) -> None:
         self._world = world
         self._host_id = host_id
         self._fence = fence
         self._faults = faults
+
+    @property
+    def sizes(self) -> LocalHypervisor:
+        return self
+
+    @property
+    def adoption(self) -> LocalHypervisor:
+        return self
 
     async def domains(self) -> list[DomainState]:
         await self._ask("domains")
@@ -132,8 +141,10 @@ class LocalHypervisor:
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         def prepare() -> None:
             found = self._ours(domain)
-            quota = size.cpu_cores / found.vcpus
-            found.starts_quota = quota if quota < 1 else None
+            found.starts_quota, found.starts_cap = (
+                quota_of(size.cpu_cores, found.vcpus),
+                cap_of(size.cpu_cores, found.vcpus),
+            )
             found.starts_plugged_mib = max(math.floor((size.memory_mib - found.boot_mib) / 2) * 2.0, 0.0)
 
         await self._change("prepare_start", domain, prepare)
@@ -155,12 +166,12 @@ class LocalHypervisor:
         def destroy() -> None:
             found = self._world.find(domain)
             given_up = found.given_up or found.intent.phase is Phase.CREATING
-            if domain not in self._world.condemned and not given_up:
+            if domain not in self._world.terminating and not given_up:
                 self._world.blame(domain, "was removed, though nobody asked for that")
             self._judge_owner(domain, found)
             found.hang_up()
             del self._world.domains[domain]
-            self._world.condemned.discard(domain)
+            self._world.terminating.discard(domain)
 
         try:
             await self._change("destroy", domain, destroy, CALL_LIMIT_S * 4)
@@ -184,10 +195,11 @@ class LocalHypervisor:
         except KeyError:
             raise DomainGone(f"no domain {domain}") from None
 
-    async def set_quota(self, domain: str, cores_per_cpu: float | None) -> None:
+    async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
         def set_quota() -> None:
             found = self._ours(domain, live=True)
             found.quota = None if cores_per_cpu is None or cores_per_cpu >= 1 else max(cores_per_cpu, 0.001)
+            found.cap = cap_cores
             self._world.note(domain, f"quota {found.quota}, on line {found.guest.online}")
             self._world.judge_limits(domain, found)
 

@@ -16,11 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from deflation.allocations import HARD_FLOOR, Allocation, Priority
-from deflation.resources import ResourceVector
+from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.bounds import EMULATOR_SHARE
+from ebbtide.deflation.floors import HARD_FLOOR
+from ebbtide.deflation.resources import ResourceVector
 from hostagent.errors import HypervisorError
-from hostagent.hypervisor import HostSideReading
-from hostagent.intents import Intent
+from hostagent.libvirt.hypervisor import HostSideReading
+from hostagent.state.intents import Intent
 from tests.hostagent.local_guest import Conversation, Guest, Manner
 
 #: Sizes are set in pages and microseconds: differences below this are nobody's fault.
@@ -40,6 +42,8 @@ class Domain:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     state: str = "paused"
     quota: float | None = None
+    #: Cap of the whole domain, in cores.
+    cap: float | None = None
     balloon_mib: float = 0.0
     balloon_wanted_mib: float = 0.0
     plugged_mib: float = 0.0
@@ -50,6 +54,7 @@ class Domain:
     shares: int | None = None
     #: Quota and plugged memory that it is started with by whoever starts it.
     starts_quota: float | None = None
+    starts_cap: float | None = None
     starts_plugged_mib: float = 0.0
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     #: How fast memory moves, and below what each device stops half way.
@@ -82,7 +87,7 @@ class Domain:
     def start(self, now: float) -> None:
         """Start afresh from what is written in its definition: nothing that was set while it ran is left."""
         self.limit_mib = self.disk_mib_s = self.network_mib_s = None
-        self.quota = self.starts_quota
+        self.quota, self.cap = self.starts_quota, self.starts_cap
         self.balloon_mib = self.balloon_wanted_mib = self.boot_mib
         self.plugged_mib = self.plugged_wanted_mib = self.starts_plugged_mib
         self.vcpu_seconds = [0.0] * self.vcpus
@@ -107,7 +112,10 @@ class Domain:
         online = len(self.guest.online)
         memory_mib = max(self.balloon_mib, self.balloon_wanted_mib) + max(self.plugged_mib, self.plugged_wanted_mib)
         return ResourceVector(
-            min(float(online), online * (self.quota if self.quota is not None else 1.0)),
+            min(
+                online * (self.quota if self.quota is not None else 1.0),
+                float(online) if self.cap is None else self.cap / (1 + EMULATOR_SHARE),
+            ),
             memory_mib if self.limit_mib is None else min(memory_mib, self.limit_mib),
             nominal.disk_mib_s if self.disk_mib_s is None else min(self.disk_mib_s, nominal.disk_mib_s),
             nominal.network_mib_s if self.network_mib_s is None else min(self.network_mib_s, nominal.network_mib_s),
@@ -126,6 +134,7 @@ class Domain:
             self.limit_mib,
             self.shares,
             usable_mib=usable_mib if now > self.guest.boots_until else None,
+            cap_cores=self.cap,
         )
 
     def move(self, now: float) -> None:
@@ -133,8 +142,10 @@ class Domain:
         seconds, self.moved_at = max(now - self.moved_at, 0.0), now
         if self.state != "running" or now < self.guest.boots_until:
             return
-        for cpu in self.guest.online:
-            self.vcpu_seconds[cpu] += seconds * 0.6 * (1.0 if self.quota is None else self.quota)
+        online = self.guest.online
+        share = min(1.0 if self.quota is None else self.quota, (self.cap or self.vcpus) / max(len(online), 1))
+        for cpu in online:
+            self.vcpu_seconds[cpu] += seconds * 0.6 * share
         step = seconds * self.speed_mib_s
         lowest = max(self.balloon_wanted_mib, min(self.balloon_stuck_mib, self.balloon_mib))
         self.balloon_mib = _toward(self.balloon_mib, lowest, step)
@@ -155,7 +166,7 @@ class LocalWorld:
     swap_mib: float = 0.0
     blames: list[str] = field(default_factory=list)
     #: Names of domains that an agent has been told to remove and has not removed yet.
-    condemned: set[str] = field(default_factory=set)
+    terminating: set[str] = field(default_factory=set)
     listeners: list[Callable[[str], None]] = field(default_factory=list)
     slowest_s: float = 0.05
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -199,7 +210,7 @@ class LocalWorld:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def stir(self, name: str) -> None:
+    def request_check(self, name: str) -> None:
         for listener in self.listeners:
             listener(name)
 
@@ -247,6 +258,8 @@ class LocalWorld:
         floor = domain.allocation.minimum
         # All that are plugged: an agent that does not hear the guest must count them all.
         cores = domain.vcpus * (1.0 if domain.quota is None else domain.quota)
+        if domain.cap is not None:
+            cores = min(cores, domain.cap)
         if cores < floor.cpu_cores - ROUNDING.cpu_cores:
             self.blame(name, f"got {cores:g} cores, its minimum is {floor.cpu_cores:g}")
         for what in ("disk_mib_s", "network_mib_s"):
@@ -266,7 +279,7 @@ class LocalWorld:
     # --- guests --------------------------------------------------------------------------------------------------
 
     async def connect(self, path: str, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """In the place of :func:`asyncio.open_unix_connection`."""
+        """In the place of `asyncio.open_unix_connection`."""
         await asyncio.sleep(self.latency())
         name = Path(path).name
         domain = self.domains.get(name)

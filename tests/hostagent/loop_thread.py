@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import pytest
 
-import deflation
 import hostagent
+from ebbtide import deflation
 
 #: Where the code lives that is watched.
 ROOMS: Final = tuple(str(Path(str(room.__file__)).parent) + os.sep for room in (hostagent, deflation))
@@ -64,7 +64,7 @@ sys.addaudithook(_hook)
 
 @contextlib.contextmanager
 def watched_thread() -> Iterator[list[str]]:
-    """Watch the thread that this runs in.
+    """Reconciler the thread that this runs in.
 
     :returns: what was done there and where, as it happens.
     """

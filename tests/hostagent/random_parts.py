@@ -8,16 +8,18 @@ from typing import Any, Final
 import structlog
 from hypothesis import strategies as st
 
-from deflation.allocations import Priority
-from deflation.messages import Vector, VMSpec
-from deflation.resources import ResourceVector
-from hostagent.host import Host
-from hostagent.vms import ManagedVM
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import VMSpec
+from hostagent.vm.host import Host
+from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.local_world import ROUNDING, Domain, LocalWorld
 
-EXAMPLES: Final = 60
 STEPS_EACH: Final = 200
-LEAST_STEPS: Final = 10_000
+#: Examples of a run, and the steps that these make at least; the deep run is `make test-deep`.
+RUN: Final = (80, 10_000)
+DEEP_RUN: Final = (400, 66_000)
 
 HOST: Final = "host-a"
 CAPACITY: Final = ResourceVector(cpu_cores=8, memory_mib=4600, disk_mib_s=120, network_mib_s=120)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hostagent.intents import Intent, Phase
+from ebbtide.lab.state import write_private
+from hostagent.state.intents import Intent, Phase
+from tests.forked import Forked
 from tests.hostagent.conftest import TOKEN, low_vm
 from tests.hostagent.world import World, random_delays
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.service
 
 KILLS = 24
 NEED = {"cpu_cores": 3.0, "memory_mib": 1100.0}
-Agent = Callable[[], Awaitable[asyncio.subprocess.Process]]
+Agent = Callable[[], Awaitable[Forked]]
 
 
 class Caller:
@@ -39,7 +38,7 @@ class Caller:
             return response.status, await response.json()
 
     async def ready(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     await self.request("GET", "/v1/host")
@@ -57,26 +56,24 @@ class Caller:
 @pytest.fixture
 async def agent(world: World, tmp_path: Path) -> AsyncIterator[tuple[Agent, Caller]]:
     """Start agents one after another on the same port and state directory."""
-    (tmp_path / "token").write_text(TOKEN)
+    write_private(tmp_path / "token", TOKEN)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    processes: list[asyncio.subprocess.Process] = []
+    processes: list[Forked] = []
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
     caller = Caller(port, session)
 
-    async def start() -> asyncio.subprocess.Process:
-        arguments = ["-m", "tests.hostagent.agent_process", str(world.socket), str(tmp_path), str(port)]
-        with (tmp_path / "agent.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=log)
+    async def start() -> Forked:
+        arguments = [str(world.socket), str(tmp_path), str(port)]
+        process = await Forked.start("tests.hostagent.agent_process", arguments, tmp_path / "agent.log")
         processes.append(process)
         await caller.ready()
         return process
 
     yield start, caller
     for process in processes:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        await process.wait()
     await session.close()
 
 
@@ -97,7 +94,7 @@ async def test_a_killed_agent_ends_at_the_plan_or_at_nominal(world: World, agent
         body = {"request_id": f"reclaim-{number}", "need": NEED, "deadline_s": 30.0}
         sending = asyncio.create_task(caller.request("POST", "/v1/reclaims", body))
         await asyncio.sleep(generator.uniform(0.0, 1.0))
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         await process.wait()
         await asyncio.gather(sending, return_exceptions=True)
         phases = {Intent.model_validate_json(d.intent).phase for d in world.domains.values()}

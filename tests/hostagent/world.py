@@ -19,6 +19,10 @@ from typing import Any
 Reply = dict[str, Any]
 
 
+class DomainOff(Exception):
+    """What is to be done needs a domain that runs."""
+
+
 @dataclass
 class Domain:
     """One domain and the guest in it. Memory in MiB."""
@@ -29,6 +33,8 @@ class Domain:
     plugged_mib: float
     state: str = "paused"
     quota: float | None = None
+    #: Cap of the whole domain, in cores.
+    cap: float | None = None
     online: set[int] = field(default_factory=set)
     pinned: set[int] = field(default_factory=set)
     balloon_mib: float = 0.0
@@ -138,6 +144,8 @@ class World:
             return {"result": await getattr(self, f"_do_{method}")(**params)}
         except KeyError as error:
             return {"error": f"no domain {error}", "gone": True}
+        except DomainOff:
+            return {"error": "Requested operation is not valid: domain is not running"}
 
     async def _do_domains(self) -> list[Reply]:
         return [{"name": n, "state": d.state, "intent": d.intent} for n, d in self.domains.items()]
@@ -176,6 +184,8 @@ class World:
         ]
 
     async def _do_suspend(self, domain: str) -> None:
+        if self.domains[domain].state == "stopped":
+            raise DomainOff
         self.domains[domain].state = "paused"
 
     async def _do_prepare_start(self, domain: str, cores: float, memory_mib: float) -> None:
@@ -192,7 +202,7 @@ class World:
     async def _do_start(self, domain: str) -> None:
         d = self.domains[domain]
         assert d.state == "stopped", "a domain that runs cannot be started"
-        d.state, d.quota, d.balloon_mib, d.online = "paused", None, d.boot_mib, set(range(d.vcpus))
+        d.state, d.quota, d.cap, d.balloon_mib, d.online = "paused", None, None, d.boot_mib, set(range(d.vcpus))
         d.vcpu_seconds = [0.0] * d.vcpus
         d.plugged_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
         d.cache_mib = 0.0
@@ -210,9 +220,9 @@ class World:
         d = self.domains[domain]
         return [d.vcpus, d.boot_mib, d.bound_mib, d.shares, d.why_not]
 
-    async def _do_give_back(self, domain: str, shares: int | None, quota: float | None) -> None:
+    async def _do_give_back(self, domain: str, shares: int | None, quota: float | None, cap: float | None) -> None:
         d = self.domains[domain]
-        d.shares, d.quota, d.intent = shares or d.shares, quota, ""
+        d.shares, d.quota, d.cap, d.intent = shares or d.shares, quota, cap, ""
 
     async def _do_destroy(self, domain: str) -> None:
         del self.domains[domain]
@@ -227,6 +237,7 @@ class World:
             "vcpu_seconds": d.vcpu_seconds,
             "vcpus": d.vcpus,
             "quota": d.quota,
+            "cap": d.cap,
             "balloon_mib": d.balloon_mib,
             "plugged_mib": d.plugged_mib,
             "disk_mib_s": d.disk_mib_s,
@@ -258,8 +269,9 @@ class World:
         self.domains[domain].limit_mib = mib
         return ""
 
-    async def _do_set_quota(self, domain: str, cores: float | None) -> None:
+    async def _do_set_quota(self, domain: str, cores: float | None, cap: float | None) -> None:
         self.domains[domain].quota = None if cores is None or cores >= 1 else cores
+        self.domains[domain].cap = cap
 
     async def _do_throttled(self, domain: str) -> list[int]:
         d = self.domains[domain]

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 from aiohttp.test_utils import TestServer
 
-from cluster_manager.api import make_app
-from cluster_manager.database import Database
-from cluster_manager.leadership import LeadershipTimes
+from cluster_manager.api.app import make_app
+from cluster_manager.leadership.leadership import LeadershipTimes
 from cluster_manager.manager import Manager
 from cluster_manager.settings import AgentLimits, Settings
-from deflation.messages import Operation, OperationState
-from tests.manager.fake_agent import AGENT_TOKEN, FakeAgent
+from cluster_manager.store.database import Database
+from ebbtide.messages.operations import Operation, OperationState
+from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 
 TOKEN = "clients"
 QUICK = AgentLimits(answer_s=5.0, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0, retry_s=0.05)
@@ -127,7 +127,7 @@ async def cluster_of(path: Path, *agents: FakeAgent, **changes: Any) -> AsyncIte
     settings = Settings(
         database=database_in(path),
         token=TOKEN,
-        agent_token=AGENT_TOKEN,
+        hosts_key=HOSTS_KEY,
         silent_after_s=1.0,
         agents=QUICK,
         leadership=LEADERSHIP,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from cluster_manager.database import Database
+from cluster_manager.store.database import Database
 from tests.manager import cluster
 from tests.manager.databases import Server, Stores
 

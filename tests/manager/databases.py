@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 from sqlalchemy import create_engine
 
-from cluster_manager import schema
-from cluster_manager.database import Database, PostgreSQL
+from cluster_manager.store import schema
+from cluster_manager.store.database import Database, PostgreSQL
 from tests.adapters import postgres
 
 #: How the manager connects, and psql.
@@ -66,7 +66,7 @@ class Server:
         return self.new(TEMPLATE)
 
     def give_back(self, made: PostgreSQL) -> None:
-        """One of :meth:`migrated` is done with. It is emptied for the next test: that takes less than another copy."""
+        """One of `migrated` is done with. It is emptied for the next test: that takes less than another copy."""
         name = _name_of(made)
         sessions = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         self.ask("postgres", sessions)

@@ -14,34 +14,34 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from deflation.allocations import Priority, deflatable_capacity, free_capacity, undeclared
-from deflation.budget_messages import Budget, BudgetStatus
-from deflation.fencing import Fence
-from deflation.harvest import harvested, without_harvest
-from deflation.messages import (
+from ebbtide.deflation.allocations import Priority, deflatable_capacity, free_capacity, undeclared
+from ebbtide.deflation.fencing import Fence
+from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.harvest import harvested, without_harvest
+from ebbtide.deflation.sharing.overcommitment import overcommitment
+from ebbtide.deflation.sharing.proportional import share_room, split_need
+from ebbtide.messages.commands import (
+    Budget,
+    BudgetStatus,
     Command,
-    CoreChange,
     CreateCommand,
-    HostReport,
-    HostTemplate,
-    Operation,
-    OperationState,
-    Problem,
+    EpochCommand,
+    ModeCommand,
     ReclaimCommand,
     ReinflateCommand,
-    ReportReply,
     TargetCommand,
-    Vector,
-    VMState,
-    VMStatus,
 )
-from deflation.modes import HostMode
-from deflation.proportional import share_room, split_need
-from deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.hosts import HostReport, HostTemplate, ReportReply
+from ebbtide.messages.machines import CoreChange
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMState, VMStatus
+from ebbtide.rest.credentials import command_token, report_token
 from tests.manager.fake_lifecycle import FakeLifecycle, json_answer, runs
 from tests.manager.outcomes import outcome_of
 
-AGENT_TOKEN = "agents"
+HOSTS_KEY = "hosts-key"
 REPORT_S = 0.05
 
 
@@ -77,9 +77,13 @@ class FakeAgent(FakeLifecycle):
         self.mode = HostMode.ACTIVE
         self.templates: tuple[HostTemplate, ...] | None = None
         self.mode_reason = ""
+        #: Why its hypervisor does not answer.
+        self.unavailable = ""
         #: (kind, name or "") of every command that was carried out, in order; and all that arrived.
         self.done: list[tuple[str, str]] = []
         self.arrived: list[str] = []
+        #: How often the host was read.
+        self.reads = 0
         self.bodies: list[dict[str, Any]] = []
         self.reasons: dict[str, str] = {}
         self.changes: list[CoreChange] = []
@@ -117,6 +121,8 @@ class FakeAgent(FakeLifecycle):
         app.router.add_post("/v1/reclaims", self._reclaim)
         app.router.add_post("/v1/reinflations", self._reinflate)
         app.router.add_put("/v1/budget", self._budget)
+        app.router.add_put("/v1/mode", self._set_mode)
+        app.router.add_put("/v1/epoch", self._put_epoch)
         self.add_lifecycle(app)
         self._server = TestServer(app, port=self._port)
         await self._server.start_server(shutdown_timeout=0.0)
@@ -158,9 +164,10 @@ class FakeAgent(FakeLifecycle):
         return free_capacity(self.capacity, [vm.allocation() for vm in self.vms.values()])
 
     def report(self) -> HostReport:
+        charged = sum((vm.allocation().charge for vm in self.vms.values()), ZERO)
         return HostReport(
             id=self.id,
-            url=f"http://127.0.0.1:{self._port}",
+            url=f"http://127.0.0.1:{self._port or 9}",
             incarnation=self.incarnation,
             sequence=next(self._reports),
             capacity=Vector.of(self.capacity),
@@ -170,6 +177,8 @@ class FakeAgent(FakeLifecycle):
             accelerator="qemu",
             mode=self.mode,
             mode_reason=self.mode_reason,
+            unavailable=self.unavailable,
+            overcommitted=Vector.of(overcommitment(self.capacity, charged)),
             vms=tuple(self.vms.values()),
             core_changes=tuple(self.changes),
             budget=Vector.of(self.budget),
@@ -200,17 +209,20 @@ class FakeAgent(FakeLifecycle):
             )
         )
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of its calls of the manager."""
+        return {"Authorization": f"Bearer {report_token(HOSTS_KEY, self.id)}"}
+
     async def send_report(self) -> None:
         """One report now."""
         assert self.manager is not None
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {AGENT_TOKEN}"}) as session:
+        async with aiohttp.ClientSession(headers=self.headers) as session:
             await self._send(session)
 
     async def _report_for_ever(self) -> None:
         timeout = aiohttp.ClientTimeout(total=1.0)
-        async with aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {AGENT_TOKEN}"}, timeout=timeout
-        ) as session:
+        async with aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     if self.manager is not None and not self.trouble.mute:
@@ -243,15 +255,15 @@ class FakeAgent(FakeLifecycle):
     ) -> web.StreamResponse:
         if self.trouble.mute:
             await self._ever.wait()
-        if request.headers.get("Authorization") != f"Bearer {AGENT_TOKEN}":
+        if request.headers.get("Authorization") != f"Bearer {command_token(HOSTS_KEY, self.id)}":
             return json_answer(Problem(error="wrong token", field=None), 401)
         return await handler(request)
 
     async def _get_host(self, request: web.Request) -> web.Response:
+        self.reads += 1
         return json_answer(self.report())
 
     async def _get_operation(self, request: web.Request) -> web.Response:
-        self.fence = self.fence.after(int(request.query.get("epoch", 0)))
         found = self._operations.get(request.match_info["id"])
         if found is None:
             return json_answer(Problem(error="no such operation", field=None), 404)
@@ -264,7 +276,7 @@ class FakeAgent(FakeLifecycle):
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         command = CreateCommand.model_validate_json(await request.read())
-        spec, initial = command.vm, command.initial or command.vm.nominal
+        spec, initial = command.vm, command.start_size or command.vm.nominal
         self.budget = ZERO
 
         def work() -> dict[str, Any]:
@@ -347,6 +359,23 @@ class FakeAgent(FakeLifecycle):
             return self._resize(share_room(rows, room))
 
         return await self._carry_out(command, "reinflate", "", work)
+
+    async def _put_epoch(self, request: web.Request) -> web.Response:
+        command = EpochCommand.model_validate_json(await request.read())
+        why, field = self.fence.refusal(command.epoch, 0)
+        if why:
+            return json_answer(Problem(error=why, field=field), 409)
+        self.fence = self.fence.after(command.epoch)
+        return json_answer(command)
+
+    async def _set_mode(self, request: web.Request) -> web.StreamResponse:
+        command = ModeCommand.model_validate_json(await request.read())
+
+        def work() -> dict[str, Any]:
+            self.mode, self.mode_reason = command.mode, command.reason
+            return {"sentence": f"{self.id} is {command.mode}"}
+
+        return await self._carry_out(command, "mode", "", work)
 
     async def _budget(self, request: web.Request) -> web.Response:
         budget = Budget.model_validate_json(await request.read())

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen
-from task_matcher.engines.settings import EngineSettings
-from task_matcher.errors import EngineRefused, EngineUnreachable
-from task_matcher.tasks import TaskOrder
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
+from ebbtide.matcher.match.tasks import TaskOrder
 
 SETTINGS = EngineSettings(engine="slurm", directory=Path("/nowhere"), user="nobody", period_s=0.05)
 
@@ -126,6 +126,6 @@ class FakeEngine:
 
 
 def settings(engine: FakeEngine | None = None, **changes: Any) -> dict[str, Any]:
-    """For :class:`cluster_manager.settings.Settings`."""
+    """For `cluster_manager.settings.Settings`."""
     made = engine or FakeEngine(far=4)
     return {"engine": SETTINGS.model_copy(update=changes), "make_engine": lambda settings: made}

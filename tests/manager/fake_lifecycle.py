@@ -8,10 +8,12 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel
 
-from deflation.lifecycle_messages import AdoptCommand, ReleaseCommand, SpecCommand, StopCommand
-from deflation.messages import Command, OperationState, Problem, Vector, VMSpec, VMState, VMStatus
-from deflation.resources import ZERO, ResourceVector
-from deflation.respec import respec
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
+from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
+from hostagent.operations.respec import respec
 
 
 def runs(vm: VMStatus) -> bool:
@@ -20,7 +22,7 @@ def runs(vm: VMStatus) -> bool:
 
 
 class FakeLifecycle:
-    """Part of :class:`tests.manager.fake_agent.FakeAgent`."""
+    """Part of `tests.manager.fake_agent.FakeAgent`."""
 
     id: str
     vms: dict[str, VMStatus]

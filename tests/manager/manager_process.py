@@ -12,9 +12,10 @@ from typing import Any
 
 import aiohttp
 
-from cluster_manager.database import PostgreSQL
+from cluster_manager.store.database import PostgreSQL
+from ebbtide.lab.state import write_private
 from tests.manager.cluster import TOKEN
-from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.fake_agent import HOSTS_KEY
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -32,15 +33,15 @@ class ManagerProcess:
         self.log: list[str] = []
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        (directory / "token").write_text(TOKEN)
-        (directory / "agent-token").write_text(AGENT_TOKEN)
+        write_private(directory / "token", TOKEN)
+        write_private(directory / "hosts.key", HOSTS_KEY)
 
     async def start(self) -> None:
         options = {
             "--listen": f"127.0.0.1:{self.port}",
             "--policy": "first-fit",
             "--token-file": str(self._directory / "token"),
-            "--agent-token-file": str(self._directory / "agent-token"),
+            "--hosts-key-file": str(self._directory / "hosts.key"),
             "--database": self._database.url,
         }
         argv = [sys.executable, "-m", "cluster_manager.main", *(word for pair in options.items() for word in pair)]

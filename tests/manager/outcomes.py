@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from deflation.ledger import Layer
-from deflation.messages import LedgerRow, Vector, VMOutcome
-from deflation.resources import COMPONENTS, ResourceVector
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.resources import COMPONENTS, ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import LedgerRow, VMOutcome
 
 
 def outcome_of(

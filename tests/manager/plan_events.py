@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster_manager.placements import start_placement
-from cluster_manager.plans import HostRead, HostsChosen, OperationEnded, PlanState
-from deflation.allocations import Priority, deflatable_capacity, free_capacity
-from deflation.messages import HostReport, Operation, OperationState, Vector, VMSpec, VMState, VMStatus
-from deflation.placement_policies import PlacementPolicy
-from deflation.resources import ZERO, ResourceVector
+from cluster_manager.plans.placements import PlacementPlan, start_placement
+from cluster_manager.plans.plans import HostRead, HostsChosen, OperationEnded, SetVM, VMPhase, finish
+from cluster_manager.store.store import Store
+from ebbtide.deflation.allocations import Priority, deflatable_capacity, free_capacity
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 OVERHEAD_MIB = 100.0
 
@@ -20,7 +24,7 @@ def spec_of(name: str, priority: str = "fixed", cpu_cores: float = 3.0, memory_m
     return VMSpec(name=name, priority=Priority(priority), nominal=nominal, minimum=minimum)
 
 
-def placement(spec: VMSpec, deadline_s: float = 60.0) -> PlanState:
+def placement(spec: VMSpec, deadline_s: float = 60.0) -> PlacementPlan:
     return start_placement("plan", "request", spec, deadline_s, PlacementPolicy.BEST_FIT)
 
 
@@ -61,11 +65,24 @@ def chosen(*hosts: str, at: float = 0.0) -> HostsChosen:
 
 
 def read(host: str, *vms: VMStatus, at: float = 0.0, **capacity: float) -> HostRead:
-    return HostRead(at, report_of(host, *vms, **capacity))
+    return HostRead(at, report_of(host, *vms, **capacity), frozenset(vm.name for vm in vms))
+
+
+def unrecorded(host: str, *vms: VMStatus, at: float = 0.0) -> HostRead:
+    """A host of whose VMs the manager's record has none there."""
+    return HostRead(at, report_of(host, *vms))
 
 
 def ended(kind: Any, state: OperationState = OperationState.DONE, at: float = 0.0, **more: Any) -> OperationEnded:
     return OperationEnded(at, operation(kind, state, **more))
+
+
+async def record(store: Store, name: str, host: str, phase: VMPhase = VMPhase.RUNNING) -> None:
+    """The manager's record of a VM that no request of the test has made."""
+    spec = spec_of(name, "deflatable")
+    state = start_placement(f"plan-{name}", f"plan-{name}", spec, 1.0, PlacementPolicy.BEST_FIT)
+    await store.add_plan(state, "")
+    await store.save_step(finish(state, OperationState.DONE, "").state, [SetVM(name, phase, host, "")])
 
 
 def operation(kind: Any, state: OperationState = OperationState.DONE, **more: Any) -> Operation:

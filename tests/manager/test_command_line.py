@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from cluster_manager.main import main
+from ebbtide.lab.state import write_private
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +21,11 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "token").write_text("clients\n")
-    (tmp_path / "agents").write_text("agents\n")
+    write_private(tmp_path / "token", "clients\n")
+    write_private(tmp_path / "agents", "agents\n")
     return {
         "--token-file": str(tmp_path / "token"),
-        "--agent-token-file": str(tmp_path / "agents"),
+        "--hosts-key-file": str(tmp_path / "agents"),
         "--database": str(tmp_path / "db"),
         "--listen": "127.0.0.1:0",
     }

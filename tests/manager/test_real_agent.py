@@ -15,11 +15,14 @@ import aiohttp
 import pytest
 
 from cluster_manager.settings import AgentLimits
-from deflation.messages import HostReport, OperationState
-from deflation.resources import ZERO
+from ebbtide.deflation.resources import ZERO
+from ebbtide.lab.state import write_private
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
+from ebbtide.rest.credentials import command_token, report_token
 from tests.hostagent.world import World, random_delays
 from tests.manager.cluster import Cluster, cluster_of, vm
-from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.fake_agent import HOSTS_KEY
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -55,7 +58,9 @@ class RealAgent:
         async with asyncio.timeout(30):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with self._session.get(f"http://127.0.0.1:{self._port}/v1/host") as response:
+                    headers = {"Authorization": f"Bearer {command_token(HOSTS_KEY, 'host-a')}"}
+                    url = f"http://127.0.0.1:{self._port}/v1/host"
+                    async with self._session.get(url, headers=headers) as response:
                         return HostReport.model_validate_json(await response.read())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.05):
@@ -76,12 +81,12 @@ class RealAgent:
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[Cluster, RealAgent]]:
     """A manager and a real agent with two low-priority VMs of 3 cores on its 6 cores and 3600 MiB."""
-    (tmp_path / "token").write_text(AGENT_TOKEN)
+    write_private(tmp_path / "token", command_token(HOSTS_KEY, "host-a"))
     # A short path: the name of a unix socket has room for 107 bytes only.
     with TemporaryDirectory(prefix="ebb") as directory:
         world = World(Path(directory))
         await world.start()
-        headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+        headers = {"Authorization": f"Bearer {report_token(HOSTS_KEY, 'host-a')}"}
         async with cluster_of(tmp_path, agents=PATIENT) as cluster, aiohttp.ClientSession(headers=headers) as session:
             agent = RealAgent(world, tmp_path, session)
             await agent.start()

@@ -13,20 +13,21 @@ from typing import Any
 
 from aiohttp.test_utils import TestServer
 
-from cluster_manager.hosts import Host as ManagedHost
-from hostagent.agent import Agent
-from hostagent.api import make_app
-from hostagent.host import Host, Slice
-from hostagent.journal import Journal
-from hostagent.libvirt_hypervisor import usable_boot_mib
-from hostagent.reporter import Reporter
+from cluster_manager.inventory.hosts import Host as ManagedHost
+from ebbtide.rest.credentials import command_token, report_token
+from hostagent.api.app import make_app
+from hostagent.control.reporter import Reporter
+from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.operations.agent import Agent
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 from tests.manager import fake_engine
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
-from tests.manager.fake_agent import AGENT_TOKEN
+from tests.manager.fake_agent import HOSTS_KEY
 from tests.manager.plan_events import report_of
 
 
@@ -75,11 +76,13 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         host = Host(part, FakeHypervisor(world.socket), Journal(path / "agent"), lambda: 1e6)
         agent = Agent(host, usable_boot_mib)
         await agent.start()
-        server = TestServer(make_app(agent, AGENT_TOKEN), port=port)
+        server = TestServer(make_app(agent, command_token(HOSTS_KEY, "host-a")), port=port)
         await server.start_server(shutdown_timeout=0.0)
         async with cluster_of(path, silent_after_s=60.0, **fake_engine.settings()) as cluster:
             lab = Lab(cluster, agent, world, token_file, server)
-            reporting = asyncio.create_task(Reporter(host, lab.url, AGENT_TOKEN).run(), name="reporter")
+            reporting = asyncio.create_task(
+                Reporter(host, lab.url, report_token(HOSTS_KEY, "host-a")).run(), name="reporter"
+            )
             try:
                 await cluster.until(lambda: _registered(cluster))
                 yield lab

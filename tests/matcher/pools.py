@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from task_matcher.prediction import Change
+from ebbtide.matcher.predict.changes import Change
 
 Law = Callable[[np.random.Generator], float]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from task_matcher.engines.settings import EngineSettings, checked, engine_of, read_settings
-from task_matcher.errors import EngineSettingsError
-from task_matcher.rounds import LIVE, LIVE_PREDICTION
+from ebbtide.matcher.engines.interface import engine_of
+from ebbtide.matcher.engines.settings import EngineSettings, checked, read_settings
+from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
 
 
 def read(path: Path, text: str) -> EngineSettings:
@@ -53,7 +54,10 @@ def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
         ),
         ('engine = "dask"\ndirectory = "/srv"', "dask_scheduler must be given"),
         ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "http://x"', "dask_scheduler: "),
-        ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\nuser = "nobody"', "user says nothing"),
+        (
+            'engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\n[users]\nci = "nobody"',
+            "users says nothing",
+        ),
         ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tls://x:1"', "dask_ca_file"),
         ('engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\ndask_ca_file = "/ca"', "dask_ca_file"),
         ('directory = "/srv"', "directory says nothing where engine is none"),

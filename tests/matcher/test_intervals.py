@@ -1,4 +1,4 @@
-"""Kernels of interval-aware scheduling, held against figures by hand (seed 001, Algorithms 1 to 4)."""
+"""Kernels of interval-aware scheduling, held against figures by hand (Wijayawardana 2025, Algorithms 1 to 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from task_matcher.intervals import aligned, fill_tails, is_big, mean_remaining_s, next_change_s, risk, since_change_s
+from ebbtide.matcher.policies.intervals import (
+    aligned,
+    fill_tails,
+    is_big,
+    mean_remaining_s,
+    next_change_s,
+    risk,
+    since_change_s,
+)
 
 
 def known() -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from task_matcher.cluster_state import FEATURES, SUMS, began, describe, ended, waits, waits_no_more
-from task_matcher.forest import Forest, grown, nothing, predicted
-from task_matcher.waiting import (
+from ebbtide.matcher.policies.cluster_state import FEATURES, SUMS, began, describe, ended, waits, waits_no_more
+from ebbtide.matcher.policies.forest import Forest, grown, nothing, predicted
+from ebbtide.matcher.policies.waiting import (
     MIB_A_CORE,
     ON_DEMAND,
     SIZES,

@@ -9,13 +9,14 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from deflation.roles import Role
+from ebbtide.rest.roles import Role
 
 #: One caller of each role, and his token. Hosts of agents: see below.
 TOKENS: Mapping[str, str] = {
     "viewer": "token-of-a-viewer",
     "operator": "token-of-an-operator",
     "admin": "token-of-an-admin",
+    "manager": "token-of-the-manager",
     "agent": "token-of-host-a",
 }
 #: Who covers what: written down here once more, so that the matrix does not check the code by itself.
@@ -23,6 +24,7 @@ COVERS: Mapping[str, frozenset[str]] = {
     "viewer": frozenset({"viewer"}),
     "operator": frozenset({"viewer", "operator"}),
     "admin": frozenset({"viewer", "operator", "admin"}),
+    "manager": frozenset({"viewer", "operator", "admin", "manager"}),
     "agent": frozenset({"agent"}),
 }
 #: What stands in a path for its parameters: a host that is there, and a VM and an operation that are not.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from ebb.certificates import Authority, Purpose, make_certificates
-from rest.tls import KeyPair, client_context
+from ebbtide.cli.certificates import Authority, Purpose, make_certificates
+from ebbtide.rest.tls import KeyPair, client_context
 
 LOOPBACK = ("127.0.0.1", "localhost")
 

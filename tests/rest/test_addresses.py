@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rest.addresses import counted
+from ebbtide.rest.rates import counted
 
 
 @pytest.mark.parametrize(

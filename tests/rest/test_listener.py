@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rest.listener import ConnectionLimits, Listener, serving
-from rest.tls import server_context
+from ebbtide.rest.listener import ConnectionLimits, Listener, serving
+from ebbtide.rest.tls import server_context
 from tests.hostagent.waiting import until
 from tests.rest.pki import Pki
 

@@ -12,18 +12,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import Field
 
-from cluster_manager.api import make_app as make_manager
+from cluster_manager.api.app import make_app as make_manager
 from cluster_manager.manager import Manager
 from cluster_manager.settings import Settings
-from deflation.errors import InvalidField
-from deflation.messages import Problem
-from deflation.pages import Health
-from ebb.openapi import documents
-from hostagent.agent import Agent
-from hostagent.api import make_app as make_agent
-from rest.descriptions import Parameter, UndescribedRoute, describe
-from rest.openapi import EVERYWHERE, document_of, text_of
-from rest.parameters import parameters_of
+from ebbtide.cli.openapi import documents
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.messages.common import Health, Problem
+from ebbtide.rest.descriptions import Parameter, UndescribedRoute, describe
+from ebbtide.rest.openapi import EVERYWHERE, document_of, text_of
+from ebbtide.rest.parameters import parameters_of
+from hostagent.api.app import make_app as make_agent
+from hostagent.operations.agent import Agent
 from tests.hostagent.conftest import TOKEN, agent, world
 
 __all__ = ["agent", "world"]

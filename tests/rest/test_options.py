@@ -11,8 +11,10 @@ import structlog
 
 import cluster_manager.main
 import hostagent.main
-from rest.tls import KeyPair
+from ebbtide.lab.state import write_private
+from ebbtide.rest.tls import KeyPair
 
+TLS = ["--tls-certificate", "c.pem", "--tls-key", "c.key", "--client-ca", "ca.pem"]
 Refusal = Callable[[str, list[str]], str]
 
 
@@ -27,7 +29,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(daemon: str, options: list[str]) -> str:
         if daemon == "ebb-manager":
-            needed = ["--token-file", "token", "--agent-token-file", "agents", "--database", "db"]
+            needed = ["--token-file", "token", "--hosts-key-file", "agents", "--database", "db"]
             assert cluster_manager.main.main([*needed, *options]) == 1
             return capsys.readouterr().err
         needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token"]
@@ -45,10 +47,10 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--listen", "0.0.0.0:7999"], "give --tls-certificate and --tls-key, or --insecure"),
-        (["--listen", "[::]:7999"], "give --tls-certificate and --tls-key, or --insecure"),
-        (["--listen", "192.0.2.1:7999"], "give --tls-certificate and --tls-key, or --insecure"),
-        (["--listen", "example.org:7999"], "give --tls-certificate and --tls-key, or --insecure"),
+        (["--listen", "0.0.0.0:7999"], "give --tls-certificate, --tls-key and --client-ca"),
+        (["--listen", "[::]:7999"], "give --tls-certificate, --tls-key and --client-ca"),
+        (["--listen", "192.0.2.1:7999"], "give --tls-certificate, --tls-key and --client-ca"),
+        (["--listen", "example.org:7999"], "give --tls-certificate, --tls-key and --client-ca"),
         (["--tls-key", "x"], "--tls-certificate and --tls-key need each other"),
         (["--client-ca", "x"], "--client-ca needs --tls-certificate and --tls-key"),
         (["--requests-per-s", "0"], "--requests-per-s must be above 0"),
@@ -70,11 +72,14 @@ def test_what_is_not_safe_or_not_whole_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--listen", "0.0.0.0:7999", "--insecure"], "give --url"),
+        ([*TLS, "--listen", "0.0.0.0:7999"], "give --url"),
         (["--manager", "http://127.0.0.1:1", "--manager-ca", "x"], "--manager must begin with https://"),
         (["--manager", "https://192.0.2.1:1", "--manager", "http://192.0.2.2:1"], "http://192.0.2.2:1 would get"),
-        (["--manager", "http://127.0.0.1:1@example.org"], "over plain HTTP: give https://, or --insecure"),
+        (["--manager", "http://127.0.0.1:1@example.org"], "over plain HTTP: give https://"),
         (["--certificate", "x"], "--certificate and --key need each other"),
+        (["--manager", "http://127.0.0.1:1"], "--manager needs --manager-token-file"),
+        (["--manager", "http://127.0.0.1:1", "--manager-token-file", "token"], "hold the same token"),
+        (["--url", "http://127.0.0.1:1/path"], "must be a scheme, a host and a port"),
     ],
 )
 def test_an_agent_that_could_not_be_called_or_would_leak_does_not_start(
@@ -85,30 +90,44 @@ def test_an_agent_that_could_not_be_called_or_would_leak_does_not_start(
     assert said in error
 
 
-def test_one_token_for_people_and_agents_is_refused(refusal: Refusal) -> None:
-    assert "have the same token" in refusal("ebb-manager", ["--agent-token-file", "token"])
+def test_one_secret_for_people_and_hosts_is_refused(refusal: Refusal) -> None:
+    assert "hold the same word" in refusal("ebb-manager", ["--hosts-key-file", "token"])
 
 
-def test_a_token_of_one_host_is_refused_where_each_host_learns_the_one_of_all(refusal: Refusal, tmp_path: Path) -> None:
-    entry = f'[[token]]\nname = "a"\nrole = "agent"\nsha256 = "{"0" * 64}"\nhost = "host-a"\n'
-    (tmp_path / "tokens").write_text(entry)
-    assert "a token bound to a host needs --client-ca" in refusal("ebb-manager", ["--tokens-file", "tokens"])
+@pytest.mark.parametrize("daemon", ["ebb-manager", "ebb-hostagent"])
+def test_tls_alone_does_not_do_beyond_loopback(refusal: Refusal, daemon: str) -> None:
+    """Both sides show certificates, or the daemon does not start."""
+    options = ["--listen", "192.0.2.1:7999", *TLS[:4]]
+    assert "give --tls-certificate, --tls-key and --client-ca" in refusal(daemon, options)
+
+
+@pytest.mark.parametrize("daemon", ["ebb-manager", "ebb-hostagent"])
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o666])
+def test_a_token_that_everybody_can_read_is_refused(refusal: Refusal, tmp_path: Path, daemon: str, mode: int) -> None:
+    (tmp_path / "token").chmod(mode)
+    assert "token can be read by everybody on this machine: chmod o-rwx" in refusal(daemon, [])
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost", "https://192.0.2.1"])
 def test_an_agent_calls_its_own_machine_or_by_tls(url: str) -> None:
-    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--manager", url]
+    needed = [
+        "--id",
+        "host-a",
+        "--capacity",
+        "cpu_cores=1",
+        "--token-file",
+        "token",
+        "--manager",
+        url,
+        "--manager-token-file",
+        "r",
+    ]
     hostagent.main._access(hostagent.main._parser().parse_args(needed))
 
 
-def test_an_agent_that_is_told_so_calls_by_plain_http() -> None:
-    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--manager", "http://192.0.2.1"]
-    hostagent.main._access(hostagent.main._parser().parse_args([*needed, "--insecure"]))
-
-
 def test_a_manager_needs_somebody_to_listen_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "agents").write_text("secret")
-    assert cluster_manager.main.main(["--agent-token-file", str(tmp_path / "agents"), "--database", "db"]) == 1
+    write_private(tmp_path / "agents", "secret")
+    assert cluster_manager.main.main(["--hosts-key-file", str(tmp_path / "agents"), "--database", "db"]) == 1
     assert "--token-file or --tokens-file must be given" in capsys.readouterr().err
     structlog.reset_defaults()
 
@@ -128,6 +147,8 @@ def test_what_an_agent_calls_its_manager_with_is_its_own_unless_it_is_told_other
         "d.key",
         "--manager",
         "https://192.0.2.1:7100",
+        "--manager-token-file",
+        "reports",
     ]
     found = hostagent.main._access(hostagent.main._parser().parse_args([*needed, *more]))
     assert (found.own, found.client_ca) == (own, Path("ca.pem"))

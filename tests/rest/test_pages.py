@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deflation.errors import InvalidField
-from rest.pages import cursor_of, key_of, page_of
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.rest.pages import cursor_of, key_of, page_of
 
 NAMES = st.lists(st.text("abc", min_size=1, max_size=4), unique=True, max_size=40)
 
@@ -39,7 +39,10 @@ def test_rows_that_go_move_nothing() -> None:
     assert (rows, last is None) == (["c", "d"], False)
 
 
-@given(st.tuples(st.text(max_size=20), st.integers(-(2**53), 2**53), st.floats(-1e9, 1e9)))
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(st.tuples(TEXT, st.integers(-(2**53), 2**53), st.floats(-1e9, 1e9)))
 def test_a_cursor_gives_back_its_key(key: tuple[str, int, float]) -> None:
     assert key_of("list", cursor_of("list", key), (str, int, float)) == key
 
@@ -82,3 +85,9 @@ def test_numbers_that_are_none_are_refused(text: str) -> None:
     cursor = base64.urlsafe_b64encode(f'["list", {text}]'.encode()).decode()
     with pytest.raises(InvalidField):
         key_of("list", cursor, (float,))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\0"])
+def test_a_text_that_no_database_knows_is_no_key(text: str) -> None:
+    with pytest.raises(InvalidField, match="is no `next` of this list"):
+        key_of("list", cursor_of("list", (text,)), (str,))

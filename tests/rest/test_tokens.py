@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from deflation.roles import Role
-from ebb.main import app
-from rest.errors import AccessError
-from rest.tokens import Principals, principal, read_token, read_tokens
+from ebbtide.cli.main import app
+from ebbtide.lab.state import write_private
+from ebbtide.rest.credentials import command_token, report_token
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.roles import Role
+from ebbtide.rest.tokens import Principals, principal, read_token, read_tokens
 
 HASH = hashlib.sha256(b"secret-of-ci").hexdigest()
 
@@ -26,7 +27,7 @@ def written(directory: Path, text: str) -> Path:
 
 
 def test_hashes_and_files_beside_the_tokens_file_stand_for_their_principals(tmp_path: Path) -> None:
-    (tmp_path / "agent").write_text("secret-of-host-a\n")
+    write_private(tmp_path / "agent", "secret-of-host-a\n")
     path = written(
         tmp_path,
         f'[[token]]\nname = "ci"\nrole = "operator"\nsha256 = "{HASH.upper()}"\n'
@@ -60,6 +61,8 @@ def test_the_empty_token_is_nobodys() -> None:
             "either sha256 or token_file",
         ),
         (f'[[token]]\nname = "ci"\nrole = "viewer"\nsha256 = "{HASH}"\nhost = "a"', "host: is for the role agent only"),
+        (f'[[token]]\nname = "a"\nrole = "agent"\nsha256 = "{HASH}"', "the role agent only, which needs one"),
+        (f'[[token]]\nname = "m"\nrole = "manager"\nsha256 = "{HASH}"', "--token-file only"),
         ('[[token]]\nname = "ci"\nrole = "viewer"\ntoken = "SECRET"', "token.0.token"),
         ('[[token]]\nname = "ci"\nrole = "viewer"\ntoken_file = "missing"', "cannot read the token file"),
         ('[[token]\nname = "SECRET"', "is no TOML"),
@@ -80,16 +83,44 @@ def test_two_entries_with_one_name_or_one_token_are_refused() -> None:
             Principals([principal("ci", Role.VIEWER, "a"), other])
 
 
-def test_a_file_that_everybody_can_read_is_said_in_the_log(tmp_path: Path) -> None:
+def test_a_file_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    path.write_text("secret\n")
-    path.chmod(0o604)
-    with capture_logs() as logs:
-        assert read_token(path) == "secret"
-        path.chmod(0o640)
-        read_token(path)
-    assert [entry["file"] for entry in logs] == [str(path)]
-    assert "secret" not in {str(value) for entry in logs for value in entry.values()}
+    write_private(path, "secret\n")
+    for mode in (0o604, 0o602, 0o601):
+        path.chmod(mode)
+        with pytest.raises(AccessError, match="can be read by everybody on this machine: chmod o-rwx"):
+            read_token(path)
+    path.chmod(0o640)
+    assert read_token(path) == "secret"
+
+
+def test_each_host_and_direction_has_a_token_of_its_own() -> None:
+    hosts = ["host-a", "host-b", "host", "a"]
+    made = [make(key, host) for make in (report_token, command_token) for key in ("k", "l") for host in hosts]
+    assert len(set(made)) == len(made)
+    principals = Principals([principal("ci", Role.ADMIN, "secret")], "k")
+    for host in hosts:
+        found = principals.of(report_token("k", host))
+        assert found is not None
+        assert (found.role, found.host) == (Role.AGENT, host)
+    token = report_token("k", "host-a")
+    for wrong in (
+        command_token("k", "host-a"), report_token("l", "host-a"), token.replace("host-a", "host-b"), token + "x",
+        "host-a.", "host-a", ".", "", "\udcff.\udcff", "k",
+    ):  # fmt: skip
+        assert principals.of(wrong) is None, wrong
+
+
+def test_an_invitation_is_two_files_for_one_host(tmp_path: Path) -> None:
+    words = ["invite", "host-b", "--key-file", str(tmp_path / "hosts.key"), "--directory", str(tmp_path)]
+    for _ in range(2):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        key = read_token(tmp_path / "hosts.key")
+        assert read_token(tmp_path / "host-b.command-token") == command_token(key, "host-b")
+        assert read_token(tmp_path / "host-b.report-token") == report_token(key, "host-b")
+    assert key not in done.output
+    assert CliRunner().invoke(app, ["invite", "Host", *words[2:]]).exit_code == 1
 
 
 def test_a_principal_shows_nothing_of_its_token() -> None:

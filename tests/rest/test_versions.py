@@ -8,9 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from deflation.errors import InvalidField
-from deflation.messages import HostStatus, Problem, Vector
-from rest.versions import answer_tagged, digest_of, wanted_versions
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.hosts import HostStatus
+from ebbtide.rest.versions import answer_tagged, digest_of, wanted_versions
 
 BODY = Problem(error="nothing", field=None)
 

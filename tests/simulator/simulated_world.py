@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from deflation.placement_policies import PlacementPolicy
-from simulator.cluster.cluster import Cluster
-from simulator.cluster.settings import ClusterPolicy, rules_of
-from simulator.cluster.state import HIGH, LOW, Arrivals, Curves
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.simulator.cluster.cluster import Cluster
+from ebbtide.simulator.cluster.settings import ClusterPolicy, rules_of
+from ebbtide.simulator.cluster.state import HIGH, LOW, Arrivals, Curves
 from tests.simulator.two_worlds import OVERHEAD_MIB, SHAPES, Arrival, Decided, Size
 
 #: Throughput in proportion to size: no decision depends on it.
@@ -15,7 +15,7 @@ CURVES = Curves(np.array([[0.0, 1.0]]), np.array([[0.0, 1.0]]), np.array([2]))
 
 
 class SimulatedWorld:
-    """A cluster like that of :func:`tests.simulator.two_worlds.live_world`, checked after every event."""
+    """A cluster like that of `tests.simulator.two_worlds.live_world`, checked after every event."""
 
     def __init__(self, hosts: int, policy: PlacementPolicy) -> None:
         self._ids = [f"host-{number:02d}" for number in range(hosts)]

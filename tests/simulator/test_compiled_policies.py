@@ -7,13 +7,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from deflation import admission, kernels, placement_kernels
-from simulator.compiling import compiled, plain, shared
+from ebbtide.deflation import kernels
+from ebbtide.deflation.placement import kernels as placement_kernels
+from ebbtide.deflation.placement import placement_step
+from ebbtide.simulator import compiling
+from ebbtide.simulator.coaster import loop as coaster_loop
+from ebbtide.simulator.compiling import compiled, plain, shared
+from ebbtide.simulator.jobs import loop as job_loop
 
 #: Arrays where it is compiled, lists where it is interpreted.
 Numbers: TypeAlias = Any
 
-for _kernel in (*kernels.KERNELS, *admission.KERNELS, *placement_kernels.KERNELS):
+for _kernel in (*kernels.KERNELS, *placement_step.KERNELS, *placement_kernels.KERNELS):
     shared(_kernel)
 
 
@@ -34,7 +39,7 @@ def at_a_host(
     """Everything that is decided at one host; the last axis of the targets' first is by policy."""
     kernels.split(priority, upper, minimum, current, amount, order, targets[0], shortfall)
     kernels.share(priority, upper, minimum, current, amount, pressed, order, targets[1])
-    in_the_way = admission.sizes_to_reach(priority, upper, minimum, current, amount, order, targets[2])
+    in_the_way = placement_step.sizes_to_reach(priority, upper, minimum, current, amount, order, targets[2])
     return kernels.victims(priority, upper, current, charge, amount, targets[2], order, chosen), in_the_way
 
 
@@ -51,10 +56,10 @@ def at_a_start(
 ) -> bool:
     """The last VM starts deflated; ``figures`` is filled: the shortfall, the need, what is free of its size."""
     least = minimum[len(priority) - 1]
-    can = admission.join(
+    can = placement_step.join(
         priority, upper, minimum, current, order, amount, least, 320.0, targets, figures[0], figures[1]
     )
-    admission.room_to_start(amount, upper[0], upper[len(priority) - 1], 320.0, figures[2])
+    placement_step.room_to_start(amount, upper[0], upper[len(priority) - 1], 320.0, figures[2])
     return can
 
 
@@ -65,8 +70,8 @@ def among_hosts(demand: Numbers, availability: Numbers, capacity: Numbers, figur
     best = placement_kernels.best_host(demand, availability, capacity, figures[0])
     first = placement_kernels.first_host(demand, availability, capacity)
     fitter = placement_kernels.fitter_host(demand, availability, capacity, figures[0], 0, len(capacity) - 1)
-    admission.missing_of(demand, availability[0], capacity[0], figures[1])
-    admission.need_of(figures[1], availability[fitter], figures[2])
+    placement_step.missing_of(demand, availability[0], capacity[0], figures[1])
+    placement_step.need_of(figures[1], availability[fitter], figures[2])
     return best, first, fitter
 
 
@@ -165,10 +170,26 @@ def _every_decision(rows: Any) -> list[int]:
     for missing in rows:
         for deflatable in rows:
             for bits in range(8):
-                verdict = admission.decide(missing, deflatable, deflatable, bits & 1 > 0, bits & 2 > 0, bits & 4 > 0)
+                verdict = placement_step.decide(
+                    missing, deflatable, deflatable, bits & 1 > 0, bits & 2 > 0, bits & 4 > 0
+                )
                 said.append(verdict)
     for purpose in range(3):
         for priority in range(3):
-            said.append(admission.next_purpose(purpose, priority, True))
-            said.append(admission.next_purpose(purpose, priority, False))
+            said.append(placement_step.next_purpose(purpose, priority, True))
+            said.append(placement_step.next_purpose(purpose, priority, False))
     return said
+
+
+def test_machine_code_belongs_to_the_sources_that_it_is_made_from() -> None:
+    """A change elsewhere lets it be."""
+    sources = compiling._closure([coaster_loop.__name__])
+    assert {
+        coaster_loop.__name__,
+        "ebbtide.matcher.policies.cloudcoaster",
+        "ebbtide.simulator.coaster.checking",
+    } <= sources
+    assert job_loop.__name__ not in sources
+    assert compiling._directory(frozenset([coaster_loop.__name__])) != compiling._directory(
+        frozenset([job_loop.__name__])
+    )

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.inputs.batches import Batch, CapacityBatch, JobBatch, SeriesBatch, VmBatch
-from simulator.inputs.traces import Trace
+from ebbtide.simulator.inputs.batches import Batch, CapacityBatch, JobBatch, SeriesBatch, VmBatch
+from ebbtide.simulator.inputs.traces import Trace
 
 DATA = Path(__file__).parent / "data"
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from simulator.errors import InvalidParameter, TraceError
-from simulator.inputs.formats import ALL
-from simulator.inputs.traces import Trace
+from ebbtide.simulator.errors import InvalidParameter, TraceError
+from ebbtide.simulator.inputs.formats.registry import ALL
+from ebbtide.simulator.inputs.traces import Trace
 from tests.simulator import samples
 
 NAN = pytest.approx(math.nan, nan_ok=True)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import TraceError
-from simulator.inputs.formats import ALL
-from simulator.inputs.parquet import ParquetFormat
-from simulator.inputs.tables import Format
-from simulator.inputs.traces import Trace
+from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.inputs.formats.registry import ALL
+from ebbtide.simulator.inputs.parquet import ParquetFormat
+from ebbtide.simulator.inputs.tables import Format
+from ebbtide.simulator.inputs.traces import Trace
 from tests.simulator import samples
 
 #: What breaks parsers, beside chance.

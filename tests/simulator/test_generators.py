@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import InvalidParameter
-from simulator.generators import arrivals, capacity
-from simulator.generators.durations import BoundedPareto, ClampedZipf, Durations, Gaussian, Uniform
-from simulator.generators.harvest import HarvestSeries, Packing
-from simulator.inputs.batches import CapacityBatch, SeriesBatch, VmBatch, hints, same, texts, unknown
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators import arrivals, capacity
+from ebbtide.simulator.generators.durations import BoundedPareto, ClampedZipf, Durations, Gaussian, Uniform
+from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
+from ebbtide.simulator.inputs.batches import CapacityBatch, SeriesBatch, VmBatch, hints, same, texts, unknown
 
 
 def rng(seed: int = 1) -> np.random.Generator:

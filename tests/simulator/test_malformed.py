@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import TraceError
-from simulator.inputs import documents, sources
-from simulator.inputs.report import Fault
-from simulator.inputs.traces import Trace
+from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.inputs import documents, sources
+from ebbtide.simulator.inputs.report import Fault
+from ebbtide.simulator.inputs.traces import Trace
 from tests.simulator import samples
 
 

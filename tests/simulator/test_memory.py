@@ -11,7 +11,7 @@ import pytest
 CODE = """
 import resource, sys
 from pathlib import Path
-from simulator.inputs.traces import Trace
+from ebbtide.simulator.inputs.traces import Trace
 
 rows = sum(len(b) for b in Trace(Path(sys.argv[1]), "series", order=sys.argv[2], buffer_rows=20_000, run_rows=50_000))
 print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import TraceError
-from simulator.inputs import ordering
-from simulator.inputs.batches import Batch, JobBatch, Ragged, SeriesBatch, hints, same, unknown
-from simulator.inputs.report import Report
-from simulator.inputs.tables import Rows
+from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.inputs import ordering
+from ebbtide.simulator.inputs.batches import Batch, JobBatch, Ragged, SeriesBatch, hints, same, unknown
+from ebbtide.simulator.inputs.report import Report
+from ebbtide.simulator.inputs.tables import Rows
 
 
 def parts(times: list[float], size: int) -> Iterator[Rows]:

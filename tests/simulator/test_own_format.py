@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import TraceError
-from simulator.inputs.batches import KINDS, TEXTS, Batch, Ragged
-from simulator.inputs.traces import Trace
-from simulator.inputs.writing import write
+from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.inputs.batches import KINDS, TEXTS, Batch, Ragged
+from ebbtide.simulator.inputs.traces import Trace
+from ebbtide.simulator.inputs.writing import write
 from tests.simulator import samples
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

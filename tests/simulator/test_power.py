@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import InvalidParameter
-from simulator.generators.harvest import HarvestSeries, Packing
-from simulator.generators.power import Cut, PoweredSeries, PowerSteps, power_steps, shares
-from simulator.inputs.batches import CapacityBatch, SeriesBatch
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
+from ebbtide.simulator.generators.power import Cut, PoweredSeries, PowerSteps, power_steps, shares
+from ebbtide.simulator.inputs.batches import CapacityBatch, SeriesBatch
 from tests.simulator.test_generators import rng, vms_of
 
 Rows = list[tuple[float, str, float]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.generators.quantiles import SURF_HALF_YEAR, Quantiles
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.quantiles import SURF_HALF_YEAR, Quantiles
 
 
 def test_surf_has_its_shares_median_mean_and_percentile() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.generators.harvest import Packing
-from simulator.generators.replayed import vm_batches, vm_columns
-from simulator.inputs.batches import VmBatch, hints, texts, unknown
-from simulator.inputs.traces import Trace
-from simulator.matching.pools import PoolSettings, pool
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.generators.replayed import vm_batches, vm_columns
+from ebbtide.simulator.inputs.batches import VmBatch, hints, texts, unknown
+from ebbtide.simulator.inputs.traces import Trace
+from ebbtide.simulator.matching.pools import PoolSettings, pool
 
 DATA = Path(__file__).parent / "data"
 DAY_S = 86_400.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.inputs.batches import SeriesBatch
-from simulator.inputs.summary import PERCENTILES, Distribution, Summary
+from ebbtide.simulator.inputs.batches import SeriesBatch
+from ebbtide.simulator.inputs.summary import PERCENTILES, Distribution, Summary
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=200))

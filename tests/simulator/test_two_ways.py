@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import TraceError
-from simulator.inputs import columnwise, linewise, sources
-from simulator.inputs.batches import Batch, Ragged
-from simulator.inputs.formats import ALL
-from simulator.inputs.tables import Format
-from simulator.inputs.traces import Trace
+from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.inputs import columnwise, linewise, sources
+from ebbtide.simulator.inputs.batches import Batch, Ragged
+from ebbtide.simulator.inputs.formats.registry import ALL
+from ebbtide.simulator.inputs.tables import Format
+from ebbtide.simulator.inputs.traces import Trace
 from tests.simulator import samples
 from tests.simulator.test_fuzz import EXAMPLES, mutated
 
@@ -125,7 +125,7 @@ def test_lines_that_end_in_the_middle_of_a_block_are_whole(tmp_path: Path) -> No
 def test_without_pyarrow_text_is_read_and_what_needs_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("pyarrow", "simulator")]:
+    for name in [name for name in sys.modules if name.startswith(("pyarrow", "ebbtide.simulator"))]:
         monkeypatch.delitem(sys.modules, name)
     load = builtins.__import__
 
@@ -135,8 +135,8 @@ def test_without_pyarrow_text_is_read_and_what_needs_it_says_so(
         return load(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    from simulator.errors import TraceError as Missing
-    from simulator.inputs import traces, writing
+    from ebbtide.simulator.errors import TraceError as Missing
+    from ebbtide.simulator.inputs import traces, writing
 
     batches = list(traces.Trace(samples.put(tmp_path, samples.SWF, "a.swf")))
     assert sum(len(batch) for batch in batches) == 3

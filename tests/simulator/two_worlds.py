@@ -18,11 +18,15 @@ import aiosqlite
 import numpy as np
 import pytest
 
-from cluster_manager.leadership import LeadershipTimes
-from deflation.allocations import Priority, deflatable_capacity, effective_minimum, free_capacity
-from deflation.messages import HostReport, OperationState, Vector, VMStatus
-from deflation.placement_policies import PlacementPolicy
-from deflation.resources import ZERO, ResourceVector
+from cluster_manager.leadership.leadership import LeadershipTimes
+from ebbtide.deflation.allocations import Priority, deflatable_capacity, free_capacity
+from ebbtide.deflation.floors import effective_minimum
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMStatus
 from tests.manager.cluster import QUICK, Cluster, cluster_of
 from tests.manager.fake_agent import FakeAgent
 
@@ -34,7 +38,7 @@ SHAPES: Final = (
     ResourceVector(64, 131_072, 2500),
 )
 
-#: Nobody else wants to lead.
+#: No other manager wants to lead.
 LEADERSHIP: Final = LeadershipTimes(check_s=5.0, limit_s=600.0, release_s=900.0)
 
 Size = tuple[float, float, float, float]
@@ -42,7 +46,7 @@ Size = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A VM that is asked for, and when it goes if nobody stops it before."""
+    """A VM that is asked for, and when it goes if it is not stopped before."""
 
     number: int
     at_s: float

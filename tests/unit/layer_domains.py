@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from deflation.mechanisms import Finding, Mechanism
-from hostagent.layers import HostFacts, examine
+from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from hostagent.mechanisms.layers import HostFacts, examine
 
 CHANNEL = "<channel type='unix'><target type='virtio' name='io.ebbtide.guest.0' state='connected'/></channel>"
 BALLOON = "<memballoon model='virtio' freePageReporting='on'><stats period='1'/></memballoon>"

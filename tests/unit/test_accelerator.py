@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hostagent.accelerator import MARKER, probe_accelerator
+from hostagent.mechanisms.accelerator import MARKER, probe_accelerator
 
 
 class Bench:
@@ -115,7 +115,7 @@ def test_without_qemu_nothing_is_remembered(bench: Bench) -> None:
 
 
 def test_without_any_kernel_nothing_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hostagent.accelerator.host_kernel", lambda: None)
+    monkeypatch.setattr("hostagent.mechanisms.accelerator.host_kernel", lambda: None)
     bench.qemu_does(f"echo {MARKER}")
     kind, reason, _ = bench.probe(kernel=bench.home / "none")
     assert kind == "qemu"

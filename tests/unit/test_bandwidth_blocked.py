@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hostagent.bandwidth import disk_blocked, network_blocked
+from hostagent.limits.bandwidth import disk_blocked, network_blocked
 
 
 def domain(*devices: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deflation.fencing import Fence
+from ebbtide.deflation.fencing import Fence
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ebb.lab import image, rootfs
-from ebb.lab.errors import ImageError, LinkError, MissingTool, OperationFailed
-from ebb.lab.guest import labd
-from ebb.lab.guestlink import LabLink, channel_path, value_digest
-from ebb.lab.image import build_image
-from hostagent import initramfs
+from ebbtide.lab import image, rootfs
+from ebbtide.lab.errors import ChannelOperationFailed, ImageError, LinkError, MissingTool
+from ebbtide.lab.guest import labd
+from ebbtide.lab.guest_link import LabLink, channel_path, value_digest
+from ebbtide.lab.image import build_image
+from hostagent.mechanisms import initramfs
 
 
 def test_modules_are_loaded_after_what_they_depend_on() -> None:
@@ -174,13 +174,13 @@ async def test_no_socket_is_said_at_once(tmp_path: Path) -> None:
 
 async def test_a_failure_in_the_guest_reaches_the_caller(tmp_path: Path) -> None:
     async with guest(tmp_path / "s"), await LabLink.connect(tmp_path / "s") as link:
-        with pytest.raises(OperationFailed, match="unknown op"):
+        with pytest.raises(ChannelOperationFailed, match="unknown op"):
             await link.call("nonsense")
-        with pytest.raises(OperationFailed, match="FileNotFoundError"):
+        with pytest.raises(ChannelOperationFailed, match="FileNotFoundError"):
             await link.call("read", path=str(tmp_path / "none"))
-        with pytest.raises(OperationFailed, match="field argv"):
+        with pytest.raises(ChannelOperationFailed, match="field argv"):
             await link.call("exec")
-        with pytest.raises(OperationFailed, match=r"longer than 0\.2 s"):
+        with pytest.raises(ChannelOperationFailed, match=r"longer than 0\.2 s"):
             await link.call("exec", argv=["sleep", "20"], timeout_s=0.2)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deflation.ledger import Layer
-from deflation.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
-from hostagent import acpi_probe
-from hostagent.layers import HostFacts, examine
+from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
+from ebbtide.deflation.ledger import Layer
+from hostagent.mechanisms import acpi_probe
+from hostagent.mechanisms.layers import HostFacts, examine
 from tests.unit.layer_domains import (
     BALLOON,
     CHANNEL,
@@ -393,7 +393,8 @@ def test_a_finding_knows_its_layer() -> None:
         assert found.layer is LAYER_OF[found.mechanism]
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "layers.md").read_text(encoding="utf-8")
+#: Long commands are broken by the shell's backslash.
+PAGE = (Path(__file__).parents[2] / "docs/reference/layers.md").read_text(encoding="utf-8").replace("\\\n", "")
 
 
 @pytest.mark.parametrize(("mechanism", "xml", "facts", "reason", "fix"), CASES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostagent.errors import TrafficControlError
-from hostagent.tc import LEAST_BURST, Shape, Tap, TrafficControl, change_steps, parse, run, setup_steps
+from hostagent.limits.tc import LEAST_BURST, Shape, Tap, TrafficControl, change_steps, parse, run, setup_steps
 from tests.hostagent.fake_kernel import FakeKernel
 
 TAP = Tap("vnet7")
@@ -189,6 +189,6 @@ async def test_a_command_that_fails_is_told_in_its_own_words() -> None:
 
 
 async def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hostagent.tc.COMMAND_LIMIT_S", 0.2)
+    monkeypatch.setattr("hostagent.limits.tc.COMMAND_LIMIT_S", 0.2)
     with pytest.raises(TrafficControlError, match="did not end"):
         await run(["sleep", "60"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostagent.templates import (
+from hostagent.domain_xml.templates import (
     MEMORY_ALIAS,
     DomainParameters,
     DomainTemplate,
@@ -207,5 +207,5 @@ def test_a_vm_of_dimms_that_starts_below_its_nominal_size_has_those_that_fit_and
 
 def test_a_vm_of_dimms_does_not_start_without_one() -> None:
     parameters = dataclasses.replace(BASE, boot_memory_mib=512, initial_memory_mib=600)
-    with pytest.raises(TemplateError, match=r"initial\.memory_mib must be 640 at least"):
+    with pytest.raises(TemplateError, match=r"start_size\.memory_mib must be 640 at least"):
         render_domain(DomainTemplate.load("lab-dimm"), parameters)

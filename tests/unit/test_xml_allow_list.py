@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hostagent.image_paths import check_files
-from hostagent.template_library import TemplateLibrary, sample
-from hostagent.templates import PACKAGED, DomainTemplate, TemplateError, render_domain
-from hostagent.xml_allow_list import FileUse, Rights, XMLRefused, check, parse
+from hostagent.domain_xml.image_paths import check_files
+from hostagent.domain_xml.template_library import TemplateLibrary, sample
+from hostagent.domain_xml.templates import PACKAGED, DomainTemplate, TemplateError, render_domain
+from hostagent.domain_xml.xml_allow_list import FileUse, Rights, XMLRefused, check, parse
 
 RIGHTS = Rights(("/srv/images",))
 DISK = (
@@ -207,6 +207,21 @@ def test_links_devices_and_what_is_not_there_are_refused(tmp_path: Path) -> None
         check_files(use(images / "short.qcow2"), [str(images)])
 
 
+def test_a_backing_file_outside_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    """Opening is enough for a FIFO to hold up the agent, and for a watchdog to reset the host."""
+    images = tmp_path / "images"
+    images.mkdir()
+    os.mkfifo(outside := tmp_path / "fifo")
+    holder = os.open(outside, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(holder, b"QFI\xfb")
+        with pytest.raises(XMLRefused, match="lies outside of"):
+            check_files(use(qcow2(images / "web.qcow2", "../fifo")), [str(images)])
+        assert os.read(holder, 8) == b"QFI\xfb", "it was read"
+    finally:
+        os.close(holder)
+
+
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
@@ -292,3 +307,28 @@ def test_facts_that_cannot_be_are_refused(tmp_path: Path, facts: str) -> None:
     template(tmp_path, facts=facts)
     with pytest.raises(TemplateError, match=r"web\.toml"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("path", "twice"),
+    [
+        ("./devices/disk", "<source file='/etc/shadow'/>"),
+        ("./devices/disk", "<driver type='vmdk'/>"),
+        ("./devices/disk", "<driver name='qemu' type='raw'/>"),
+        ("./devices/channel", "<target type='virtio' name='other'/>"),
+        ("./devices/interface", "<source network='other'/>"),
+        ("./devices/rng", "<backend model='random'>/dev/random</backend>"),
+        ("./os", "<kernel>/srv/images/other</kernel>"),
+        (".", "<devices/>"),
+        (".", "<name>other</name>"),
+    ],
+)
+def test_a_second_element_is_refused_where_libvirt_reads_one(path: str, twice: str, wide: bool) -> None:
+    root = parse(GOOD)
+    parent = root.find(path)
+    assert parent is not None
+    parent.append(ElementTree.fromstring(twice))
+    rights = Rights(("/srv/images", "/etc"), wide=wide)
+    with pytest.raises(XMLRefused, match=r"more than one|is not allowed"):
+        check(root, rights)

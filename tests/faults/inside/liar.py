@@ -1,6 +1,6 @@
 """Runs inside a guest in the guest agent's place: the same agent, but what it says of the guest is not true.
 
-Usage: liar.py cpus|memory|application
+Usage: liar.py cpus|alternately|memory|application
 """
 
 from __future__ import annotations
@@ -33,6 +33,17 @@ class LyingCpus(Cpus):
         return CpusSetResult(self.claimed, [])
 
 
+class AlternatingCpus(LyingCpus):
+    """Says now that all but CPU 0 are off line, now that all are on line, and leaves them on."""
+
+    looks = 0
+
+    def status(self, brief: bool = False) -> CpuStatus:
+        self.looks += 1
+        self.claimed = [0] if self.looks % 2 else None
+        return super().status(brief)
+
+
 class FrozenMemory(Memory):
     """Says for ever what it said at first."""
 
@@ -57,7 +68,7 @@ class LyingApplications(Applications):
 about = sys.argv[1]
 agent = Agent(
     find=lambda: find_port(PORT_NAME, "/sys"),
-    cpus=LyingCpus() if about == "cpus" else Cpus(),
+    cpus={"cpus": LyingCpus, "alternately": AlternatingCpus}.get(about, Cpus)(),
     memory=FrozenMemory() if about == "memory" else Memory(),
     adapters_dir="/etc/ebbtide/adapters.d",
     run_dir="/run/ebbtide",

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from deflation.placement_policies import PlacementPolicy
-from simulator.cluster.metrics import metrics_of, node_overcommitment
-from simulator.cluster.settings import ClusterPolicy
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.simulator.cluster.metrics import metrics_of, node_overcommitment
+from ebbtide.simulator.cluster.settings import ClusterPolicy
 from tests.simulator.cluster.vms import NEVER, Vm, arrivals, cluster, fed, sizes
 
 NODE = (4.0, 8192.0)
@@ -60,7 +60,7 @@ def test_what_a_preemption_frees_beyond_the_need_goes_to_the_others() -> None:
     assert sizes(host) == {left: (4, 1024), 2: (3, 1024)}
 
 
-def test_a_low_priority_vm_deflates_its_like_but_preempts_nobody() -> None:
+def test_a_low_priority_vm_deflates_its_like_but_preempts_none() -> None:
     host = cluster([NODE])
     nodes = fed(
         host,

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.cluster.cluster import Cluster
-from simulator.cluster.settings import ClusterPolicy, under
-from simulator.cluster.state import NODE, TALLY, Arrivals
-from simulator.errors import SimulatorError
-from simulator.inputs.batches import Indices
+from ebbtide.simulator.cluster.cluster import Cluster
+from ebbtide.simulator.cluster.settings import ClusterPolicy, under
+from ebbtide.simulator.cluster.state import NODE, TALLY, Arrivals
+from ebbtide.simulator.errors import SimulatorError
+from ebbtide.simulator.inputs.batches import Indices
 from tests.simulator.cluster.vms import arrivals, cluster, crowd
 
 NODES = [(8.0, 16384.0), (16.0, 24576.0), (4.0, 65536.0)]

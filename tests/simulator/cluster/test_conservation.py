@@ -1,4 +1,4 @@
-"""Whatever arrives: no node over capacity, no floor crossed, work in = work out; and a broken state is found."""
+"""Conservation under any arrivals: no node over capacity, no floor crossed, work in = work out; faults are found."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deflation.placement_policies import PlacementPolicy
-from simulator.cluster.cluster import Cluster
-from simulator.cluster.metrics import metrics_of
-from simulator.cluster.settings import ClusterPolicy
-from simulator.cluster.state import (
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.simulator.cluster.cluster import Cluster
+from ebbtide.simulator.cluster.metrics import metrics_of
+from ebbtide.simulator.cluster.settings import ClusterPolicy
+from ebbtide.simulator.cluster.state import (
     ADMITTED,
     ALIVE,
     HELD_CORES,
@@ -28,7 +28,7 @@ from simulator.cluster.state import (
     STAY_S,
     WHOLE,
 )
-from simulator.errors import ConservationBroken, InvalidParameter
+from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from tests.simulator.cluster.vms import NEVER, Vm, arrivals, cluster, crowd, fed, sizes
 
 NODES = [(8.0, 16384.0), (16.0, 24576.0), (4.0, 65536.0)]

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from simulator.cluster.settings import ClusterPolicy, under
+from ebbtide.simulator.cluster.settings import ClusterPolicy, under
 from tests.simulator.cluster.vms import arrivals, cluster, crowd
 
 NODES = [(8.0, 16384.0), (16.0, 24576.0), (4.0, 65536.0)]

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.cluster.model import MODEL
-from simulator.errors import InvalidParameter
-from simulator.experiments.document import read
-from simulator.experiments.model import Input, Outcome, checked
+from ebbtide.simulator.cluster.model import MODEL
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.document import read
+from ebbtide.simulator.experiments.model import Input, Outcome, checked
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADER = "arrival_s,batch,cores,mem_gb,dur_lo_s,dur_hi_s,censored,dur_s\n"
 
 
 def silent(_: float) -> None:
-    """Nobody looks at the progress."""
+    """Progress that is not shown."""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_settings_that_cannot_be_name_their_field(trace: Input, given: dict[str,
     assert caught.value.field == field
 
 
-def test_a_window_in_which_nobody_asks_for_anything_is_an_error(trace: Input) -> None:
+def test_a_window_without_arrivals_is_an_error(trace: Input) -> None:
     with pytest.raises(InvalidParameter, match="window_from_s"):
         run(trace, window_from_s=4e7, window_until_s=5e7)
 

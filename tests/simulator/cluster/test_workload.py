@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deflation.allocations import effective_minimum
-from deflation.resources import ResourceVector
-from deflation.utility import check_curve, size_of_shares, utility_at
-from simulator.cluster.applications import APPLICATIONS, curves_of
-from simulator.cluster.settings import ClusterPolicy, under
-from simulator.cluster.state import LOW
-from simulator.cluster.workload import (
+from ebbtide.deflation.floors import effective_minimum
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.utility import check_curve, size_of_shares, utility_at
+from ebbtide.simulator.cluster.applications import APPLICATIONS, curves_of
+from ebbtide.simulator.cluster.settings import ClusterPolicy, under
+from ebbtide.simulator.cluster.state import LOW
+from ebbtide.simulator.cluster.workload import (
     DAY_S,
     Sample,
     arrivals_of,
@@ -27,9 +27,9 @@ from simulator.cluster.workload import (
     offered,
     sampled,
 )
-from simulator.errors import InvalidParameter
-from simulator.inputs import batches
-from simulator.inputs.batches import VmBatch, hints, texts, unknown
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.inputs import batches
+from ebbtide.simulator.inputs.batches import VmBatch, hints, texts, unknown
 
 
 def batch(count: int, *, groups: int = 10, first: int = 0, memory_mib: float = 1024.0) -> VmBatch:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deflation.placement_policies import PlacementPolicy
-from deflation.resources import ResourceVector
-from simulator.cluster.applications import curves_of
-from simulator.cluster.cluster import Cluster
-from simulator.cluster.settings import ClusterPolicy, rules_of, under
-from simulator.cluster.state import HIGH, LOW, Arrivals
-from simulator.inputs.batches import Floats
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.simulator.cluster.applications import curves_of
+from ebbtide.simulator.cluster.cluster import Cluster
+from ebbtide.simulator.cluster.settings import ClusterPolicy, rules_of, under
+from ebbtide.simulator.cluster.state import HIGH, LOW, Arrivals
+from ebbtide.simulator.inputs.batches import Floats
 
 NEVER = math.inf
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.coaster import arrays as a
-from simulator.coaster import loop
-from simulator.coaster.arrays import Coaster
-from simulator.coaster.checking import check
-from simulator.coaster.running import Terms, run
-from simulator.errors import ConservationBroken
+from ebbtide.simulator.coaster import arrays as a
+from ebbtide.simulator.coaster import loop
+from ebbtide.simulator.coaster.arrays import Coaster
+from ebbtide.simulator.coaster.checking import check
+from ebbtide.simulator.coaster.running import Terms, run
+from ebbtide.simulator.errors import ConservationBroken
 from tests.simulator.jobs.scenes import batches, job
 
 FIXED, SHORT, MOST = 3, 1, 2
@@ -23,14 +23,14 @@ def sound() -> Coaster:
     """Server 1 runs a long task and another one waits for it; of two transient servers one drains."""
     servers, entries, waited_s, ran_on = a.empty(FIXED + MOST, 4, 2, 2)
     knobs = np.zeros(a.KNOBS, np.int64)
-    knobs[[a.K_FIXED, a.K_SHORT, a.K_MOST, a.K_HAVE, a.K_ON, a.K_LONG]] = FIXED, SHORT, MOST, 1, 2, 1
-    servers[:, a.V_STATE] = [a.ON, a.ON, a.ON, a.ON, a.DRAINING]
-    servers[1, [a.V_JOB, a.V_RUNS_LONG, a.V_LONG, a.V_FIRST, a.V_LAST]] = 0, 1, 2, 0, 0
-    servers[4, a.V_JOB] = 1
-    entries[0, [a.E_JOB, a.E_NEXT, a.E_LONG]] = 0, -1, 1
+    knobs[[a.KNOB.fixed, a.KNOB.short, a.KNOB.most, a.KNOB.have, a.KNOB.on, a.KNOB.long]] = FIXED, SHORT, MOST, 1, 2, 1
+    servers[:, a.SERVER.state] = [a.ON, a.ON, a.ON, a.ON, a.DRAINING]
+    servers[1, [a.SERVER.job, a.SERVER.runs_long, a.SERVER.long, a.SERVER.first, a.SERVER.last]] = 0, 1, 2, 0, 0
+    servers[4, a.SERVER.job] = 1
+    entries[0, [a.ENTRY.job, a.ENTRY.next, a.ENTRY.long]] = 0, -1, 1
     opened = np.array([0, 2, 3, 0, 0])
-    servers[[0, 2, 3], a.V_OPEN] = [0, 1, 2]
-    knobs[a.K_OPEN] = 3
+    servers[[0, 2, 3], a.SERVER.open] = [0, 1, 2]
+    knobs[a.KNOB.open] = 3
     queued_s = np.zeros(FIXED + MOST)
     queued_s[1] = 200.0
     return Coaster(
@@ -56,35 +56,35 @@ def sound() -> Coaster:
 
 
 def _off(s: Coaster) -> None:
-    s.servers[4, a.V_STATE] = a.OFF
+    s.servers[4, a.SERVER.state] = a.OFF
 
 
 def _long(s: Coaster) -> None:
-    s.servers[1, a.V_LONG] = 1
+    s.servers[1, a.SERVER.long] = 1
 
 
 def _misplaced(s: Coaster) -> None:
-    s.servers[4, [a.V_RUNS_LONG, a.V_LONG]] = 1
+    s.servers[4, [a.SERVER.runs_long, a.SERVER.long]] = 1
 
 
 def _over_budget(s: Coaster) -> None:
-    s.knobs[a.K_MOST] = 1
+    s.knobs[a.KNOB.most] = 1
 
 
 def _not_open(s: Coaster) -> None:
-    s.servers[2, a.V_OPEN] = -1
+    s.servers[2, a.SERVER.open] = -1
 
 
 def _idle(s: Coaster) -> None:
-    s.servers[1, a.V_JOB] = -1
+    s.servers[1, a.SERVER.job] = -1
 
 
 def _uncounted(s: Coaster) -> None:
-    s.knobs[a.K_ON] = 1
+    s.knobs[a.KNOB.on] = 1
 
 
 def _kept(s: Coaster) -> None:
-    s.knobs[a.K_HAVE] = 2
+    s.knobs[a.KNOB.have] = 2
 
 
 def _expected(s: Coaster) -> None:
@@ -121,7 +121,7 @@ def test_a_run_whose_figures_contradict_each_other_ends_with_the_rule(
     def forgets(state: Coaster) -> float:
         ended_s = simulate(state)
         values: Any = getattr(state, what)
-        values[a.N_BUSY_S if what == "numbers" else 0] -= 1
+        values[a.NUMBER.busy_s if what == "numbers" else 0] -= 1
         return ended_s
 
     monkeypatch.setattr(loop, "simulate", forgets)

@@ -1,4 +1,4 @@
-"""Three or four servers and a few jobs, on paper: Eagle, and what transient servers change (seed 003)."""
+"""Three or four servers and a few jobs, on paper: Eagle, and what transient servers change (Ogden and Guo 2019)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.coaster.running import Run, Terms, run
-from simulator.errors import InvalidParameter
+from ebbtide.simulator.coaster.running import Run, Terms, run
+from ebbtide.simulator.errors import InvalidParameter
 from tests.simulator.jobs.scenes import batches, job
 
 

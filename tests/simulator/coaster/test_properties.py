@@ -1,4 +1,4 @@
-"""Whatever jobs come: every task runs once, on a server that may have it, and the loop is the same compiled."""
+"""Properties under any jobs: every task runs once, on a server that may have it, and the loop is the same compiled."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.coaster.model import MODEL
-from simulator.coaster.running import POLICIES, Run, Terms, run
-from simulator.coaster.workload import Mixed
-from simulator.errors import InvalidParameter
-from simulator.experiments.model import checked, model_named
+from ebbtide.simulator.coaster.model import MODEL
+from ebbtide.simulator.coaster.running import POLICIES, Run, Terms, run
+from ebbtide.simulator.coaster.workload import Mixed
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.model import checked, model_named
 
 LITTLE = Mixed(load=0.95, hours=3.0, long_share=0.15, long_mean_s=400.0, cutoff_s=60.0)
 

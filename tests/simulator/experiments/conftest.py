@@ -1,4 +1,4 @@
-"""What tests of experiments share: a cache of their own."""
+"""Cache of their own for the tests of experiments."""
 
 from __future__ import annotations
 

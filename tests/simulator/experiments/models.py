@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.errors import InvalidParameter
-from simulator.experiments.fields import Given
-from simulator.experiments.model import Input, Outcome, Progress
-from simulator.experiments.shared import SharedArrays, shared_arrays
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.model import Input, Outcome, Progress
+from ebbtide.simulator.experiments.shared import SharedArrays, shared_arrays
 
 LINEAR: Final = "tests.simulator.experiments.models:MODEL"
 

@@ -1,4 +1,4 @@
-"""`ebb sim run`, `show`, `compare` as a user calls them, and the examples of docs/experiments.md."""
+"""`ebb sim run`, `show`, `compare` as a user calls them, and the examples of docs/reference/experiments.md."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from ebb import main
-from ebb.commands import experiments
-from simulator.experiments import document, load
-from simulator.experiments.progress import Status
+from ebbtide.cli import main
+from ebbtide.cli.commands import experiments
+from ebbtide.simulator.experiments import document, load
+from ebbtide.simulator.experiments.progress import Status
 from tests.simulator.experiments.places import put
 
 ROOT = Path(__file__).parents[3]
-DOCS = ROOT / "docs" / "experiments.md"
+DOCS = ROOT / "docs" / "reference" / "experiments.md"
 
 
 def call(*words: str) -> Result:

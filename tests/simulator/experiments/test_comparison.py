@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import ExperimentError
-from simulator.experiments.comparison import compare
-from simulator.experiments.results import Results
+from ebbtide.simulator.errors import ExperimentError
+from ebbtide.simulator.experiments.comparison import compare
+from ebbtide.simulator.experiments.results import Results
 
 
 def results(name: str, rows: list[tuple[Any, ...]], settings: dict[str, Any] | None = None, **more: Any) -> Results:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.errors import ExperimentError
-from simulator.experiments import dask_cluster, run
+from ebbtide.simulator.errors import ExperimentError
+from ebbtide.simulator.experiments import dask_cluster, run
 from tests.simulator.experiments.places import SWEEP, put
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +97,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, address: str, monke
         run(put(tmp_path), output=tmp_path / "out", dask=address)
 
 
-def test_an_address_where_nobody_answers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_cluster, "_CONNECT_S", 0.5)
     with pytest.raises(ExperimentError, match=r"dask tcp://127.0.0.1:1 does not answer"):
         run(put(tmp_path), output=tmp_path / "out", dask="tcp://127.0.0.1:1")

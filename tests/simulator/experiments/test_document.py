@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import ExperimentError, InvalidParameter
-from simulator.experiments import document
-from simulator.experiments.experiment import Axis, Experiment, Mark
+from ebbtide.simulator.errors import ExperimentError, InvalidParameter
+from ebbtide.simulator.experiments import document
+from ebbtide.simulator.experiments.experiment import Axis, Experiment, Mark
 from tests.simulator.experiments.places import SWEEP, put
 
 #: How a figure with a policy as an axis, a bound and two panels is written down.
@@ -153,7 +153,7 @@ def test_words_of_a_command_line_are_toml_where_they_can_be(word: str, value: An
     assert document.value_of(word) == value
 
 
-def test_plots_nobody_placed_axes_in_draw_them_all() -> None:
+def test_plots_without_placed_axes_draw_them_all() -> None:
     plot = read(SWEEP).plots[0]
     assert (plot.lines, plot.panels) == (("policy",), ("inner.step",))
 

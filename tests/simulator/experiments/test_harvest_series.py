@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.experiments import Outcome, run
-from simulator.experiments.harvest_series import MODEL
-from simulator.experiments.model import Input
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments import Outcome, run
+from ebbtide.simulator.experiments.harvest_series import MODEL
+from ebbtide.simulator.experiments.model import Input
 from tests.simulator.experiments.places import put
 
 DATA = Path(__file__).parents[1] / "data"

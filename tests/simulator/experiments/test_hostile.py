@@ -1,4 +1,4 @@
-"""Values that nobody means, files that change or are damaged: one sentence before the first run, and nothing lost."""
+"""Values that make no sense, files that change or are damaged: one sentence before the first run, and nothing lost."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import ExperimentError, InvalidParameter
-from simulator.experiments import code, compare, load, report, run, runner
-from simulator.experiments.document import parsed, read, value_of
-from simulator.experiments.experiment import Plot
-from simulator.experiments.fields import Given
-from simulator.experiments.finished import Finished
-from simulator.experiments.finished import load as load_run
-from simulator.experiments.finished import save as save_run
-from simulator.experiments.model import Input, Outcome, model_named
-from simulator.experiments.progress import Status
-from simulator.experiments.results import Results
-from simulator.experiments.shared import SharedArrays, cache_dir, shared_arrays
-from simulator.generators import arrivals, capacity
-from simulator.generators.durations import BoundedPareto
-from simulator.inputs.batches import SeriesBatch
+from ebbtide.simulator.errors import ExperimentError, InvalidParameter
+from ebbtide.simulator.experiments import code, compare, load, report, run, runner
+from ebbtide.simulator.experiments.document import parsed, read, value_of
+from ebbtide.simulator.experiments.experiment import Plot
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.finished import Finished
+from ebbtide.simulator.experiments.finished import load as load_run
+from ebbtide.simulator.experiments.finished import save as save_run
+from ebbtide.simulator.experiments.model import Input, Outcome, model_named
+from ebbtide.simulator.experiments.progress import Status
+from ebbtide.simulator.experiments.results import Results
+from ebbtide.simulator.experiments.shared import SharedArrays, cache_dir, shared_arrays
+from ebbtide.simulator.generators import arrivals, capacity
+from ebbtide.simulator.generators.durations import BoundedPareto
+from ebbtide.simulator.inputs.batches import SeriesBatch
 from tests.simulator.experiments.models import LINEAR
 from tests.simulator.experiments.places import SWEEP, put
 
@@ -56,7 +56,7 @@ HUGE = "1" + "0" * 400
         (HEAD + f"a = {'9' * 5000}\n", "file is no TOML: "),
     ],
 )
-def test_a_file_with_what_nobody_means_is_refused_at_once(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_file_with_values_that_make_no_sense_is_refused_at_once(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         read(put(tmp_path, text))
     assert sentence in str(caught.value)
@@ -243,7 +243,7 @@ def test_a_damaged_file_of_a_run_is_as_good_as_none_and_never_something_else(tmp
     assert load_run(path) is None
 
 
-def test_shared_arrays_are_made_anew_by_other_code_and_go_when_nobody_asks_for_them(
+def test_shared_arrays_are_made_again_by_other_code_and_go_when_they_are_not_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
@@ -279,7 +279,7 @@ def test_names_with_dollars_and_underscores_are_drawn_as_they_are(tmp_path: Path
     columns = {"policy": np.repeat(names, 2), "x": np.tile([1.0, 2.0], 2), "seed": np.ones(4, np.int64)}
     meta = {"name": "a", "axes": ["policy", "x"], "metrics": ["y $"], "seeds": [1]}
     results = Results(columns | {"y $": np.arange(4.0)}, meta)
-    from simulator.experiments import drawing
+    from ebbtide.simulator.experiments import drawing
 
     picture = drawing.svg(results, Plot("$ a $ b", ("y $",), "x", ("policy",)))
     assert picture is not None

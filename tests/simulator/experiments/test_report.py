@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from simulator.experiments import drawing, load, report, run
-from simulator.experiments.experiment import Mark, Plot
-from simulator.experiments.panels import panels
-from simulator.experiments.results import Results
+from ebbtide.simulator.experiments import drawing, load, report, run
+from ebbtide.simulator.experiments.experiment import Mark, Plot
+from ebbtide.simulator.experiments.panels import panels
+from ebbtide.simulator.experiments.results import Results
 from tests.simulator.experiments.places import SWEEP, put
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.errors import ExperimentError
-from simulator.experiments.shared import SharedArrays, cache_dir, packed, shared_arrays
+from ebbtide.simulator.errors import ExperimentError
+from ebbtide.simulator.experiments.shared import SharedArrays, cache_dir, packed, shared_arrays
 
 
 def test_arrays_are_made_once_for_what_they_depend_on(cache: Path) -> None:

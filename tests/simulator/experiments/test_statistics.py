@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from simulator.experiments.statistics import interval
+from ebbtide.simulator.experiments.statistics import interval
 
 
 def test_an_interval_is_students() -> None:

@@ -16,13 +16,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from simulator.errors import ExperimentError
-from simulator.experiments import code, load, model, results, run, runner
-from simulator.experiments.finished import Finished
-from simulator.experiments.finished import load as load_run
-from simulator.experiments.finished import save as save_run
-from simulator.experiments.model import Outcome
-from simulator.experiments.progress import Status, in_words
+from ebbtide.simulator.errors import ExperimentError
+from ebbtide.simulator.experiments import code, load, model, results, run, runner
+from ebbtide.simulator.experiments.finished import Finished
+from ebbtide.simulator.experiments.finished import load as load_run
+from ebbtide.simulator.experiments.finished import save as save_run
+from ebbtide.simulator.experiments.model import Outcome
+from ebbtide.simulator.experiments.progress import Status, in_words
 from tests.simulator.experiments.models import LINEAR
 from tests.simulator.experiments.places import SWEEP, put
 
@@ -117,7 +117,7 @@ def test_a_change_makes_exactly_the_runs_that_it_touches(tmp_path: Path, log: Pa
     assert len(made(log)) == 4
 
 
-def test_another_content_of_an_input_or_other_code_makes_all_runs_anew(
+def test_another_content_of_an_input_or_other_code_makes_all_runs_again(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").write_text("one")
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, 
     x = {{ from = 1, to = 12, step = 1 }}
     """
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "ebb.main", "sim", "run", str(put(tmp_path, text)), "--output", str(out)]
+    words = [sys.executable, "-m", "ebbtide.cli.main", "sim", "run", str(put(tmp_path, text)), "--output", str(out)]
     words += ["--workers", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -259,7 +259,7 @@ def test_workers_end_when_the_process_that_gives_them_work_is_killed(tmp_path: P
     words = [
         sys.executable,
         "-m",
-        "ebb.main",
+        "ebbtide.cli.main",
         "sim",
         "run",
         str(put(tmp_path, text)),

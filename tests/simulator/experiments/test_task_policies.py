@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simulator.experiments.document import read
-from simulator.experiments.model import model_named
+from ebbtide.simulator.experiments.document import read
+from ebbtide.simulator.experiments.model import model_named
 
 ROOT = Path(__file__).parents[3]
 SMALL: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.intervals.policy import HEURISTICS, Options, policy
+from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
 from tests.simulator.jobs.scenes import Job, Told, job, random_scene, run
 
 #: b goes off at 40 s and comes back at 50 s; the last change says that changes go on until 1000 s.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.experiments.model import Input, checked, model_named
-from simulator.inputs.batches import SeriesBatch
-from simulator.intervals.history import big_from, intervals
-from simulator.intervals.model import MODEL
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.model import Input, checked, model_named
+from ebbtide.simulator.inputs.batches import SeriesBatch
+from ebbtide.simulator.intervals.history import big_from, intervals
+from ebbtide.simulator.intervals.model import MODEL
 
 SMALL: dict[str, Any] = {
     "machines": 20,

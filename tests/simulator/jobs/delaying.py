@@ -1,4 +1,4 @@
-"""A policy as somebody outside of the engine writes it: it learns how often machines shrink, and lets tasks wait.
+"""A policy from outside of the engine: it learns how often machines shrink, and lets tasks wait.
 
 It is no good policy: it takes the machine that has shrunk least, and delays a task until the 10th second has come.
 """
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.jobs.columns import F_NOTE, M_DIRECTION, S_WAKE, State
-from simulator.jobs.policy import Policy
-from simulator.jobs.room import fits
+from ebbtide.simulator.jobs.columns import MACHINE, SUM, TIME, State
+from ebbtide.simulator.jobs.machines import fits
+from ebbtide.simulator.jobs.policy import Policy
 
 
 class Learned(NamedTuple):
@@ -28,7 +28,7 @@ def begin(s: State, p: Learned, now_s: float) -> None:
 
 def choose(s: State, p: Learned, task: int, now_s: float) -> int:
     if now_s < 10.0:
-        s.sums[S_WAKE] = min(s.sums[S_WAKE], 10.0)
+        s.sums[SUM.wake] = min(s.sums[SUM.wake], 10.0)
         return -1
     best = -1
     for machine in range(len(s.machines)):
@@ -38,13 +38,13 @@ def choose(s: State, p: Learned, task: int, now_s: float) -> int:
 
 
 def changed(s: State, p: Learned, machine: int, now_s: float, cores_before: int) -> None:
-    if s.machines[machine, M_DIRECTION] < 0:
+    if s.machines[machine, MACHINE.direction] < 0:
         p.shrinks[machine] += 1
 
 
 def started(s: State, p: Learned, task: int, machine: int, now_s: float) -> None:
     p.seen[1] += 1
-    s.times[task, F_NOTE] = p.shrinks[machine]
+    s.times[task, TIME.note] = p.shrinks[machine]
 
 
 def ended(s: State, p: Learned, task: int, machine: int, now_s: float, completed: bool) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.inputs.batches import CapacityBatch, JobBatch, Ragged, same, texts
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.policy import Policy
-from simulator.jobs.results import Results
-from simulator.jobs.settings import Settings
+from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch, Ragged, same, texts
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.policy import Policy
+from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.jobs.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task_matcher.backfilling import may_start_before, reservation
+from ebbtide.simulator.nodes.backfilling import may_start_before, reservation
 
 
 def reserved(

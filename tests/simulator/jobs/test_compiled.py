@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ebb.benchmarks import simulator_plain, simulator_run
-from simulator.errors import InvalidParameter
-from simulator.inputs.batches import JobBatch
-from simulator.jobs import state
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.settings import Settings
+from benchmarks.simulating import simulator_plain, simulator_run
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.inputs.batches import JobBatch
+from ebbtide.simulator.jobs import state
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.settings import Settings
 from tests.simulator.jobs import scenes
 
 OPTIONS: list[dict[str, Any]] = [

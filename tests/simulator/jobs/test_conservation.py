@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ConservationBroken
-from simulator.jobs import columns as c
-from simulator.jobs.columns import State
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.nodes import KINDS
-from simulator.jobs.settings import DISCIPLINES, KILLS, REQUEUE, Settings
-from simulator.jobs.validation import RULES, check
+from ebbtide.simulator.errors import ConservationBroken
+from ebbtide.simulator.jobs import columns as c
+from ebbtide.simulator.jobs.columns import State
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.nodes import KINDS
+from ebbtide.simulator.jobs.settings import DISCIPLINES, KILLS, REQUEUE, Settings
+from ebbtide.simulator.jobs.validation import RULES, check
 from tests.simulator.jobs import scenes
 
 OPTIONS = st.fixed_dictionaries(
@@ -72,50 +72,50 @@ def _sane() -> State:
     engine = Engine(scenes.batches(jobs), None, scenes.changes(moves), settings=Settings(validate=True), compile=False)
     engine.advance(30.0)
     s = engine.state
-    assert s.counts[c.C_RUNNING] > 2
-    assert s.counts[c.C_WAITING] > 2
+    assert s.counts[c.COUNT.running] > 2
+    assert s.counts[c.COUNT.waiting] > 2
     assert check(s) == 0
     return s
 
 
 def _used(s: State) -> None:
-    s.machines[0, c.M_CORES] = 0
+    s.machines[0, c.MACHINE.cores] = 0
 
 
 def _forgotten(s: State) -> None:
-    s.machines[int(s.machines[:, c.M_RUNNING].argmax()), c.M_USED] -= 1
+    s.machines[int(s.machines[:, c.MACHINE.running].argmax()), c.MACHINE.used] -= 1
 
 
 def _heap(s: State) -> None:
-    s.heap_at[0] = s.heap_at[: s.counts[c.C_RUNNING]].max() + 1
+    s.heap_at[0] = s.heap_at[: s.counts[c.COUNT.running]].max() + 1
 
 
 def _queue(s: State) -> None:
-    s.tasks[s.queues[s.active[0], c.Q_FIRST], c.T_MACHINE] = 0
+    s.tasks[s.queues[s.active[0], c.QUEUE.first], c.TASK.machine] = 0
 
 
 def _lost(s: State) -> None:
-    s.counts[c.C_TASKS_DONE] += 1
+    s.counts[c.COUNT.tasks_done] += 1
 
 
 def _job(s: State) -> None:
-    s.jobs[s.tasks[s.heap_task[0], c.T_JOB], c.J_LEFT] += 1
+    s.jobs[s.tasks[s.heap_task[0], c.TASK.job], c.JOB.left] += 1
 
 
 def _cores(s: State) -> None:
-    s.counts[c.C_ALL_CORES] += 1
+    s.counts[c.COUNT.all_cores] += 1
 
 
 def _work(s: State) -> None:
-    s.sums[c.S_DONE] += 1.0
+    s.sums[c.SUM.done] += 1.0
 
 
 def _time(s: State) -> None:
-    s.sums[c.S_LOST] += 1.0
+    s.sums[c.SUM.lost] += 1.0
 
 
 def _held(s: State) -> None:
-    s.machines[0, c.M_HELD] = 1
+    s.machines[0, c.MACHINE.held] = 1
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_what_is_broken_on_purpose_is_found_by_its_rule(spoil: Callable[[State],
 def test_a_run_ends_with_the_rule_that_is_broken() -> None:
     engine = Engine(scenes.batches([scenes.job(0, 1, 5), scenes.job(9, 1, 5)]), Machines(1, 2), compile=False)
     engine.advance(1.0)
-    engine.state.counts[c.C_ALL_CORES] += 1
+    engine.state.counts[c.COUNT.all_cores] += 1
     with pytest.raises(ConservationBroken, match=f"at .* s: {RULES[7]}"):
         engine.run()

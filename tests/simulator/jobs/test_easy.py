@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from simulator.jobs.engine import Machines
+from ebbtide.simulator.jobs.engine import Machines
 from tests.simulator.jobs import scenes
 from tests.simulator.jobs.scenes import Job
 

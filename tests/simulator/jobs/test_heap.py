@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.jobs import heap
-from simulator.jobs.columns import T_START, TASK_INTS
+from ebbtide.simulator.jobs import heap
+from ebbtide.simulator.jobs.columns import TASK, TASK_INTS
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=60))
-def test_ends_come_by_time_and_then_by_the_order_of_starts_whoever_is_killed(steps: list[tuple[int, int]]) -> None:
+def test_ends_come_by_time_and_then_by_the_order_of_starts_whatever_is_killed(steps: list[tuple[int, int]]) -> None:
     """Times are few, so that many are equal; 0 takes the first out, 1 some other, the rest put one in."""
     tasks = np.zeros((len(steps), TASK_INTS), np.int64)
     heap_at, heap_task = np.zeros(len(steps)), np.zeros(len(steps), np.int64)
@@ -22,7 +22,7 @@ def test_ends_come_by_time_and_then_by_the_order_of_starts_whoever_is_killed(ste
     started = 0
     for kind, value in steps:
         if kind >= 2 or not model:
-            tasks[started, T_START] = started
+            tasks[started, TASK.start] = started
             heap.push(heap_at, heap_task, heap_place, tasks, len(model), started, float(value))
             heapq.heappush(model, (float(value), started))
             started += 1

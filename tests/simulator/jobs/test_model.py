@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.experiments import Input, run
-from simulator.experiments.model import model_named
-from simulator.jobs.model import MODEL
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments import Input, run
+from ebbtide.simulator.experiments.model import model_named
+from ebbtide.simulator.jobs.model import MODEL
 from tests.simulator.test_excerpts import DATA
 
 ROOT = Path(__file__).resolve().parents[3]

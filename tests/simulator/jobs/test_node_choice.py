@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulator.jobs import nodes
-from task_matcher import draws, node_bins, node_levels, node_tree
+from ebbtide.simulator.jobs import nodes
+from ebbtide.simulator.nodes import bins as node_bins
+from ebbtide.simulator.nodes import draws
+from ebbtide.simulator.nodes import levels as node_levels
+from ebbtide.simulator.nodes import tree as node_tree
 
 MOST = 12
 MACHINES = 70

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.jobs.policy import Policy
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.jobs.policy import Policy
 from tests.simulator.jobs import delaying, scenes
 from tests.simulator.jobs.scenes import job
 
@@ -46,3 +46,10 @@ def test_a_kernel_of_no_hook_is_refused() -> None:
     policy = Policy("wrong", {"chose": wrong}, delaying.Learned, delaying.resized)
     with pytest.raises(InvalidParameter, match="kernels must be of begin, choose"):
         scenes.run([job(0, 1, 1)], None, MOVES, policy=policy)
+
+
+def test_another_policy_with_the_same_arrays_has_the_same_kernels() -> None:
+    scenes.run([job(0, 1, 1)], None, MOVES, policy=delaying.DELAYING)
+    other = Policy("other", {"choose": delaying.choose}, delaying.Learned, delaying.resized)
+    with pytest.raises(InvalidParameter, match="kernels differ in begin"):
+        scenes.run([job(0, 1, 1)], None, MOVES, policy=other)

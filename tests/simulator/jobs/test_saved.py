@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator import archives
-from simulator.errors import InvalidParameter
-from simulator.intervals.policy import Options as IntervalOptions
-from simulator.intervals.policy import policy as intervals
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.policy import Policy
-from simulator.jobs.settings import Settings
-from simulator.matching.policy import policy as matching
-from simulator.matching.schemes import SCHEMES
-from simulator.waiting.policy import Options as WaitingOptions
-from simulator.waiting.policy import elastic
-from simulator.waiting.policy import policy as waiting
+from ebbtide.simulator import archives
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.intervals.policy import Options as IntervalOptions
+from ebbtide.simulator.intervals.policy import policy as intervals
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.policy import Policy
+from ebbtide.simulator.jobs.settings import Settings
+from ebbtide.simulator.matching.policy import policy as matching
+from ebbtide.simulator.matching.schemes import SCHEMES
+from ebbtide.simulator.waiting.policy import Options as WaitingOptions
+from ebbtide.simulator.waiting.policy import elastic
+from ebbtide.simulator.waiting.policy import policy as waiting
 from tests.simulator.jobs import scenes
 
 JOBS = [scenes.job(at_s, 1, 5.0 + at_s % 7) for at_s in range(40)]

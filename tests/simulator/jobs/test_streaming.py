@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.settings import Settings
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.settings import Settings
 from tests.simulator.jobs import scenes
 from tests.simulator.jobs.scenes import job
 
 
 def peaks(jobs: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ebb.benchmarks.simulator_run", "simulate", str(jobs), "225", "1"]
+    command = [sys.executable, "-m", "benchmarks.simulating.simulator_run", "simulate", str(jobs), "225", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["jobs"] == jobs

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from simulator.inputs.batches import HIGH, LOW, UNKNOWN
-from simulator.jobs.engine import Machines
+from ebbtide.simulator.inputs.batches import HIGH, LOW, UNKNOWN
+from ebbtide.simulator.jobs.engine import Machines
 from tests.simulator.jobs.scenes import job, run
 
 ONE = Machines(1, 4)
@@ -17,7 +17,7 @@ ONE = Machines(1, 4)
 QUEUE = [job(0, 3, 10), job(1, 4, 5), job(2, 1, 8), job(3, 1, 9)]
 
 
-def test_strictly_nobody_passes_the_one_that_does_not_fit() -> None:
+def test_strictly_no_job_passes_the_one_that_does_not_fit() -> None:
     assert run(QUEUE, ONE, discipline="strict").spans == {0: (0, 10), 1: (10, 15), 2: (15, 23), 3: (15, 24)}
 
 
@@ -39,7 +39,7 @@ def test_easy_lets_pass_what_leaves_the_first_its_room() -> None:
 
 
 def test_easy_goes_by_what_was_requested_where_it_is_told_to() -> None:
-    """Job 2 says 20 s and takes 8: it may not pass, since nobody knows."""
+    """Job 2 says 20 s and takes 8: it may not pass, since that is not known."""
     queue = [*QUEUE[:2], job(2, 1, 8, requested_s=20)]
     assert run(queue, ONE, discipline="easy", estimates="requested").spans[2] == (15, 23)
     assert run(queue, ONE, discipline="easy", estimates="exact").spans[2] == (2, 10)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.generators.harvest import Packing
-from simulator.matching import known_truth
-from simulator.matching.acquiring import Acquisition
-from simulator.matching.pools import Pool
-from simulator.matching.running import WARM_UP_S, Run, run
-from simulator.matching.workload import Workload
-from task_matcher.net_changes import AcquirerOptions
+from ebbtide.matcher.acquire.net_changes import AcquirerOptions
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.matching import known_truth
+from ebbtide.simulator.matching.acquiring import Acquisition
+from ebbtide.simulator.matching.pools import Pool
+from ebbtide.simulator.matching.running import WARM_UP_S, Run, run
+from ebbtide.simulator.matching.workload import Workload
 
 DAY_S = 86_400.0
 SMALL = Workload(load=0.5, jobs=6, least_tasks=3, most_tasks=6, most_task_s=3600.0, cores=(1, 2))

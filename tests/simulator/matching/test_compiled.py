@@ -7,38 +7,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.compiling import compiled, plain
-from simulator.compiling import shared as share
-from task_matcher.ages import position
-from task_matcher.choices import choose
-from task_matcher.knowledge import (
+from ebbtide.matcher.match.choices import choose
+from ebbtide.matcher.predict.ages import position
+from ebbtide.matcher.predict.completion_probability import (
     LANDMARK,
     NEXT_CHANGE,
     NEXT_SHRINK,
-    Knowledge,
-    chances,
-    learn,
-    nothing_known,
-    probability,
+    completion_probability,
+    failure_and_loss,
+    outlook,
 )
-from task_matcher.landmarks import fill_lasts, landmarks, look, remember
-from task_matcher.period import fill_lasts_of_period, period, stands, watch
-from task_matcher.probabilities import (
-    aversion,
-    expected_s,
-    remaining_s,
-    restart_s,
-    usable_duration_s,
-)
-from task_matcher.rolling import GROWTH, NONE, SHRINK, begin, change, leave, roll, rolling
+from ebbtide.matcher.predict.expected_time import aversion, expected_s, remaining_s, restart_s, usable_duration_s
+from ebbtide.matcher.predict.knowledge import Knowledge, learn, nothing_known
+from ebbtide.matcher.predict.landmarks import fill_lasts, landmarks, look, remember
+from ebbtide.matcher.predict.period import fill_lasts_of_period, period, stands, watch
+from ebbtide.matcher.predict.rolling import GROWTH, NONE, SHRINK, begin, change, leave, roll, rolling
+from ebbtide.simulator.compiling import compiled, plain
+from ebbtide.simulator.compiling import shared as share
 
 DAY_S = 86_400.0
 for kernel in (
     position,
     choose,
     learn,
-    probability,
-    chances,
+    completion_probability,
+    outlook,
+    failure_and_loss,
     fill_lasts,
     look,
     remember,
@@ -96,8 +90,9 @@ def _learn_by_period(knowledge: Any, state: Any, watched: Any, now_s: float) -> 
 def _ask(knowledge: Any, form: int, sized: bool, questions: Any, answers: Any) -> None:
     for row in range(len(questions)):
         x, elapsed_s, duration_s, free = int(questions[row, 0]), questions[row, 1], questions[row, 2], questions[row, 3]
-        p, w = chances(knowledge, form, sized, x, elapsed_s, duration_s, free)
-        answers[row, 0] = probability(knowledge, form, sized, x, elapsed_s, duration_s, free)
+        failure, w = failure_and_loss(knowledge, form, outlook(knowledge, form, sized, x, elapsed_s, free), duration_s)
+        p = 1.0 - failure
+        answers[row, 0] = completion_probability(knowledge, form, sized, x, elapsed_s, duration_s, free)
         answers[row, 1] = w
         answers[row, 2] = expected_s(
             elapsed_s, 1.0 - p, w, restart_s(p, w, duration_s), duration_s, 600.0, aversion(0.3, free, 0.1)

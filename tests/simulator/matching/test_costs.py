@@ -1,11 +1,11 @@
-"""What machines cost: by the paper's sizes, and by hand."""
+"""Costs of machines: by the paper's sizes, and by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.matching.costs import SPOT_DISCOUNTS, Meter, Prices, VmKind, costs, per_hour
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.matching.costs import SPOT_DISCOUNTS, Meter, Prices, VmKind, costs, per_hour
 
 
 def test_harvested_cores_are_half_as_dear_as_the_minimum() -> None:

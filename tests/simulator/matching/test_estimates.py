@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.inputs.batches import EstimatedJobBatch, Floats, Ragged
-from simulator.jobs.intake import Demands, job_rows
-from simulator.jobs.settings import Settings
-from simulator.matching.running import WARM_UP_S, run
-from simulator.matching.workload import FALLBACK_S, Workload, estimates, jobs
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.inputs.batches import EstimatedJobBatch, Floats, Ragged
+from ebbtide.simulator.jobs.intake import Demands, job_rows
+from ebbtide.simulator.jobs.settings import Settings
+from ebbtide.simulator.matching.running import WARM_UP_S, run
+from ebbtide.simulator.matching.workload import FALLBACK_S, Workload, estimates, jobs
 from tests.simulator.matching.test_running import SMALL, made
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.generators.harvest import Packing
-from simulator.matching.acquiring import Acquisition, Removal, at_once
-from simulator.matching.costs import Prices, VmKind
-from simulator.matching.pools import Pool
-from simulator.matching.running import WARM_UP_S, Run, run
-from simulator.matching.servers import Servers
-from simulator.matching.workload import Workload, at_rates, jobs
-from task_matcher.net_changes import AcquirerOptions
+from ebbtide.matcher.acquire.net_changes import AcquirerOptions
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.matching.acquiring import Acquisition, Removal, at_once
+from ebbtide.simulator.matching.costs import Prices, VmKind
+from ebbtide.simulator.matching.pools import Pool
+from ebbtide.simulator.matching.running import WARM_UP_S, Run, run
+from ebbtide.simulator.matching.servers import Servers
+from ebbtide.simulator.matching.workload import Workload, at_rates, jobs
 from tests.simulator.matching.test_acquiring import HELD, SERVERS, SMALL, acquire, halves, stable_share
 
 DAY_S = 86_400.0
@@ -70,7 +70,7 @@ def test_a_spot_vm_keeps_its_size_and_goes_as_a_whole() -> None:
     asked(found)
     assert [found.change(0, cores, 60.0) for cores in (6, 4, 12, 3)] == [None, None, None, 0]
     assert not found.held[0]
-    # Nobody notices that its server changed: its cores have not.
+    # That its server changed is not noticed: its cores have not.
     assert found.changed_s[0] == -np.inf
 
 

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from simulator.jobs import columns as c
-from simulator.jobs import state as arrays
-from simulator.jobs.columns import State
-from simulator.jobs.lists import put_on
-from simulator.matching import hooks
-from simulator.matching.policy import fresh
-from task_matcher.attempts import AttemptState, Claim, EngineMachine, Look, Seen
-from task_matcher.landmarks import look
-from task_matcher.matching import MatchOptions
-from task_matcher.prediction import Change
-from task_matcher.predictor import Predictor, PredictorOptions
-from task_matcher.rounds import Pool
-from task_matcher.tasks import Release, Task, TaskOrder, TaskPhase
-from task_matcher.turns import Turn, turn
+from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
+from ebbtide.matcher.match.matching import MatchOptions
+from ebbtide.matcher.match.rounds import Pool
+from ebbtide.matcher.match.tasks import Release, Task, TaskOrder, TaskPhase
+from ebbtide.matcher.match.turns import Turn, turn
+from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.landmarks import look
+from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
+from ebbtide.simulator.jobs import columns as c
+from ebbtide.simulator.jobs import state as arrays
+from ebbtide.simulator.jobs.columns import State
+from ebbtide.simulator.jobs.lists import put_on
+from ebbtide.simulator.matching import hooks
+from ebbtide.simulator.matching.policy import fresh
 
 #: Curves are learned at every look, on both sides.
 PLAIN = PredictorOptions(fresh_s=0.0, window_s=20_000.0, horizon_s=1800.0, look_every_s=300.0)
@@ -105,27 +105,35 @@ class Choice:
 
 
 def simulated(
-    scene: Scene, predicting: PredictorOptions, matching: MatchOptions, dislike: float, every_s: float | None
+    scene: Scene,
+    predicting: PredictorOptions,
+    matching: MatchOptions,
+    preemption_aversion: float,
+    every_s: float | None,
 ) -> list[Choice]:
     """As the simulator's engine would ask: its arrays, the policy's hooks."""
     s = arrays.with_machines(arrays.empty_state(), len(scene.cores), 0.0)
-    s.sums[c.S_CHECKPOINT_EVERY] = every_s or 0.0
-    s.machines[:, c.M_MEMORY] = c.UNLIMITED_MIB
-    p = fresh(len(scene.cores), 0.0, predicting, matching, dislike, False)
+    s.sums[c.SUM.checkpoint_every] = every_s or 0.0
+    s.machines[:, c.MACHINE.memory] = c.UNLIMITED_MIB
+    p = fresh(len(scene.cores), 0.0, predicting, matching, preemption_aversion, False)
     for at, machine, cores in scene.changes:
-        before = int(s.machines[machine, c.M_CORES])
-        s.machines[machine, c.M_CORES] = cores
+        before = int(s.machines[machine, c.MACHINE.cores])
+        s.machines[machine, c.MACHINE.cores] = cores
         if predicting.form == "landmark":
             look(p.marks, at)
         hooks.changed(s, p, machine, at, before)
     for task, (machine, cores, began_at, estimate_s) in enumerate(scene.running):
-        s.tasks[task, c.T_CORES], s.times[task, c.F_ESTIMATE] = cores, estimate_s
+        s.tasks[task, c.TASK.cores], s.times[task, c.TIME.estimate] = cores, estimate_s
         _start(s, task, machine, began_at)
     hooks.begin(s, p, scene.now)
     found = []
     for number, (cores, estimate_s, kills) in enumerate(scene.waiting):
         task = len(scene.running) + number
-        s.tasks[task, c.T_CORES], s.tasks[task, c.T_KILLS], s.times[task, c.F_ESTIMATE] = cores, kills, estimate_s
+        s.tasks[task, c.TASK.cores], s.tasks[task, c.TASK.kills], s.times[task, c.TIME.estimate] = (
+            cores,
+            kills,
+            estimate_s,
+        )
         promised = p.promised.copy()
         machine = hooks.choose(s, p, task, scene.now)
         starts = machine >= 0
@@ -141,9 +149,9 @@ def simulated(
 
 def _start(s: State, task: int, machine: int, now_s: float) -> None:
     put_on(s, task, machine)
-    s.machines[machine, c.M_USED] += s.tasks[task, c.T_CORES]
-    s.times[task, c.F_BEGAN] = now_s
-    s.times[task, c.F_EXPECTED] = now_s + s.times[task, c.F_ESTIMATE]
+    s.machines[machine, c.MACHINE.used] += s.tasks[task, c.TASK.cores]
+    s.times[task, c.TIME.began] = now_s
+    s.times[task, c.TIME.expected] = now_s + s.times[task, c.TIME.estimate]
 
 
 def name(machine: int) -> str:
@@ -151,7 +159,11 @@ def name(machine: int) -> str:
 
 
 def live(
-    scene: Scene, predicting: PredictorOptions, matching: MatchOptions, dislike: float, every_s: float | None
+    scene: Scene,
+    predicting: PredictorOptions,
+    matching: MatchOptions,
+    preemption_aversion: float,
+    every_s: float | None,
 ) -> Turn:
     """As the manager does: core changes, tasks, one look at the engine."""
     predictor = Predictor(0.0, predicting)
@@ -161,14 +173,22 @@ def live(
         before[machine] = cores
     tasks, attempts = [], {}
     for number, (machine, cores, began_at, estimate_s) in enumerate(scene.running):
-        # Nobody is broken off here: that is another step.
+        # No task is broken off here: that is another step.
         order = TaskOrder(f"r{number:03}", ("true",), cores, estimate_s, restartable=False)
         task = Task(order, "0a", 0.0, TaskPhase.RUNNING, 1, name(machine), began_at=began_at, begun=1)
         tasks.append(task)
         seen = Seen(AttemptState.RUNNING, name(machine), Claim.BEGUN, began_at, silent_s=0.0)
         attempts[task.attempt_name("ebb")] = seen
     for number, (cores, estimate_s, kills) in enumerate(scene.waiting):
-        order = TaskOrder(f"w{number:03}", ("true",), cores, estimate_s, True, dislike=dislike, checkpoint_s=every_s)
+        order = TaskOrder(
+            f"w{number:03}",
+            ("true",),
+            cores,
+            estimate_s,
+            True,
+            preemption_aversion=preemption_aversion,
+            checkpoint_s=every_s,
+        )
         task = Task(order, "0a", 0.0, preemptions=kills)
         tasks.append(task)
         attempts[task.attempt_name("ebb")] = Seen(AttemptState.HELD)
@@ -212,7 +232,7 @@ def agree(scene: Scene, *how: Any) -> list[Choice]:
     promises=st.booleans(),
     escalation=st.sampled_from([0.0, 0.5]),
     nearly=st.sampled_from([{}, {"spare": 0.1}, {"spread": 0.1}]),
-    dislike=st.sampled_from([0.0, 0.4, 1.0]),
+    preemption_aversion=st.sampled_from([0.0, 0.4, 1.0]),
     every_s=st.sampled_from([None, 300.0]),
 )
 def test_every_choice_is_the_same(
@@ -222,11 +242,11 @@ def test_every_choice_is_the_same(
     promises: bool,
     escalation: float,
     nearly: dict[str, float],
-    dislike: float,
+    preemption_aversion: float,
     every_s: float | None,
 ) -> None:
     matching = MatchOptions(delay=delay, promises=promises, escalation=escalation, **nearly)
-    agree(scene_of(seed), predicting, matching, dislike, every_s)
+    agree(scene_of(seed), predicting, matching, preemption_aversion, every_s)
 
 
 @pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}{'-period' * options.period}")

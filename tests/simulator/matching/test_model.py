@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.experiments.document import read
-from simulator.experiments.model import Input, checked, model_named
-from simulator.matching.model import MODEL
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.document import read
+from ebbtide.simulator.experiments.model import Input, checked, model_named
+from ebbtide.simulator.matching.model import MODEL
 
 DAY_S = 86_400.0
 ROOT = Path(__file__).parents[3]

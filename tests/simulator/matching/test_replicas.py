@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from simulator.compiling import compiled, plain, shared
-from simulator.errors import InvalidParameter
-from simulator.inputs.batches import CapacityBatch, JobBatch, Ragged, hints, same, texts, unknown
-from simulator.jobs.columns import M_USED, T_MACHINE, State
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.policy import Policy
-from simulator.jobs.settings import Settings
-from simulator.matching import replicas
-from simulator.matching.running import run
+from ebbtide.simulator.compiling import compiled, plain, shared
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch, Ragged, hints, same, texts, unknown
+from ebbtide.simulator.jobs.columns import MACHINE, TASK, State
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.policy import Policy
+from ebbtide.simulator.jobs.settings import Settings
+from ebbtide.simulator.matching import replicas
+from ebbtide.simulator.matching.running import run
 from tests.simulator.matching.test_running import SMALL, made
 
 shared(replicas.choose)
@@ -59,7 +59,7 @@ def told(batch: JobBatch, moves: CapacityBatch | None, machines: Machines | None
 
 
 def test_the_first_to_end_wins_and_the_others_are_withdrawn() -> None:
-    # a and b shrink while it runs; c keeps its core, and ends it at 10 s; the one on a began anew at 4 s.
+    # a and b shrink while it runs; c keeps its core, and ends it at 10 s; the one on a began again at 4 s.
     moves = changes(
         ("a", 0.0, 1.0), ("b", 0.0, 1.0), ("c", 0.0, 1.0), ("a", 3.0, 0.0), ("a", 4.0, 1.0), ("b", 6.0, 0.0)
     )
@@ -153,10 +153,10 @@ def test_compiled_and_interpreted_choose_the_same() -> None:
     settings = Settings(replicas=3, memory=False, validate=True)
     engine = Engine([batch], Machines(9, 5), policy=policy, settings=settings, seed=5, compile=False)
     engine.advance(1.0)
-    waiting = np.flatnonzero(engine.state.tasks[:, T_MACHINE] == -1)
+    waiting = np.flatnonzero(engine.state.tasks[:, TASK.machine] == -1)
     assert len(waiting) == 18
     # Where nothing is used, every choice is open but for the twins' machines.
-    engine.state.machines[:, M_USED] = 0
+    engine.state.machines[:, MACHINE.used] = 0
     one, other = policy.resized(engine.state, None, 5, 7), policy.resized(engine.state, None, 5, 7)
     ours = [_chosen(engine.state, one, int(task)) for task in np.tile(waiting, 5)]
     assert ours == [plain(_chosen)(engine.state, other, int(task)) for task in np.tile(waiting, 5)]

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.generators.harvest import Packing
-from simulator.jobs.engine import Engine
-from simulator.jobs.state import as_mapping
-from simulator.matching.calibrating import calibrate
-from simulator.matching.pools import Pool, PoolSettings, pool
-from simulator.matching.running import WARM_UP_S, run
-from simulator.matching.schemes import SCHEMES, engine_policy, engine_settings
-from simulator.matching.workload import Workload, jobs, runtimes
-from task_matcher.predictor import PredictorOptions
+from ebbtide.matcher.predict.predictor import PredictorOptions
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.jobs.engine import Engine
+from ebbtide.simulator.jobs.state import as_mapping
+from ebbtide.simulator.matching.calibrating import calibrate
+from ebbtide.simulator.matching.pools import Pool, PoolSettings, pool
+from ebbtide.simulator.matching.running import WARM_UP_S, run
+from ebbtide.simulator.matching.schemes import SCHEMES, engine_policy, engine_settings
+from ebbtide.simulator.matching.workload import Workload, jobs, runtimes
 
 DAY_S = 86_400.0
 SMALL = Workload(load=0.5, jobs=4, least_tasks=3, most_tasks=6, most_task_s=3600.0, cores=(1, 2))

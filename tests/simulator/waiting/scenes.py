@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from simulator.jobs.engine import Engine, Machines
-from simulator.jobs.settings import Settings
-from simulator.waiting import arrays as a
-from simulator.waiting.policy import Options, elastic, policy
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.settings import Settings
+from ebbtide.simulator.waiting import arrays as a
+from ebbtide.simulator.waiting.policy import Options, elastic, policy
 from tests.simulator.jobs.scenes import Job, batches, job
 
 

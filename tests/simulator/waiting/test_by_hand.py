@@ -1,4 +1,4 @@
-"""Small days, worked out on paper from seed 002: who runs where, when, and what it costs."""
+"""Small days, worked out on paper from Ambati et al. 2021: who runs where, when, and what it costs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def test_long_jobs_wait_and_short_ones_do_not() -> None:
     assert told.of(1) == [("rented", 1, 6, True)]
     assert told.of(2) == [("fixed", 100, 150, True)]
     assert told.of(3) == [("fixed", 150, 180, True)]
-    assert told.total(a.D_DOLLARS) == pytest.approx(5 * SECOND)
-    assert told.total(a.D_WAIT_S) == told.total(a.D_DELAY_S) == (100 - 2) + (150 - 85)
+    assert told.total(a.PAID.dollars) == pytest.approx(5 * SECOND)
+    assert told.total(a.PAID.wait_s) == told.total(a.PAID.delay_s) == (100 - 2) + (150 - 85)
 
 
 def test_what_is_tried_is_killed_at_the_threshold_and_waits() -> None:
-    """Nobody knows that job 2 is long until it has run for 10 s: 2 to 12 s are paid for in vain, then it waits."""
+    """Job 2 is not known to be long until it has run for 10 s: 2 to 12 s are paid for in vain, then it waits."""
     told = run(DAY, ONE, short_below_s=10.0, wait_below_s=float("inf"), tries=True)
     assert told.of(1) == [("tried", 1, 6, True)]
     assert told.of(2) == [("tried", 2, 12, False), ("fixed", 100, 150, True)]
     assert told.of(3) == [("tried", 85, 95, False), ("fixed", 150, 180, True)]
-    assert told.total(a.D_DOLLARS) == pytest.approx((5 + 10 + 10) * SECOND)
-    assert told.total(a.D_LOST_CORE_S) == 10 * 1 + 10 * 2
-    assert told.total(a.D_WAIT_S) == (100 - 12) + (150 - 95)
-    assert told.total(a.D_DELAY_S) == (100 - 2) + (150 - 85)
+    assert told.total(a.PAID.dollars) == pytest.approx((5 + 10 + 10) * SECOND)
+    assert told.total(a.PAID.lost_core_s) == 10 * 1 + 10 * 2
+    assert told.total(a.PAID.wait_s) == (100 - 12) + (150 - 95)
+    assert told.total(a.PAID.delay_s) == (100 - 2) + (150 - 85)
 
 
 def test_a_trial_that_ends_at_the_threshold_was_short() -> None:
@@ -47,8 +47,8 @@ def test_who_has_waited_b_gives_up() -> None:
     assert told.of(1) == [("rented", 21, 26, True)]
     assert told.of(2) == [("rented", 22, 72, True)]
     assert told.of(3) == [("fixed", 100, 130, True)]
-    assert told.count(a.K_GAVE_UP) == 2
-    assert told.total(a.D_WAIT_S) == 20 + 20 + 15
+    assert told.count(a.KNOB.gave_up) == 2
+    assert told.total(a.PAID.wait_s) == 20 + 20 + 15
 
 
 def test_room_at_the_very_end_of_patience_is_taken() -> None:
@@ -64,16 +64,16 @@ def test_who_is_known_to_be_late_does_not_wait_and_costs_the_same() -> None:
     assert told.of(1) == [("rented", 1, 6, True)]
     assert told.of(2) == [("rented", 2, 52, True)]
     assert told.of(3) == [("fixed", 100, 130, True)]
-    assert told.total(a.D_DOLLARS) == pytest.approx(waited.total(a.D_DOLLARS))
-    assert told.total(a.D_WAIT_S) == 15
+    assert told.total(a.PAID.dollars) == pytest.approx(waited.total(a.PAID.dollars))
+    assert told.total(a.PAID.wait_s) == 15
 
 
 def test_who_would_be_late_after_its_trial_stays_where_it_is() -> None:
     marks = np.array([0, 0, 1, 0], np.int8)
     told = run(DAY, ONE, short_below_s=10.0, wait_below_s=200.0, tries=True, marks=marks, late="marks")
     assert told.of(2) == [("stays", 2, 52, True)]
-    assert told.total(a.D_LOST_CORE_S) == 20  # of job 3
-    assert told.count(a.K_STAYED) == 1
+    assert told.total(a.PAID.lost_core_s) == 20  # of job 3
+    assert told.count(a.KNOB.stayed) == 1
 
 
 def test_a_length_can_be_core_time() -> None:
@@ -84,17 +84,17 @@ def test_a_length_can_be_core_time() -> None:
     assert told.of(1) == [("tried", 1, 6, False), ("fixed", 100, 106, True)]
 
 
-def test_nobody_waits_if_patience_is_nothing() -> None:
+def test_no_job_waits_if_the_longest_wait_is_nothing() -> None:
     told = run(DAY, ONE, short_below_s=0.0, wait_below_s=0.0)
     assert [row[1] for row in sorted(told.attempts)] == ["fixed", "rented", "rented", "rented"]
-    assert told.total(a.D_WAIT_S) == 0
+    assert told.total(a.PAID.wait_s) == 0
 
 
 def test_the_smallest_machine_that_holds_cores_and_memory_is_paid() -> None:
     """Three cores need a machine of four; one core with 20 GiB one of eight (32 GiB)."""
     jobs = [job(0, 4, 100), job(1, 3, 10), job(2, 1, 10, memory_mib=20 * 1024)]
     told = run(jobs, Machines(1, 4, 65_536), short_below_s=60.0, wait_below_s=1e9)
-    assert told.total(a.D_DOLLARS) == pytest.approx((4 + 8) * 10 * 0.048 / 3600)
+    assert told.total(a.PAID.dollars) == pytest.approx((4 + 8) * 10 * 0.048 / 3600)
 
 
 def test_fixed_machines_pass_over_what_does_not_fit() -> None:

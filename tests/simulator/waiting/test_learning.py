@@ -1,4 +1,4 @@
-"""How a model of waits is judged."""
+"""Judgement of a model of waits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.compiling import compiled, shared
-from simulator.waiting.learning import correlation, learn
-from task_matcher.forest import grown, predicted
+from ebbtide.matcher.policies.forest import grown, predicted
+from ebbtide.simulator.compiling import compiled, shared
+from ebbtide.simulator.waiting.learning import correlation, learn
 
 shared(predicted)
 
@@ -33,7 +33,7 @@ def test_correlation_by_hand() -> None:
 
 
 def test_a_model_is_judged_by_stretches_that_it_has_not_seen() -> None:
-    """In the stretches that judge, the truth is turned round: whoever had seen them would do better."""
+    """In the stretches that judge, the truth is turned round: a model that had seen them would do better."""
     rows = np.random.default_rng(1).uniform(size=(5000, 9))
     labels = (rows[:, 2] > 0.5).astype(float)
     judges = np.isin(np.arange(5000) * 10 // 5000, [2, 5, 8])

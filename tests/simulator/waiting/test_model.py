@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import InvalidParameter
-from simulator.experiments.model import checked, model_named
-from simulator.waiting.model import MODEL
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.model import checked, model_named
+from ebbtide.simulator.waiting.model import MODEL
 
 SMALL: dict[str, Any] = {"machines": 3, "cpu_cores": 8, "sized_for": 4, "load": 0.9, "days": 3, "job_cores": [1, 2]}
 

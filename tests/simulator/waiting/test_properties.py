@@ -1,4 +1,4 @@
-"""Whatever jobs come: nobody waits longer than b, costs add up, and the loop is the same compiled."""
+"""Properties under any jobs: none waits longer than b, costs add up, and the loop is the same compiled."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.waiting.running import Terms
-from simulator.waiting.running import run as run_scheme
-from simulator.waiting.schemes import SCHEMES, named
-from task_matcher.waiting import CORE_HOUR, MIB_A_CORE, SIZES, rented_cores
+from ebbtide.matcher.policies.waiting import CORE_HOUR, MIB_A_CORE, SIZES, rented_cores
+from ebbtide.simulator.waiting.running import Terms
+from ebbtide.simulator.waiting.running import run as run_scheme
+from ebbtide.simulator.waiting.schemes import SCHEMES, named
 from tests.simulator.jobs.scenes import batches
 from tests.simulator.waiting.scenes import Machines, a, random_jobs, run
 
@@ -37,12 +37,12 @@ def test_waits_are_bounded_and_every_second_on_demand_is_paid(seed: int, tries: 
             assert asked.runtimes_s[0] > 4.0
         waited = began_s - asked.at_s
         assert waited <= wait_below_s + (4.0 if tries else 0.0) + 1e-9
-    assert told.total(a.D_DOLLARS) == pytest.approx(dollars)
+    assert told.total(a.PAID.dollars) == pytest.approx(dollars)
     waits = sum(
         done[n][2] - j.at_s - sum(r[3] - r[2] for r in told.attempts if r[0] == n and not r[4])
         for n, j in enumerate(jobs)
     )
-    assert told.total(a.D_WAIT_S) == pytest.approx(waits)
+    assert told.total(a.PAID.wait_s) == pytest.approx(waits)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -52,11 +52,11 @@ def test_who_gives_up_never_touches_the_fixed_machines(seed: int) -> None:
     marks = np.zeros(len(jobs), np.int8)
     first = run(jobs, FIXED, compile=True, short_below_s=3.0, wait_below_s=12.0, marks=marks, fills_marks=True)
     told = run(jobs, FIXED, compile=True, short_below_s=3.0, wait_below_s=12.0, marks=marks, late="marks")
-    assert 0 < marks.sum() == first.count(a.K_GAVE_UP)
-    assert told.count(a.K_GAVE_UP) == 0
+    assert 0 < marks.sum() == first.count(a.KNOB.gave_up)
+    assert told.count(a.KNOB.gave_up) == 0
     fixed = [[row for row in one.attempts if row[1] == "fixed"] for one in (first, told)]
     assert fixed[0] == fixed[1]
-    assert told.total(a.D_DOLLARS) == pytest.approx(first.total(a.D_DOLLARS))
+    assert told.total(a.PAID.dollars) == pytest.approx(first.total(a.PAID.dollars))
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
-from app_adapters.balancer import (
+from app_adapters.errors import ApplicationError
+from app_adapters.web.balancer import (
     Balanced,
     Balancer,
     WeightCommand,
@@ -25,7 +26,6 @@ from app_adapters.balancer import (
     balancer_options,
     weight_for,
 )
-from app_adapters.errors import ApplicationError
 
 
 class FourWorkers(Adapter):
@@ -172,7 +172,7 @@ def test_the_command_gets_name_and_weight_as_words_without_a_shell(tmp_path: Pat
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app_adapters.balancer.run.__defaults__", (0.2,))
+    monkeypatch.setattr("app_adapters.web.balancer.run.__defaults__", (0.2,))
     with pytest.raises(ApplicationError, match=r"took longer than 0\.2 s"):
         WeightCommand("a", [sys.executable, "-c", "import time; time.sleep(600)"]).tell(9)
 

@@ -12,7 +12,7 @@ from app_adapters.jvm.flags import collector, parse_flags, size_mib, with_value
 from app_adapters.jvm.heap import Heap, parse_heap, resident
 from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder, jvm_kind, main_classes
-from app_adapters.process import started
+from app_adapters.processes.process import started
 
 FLAGS = """[Global flags]
     uintx G1PeriodicGCInterval                     = 0                                      {manageable} {default}

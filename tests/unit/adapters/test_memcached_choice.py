@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app_adapters.memcached import _dumps_hash, _kept_by_allocator
-from app_adapters.memcached_client import MIB, Item, SlabClass, Slabs
-from app_adapters.memcached_items import Border, _cold_keys, border, item_bytes, rank, surplus_bytes, used_bytes
-from app_adapters.memcached_pages import MOST_PAUSE_S, Pace
+from app_adapters.memcached.adapter import _dumps_hash, _kept_by_allocator
+from app_adapters.memcached.client import MIB, Item, SlabClass, Slabs
+from app_adapters.memcached.items import Border, _cold_keys, border, item_bytes, rank, surplus_bytes, used_bytes
+from app_adapters.memcached.pages import MOST_PAUSE_S, Pace
 
 TAKEN = {b"1": 1024}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app_adapters.postgresql_plan import (
+from app_adapters.postgresql.plan import (
     LEAST_KIB,
     allowed_mib,
     core_settings,

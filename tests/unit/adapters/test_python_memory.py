@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from app_adapters import python_memory
 from app_adapters.adapter import Answer, Deadline, Promise, Refusal, Release
-from app_adapters.python_memory import PythonAdapter
+from app_adapters.processes import python_memory
+from app_adapters.processes.python_memory import PythonAdapter
 
 
 class Process:

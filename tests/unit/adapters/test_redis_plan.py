@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app_adapters.redis_plan import (
+from app_adapters.redis.plan import (
     MIB,
     SMALLEST_LIMIT_MIB,
     STEP_MIB,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app_adapters.redis_client import Incomplete, ServerError, command, parse
+from app_adapters.redis.client import Incomplete, ServerError, command, parse
 
 REPLIES: list[tuple[bytes, Any]] = [
     (b"+OK\r\n", "OK"),

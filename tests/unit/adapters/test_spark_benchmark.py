@@ -6,8 +6,8 @@ import pytest
 
 from app_adapters.spark.curves import Curve, Curves
 from app_adapters.spark.policy import SELF, VM_LEVEL, Decision
-from ebb.benchmarks.figures import document
-from ebb.benchmarks.spark import Case, Trial, assemble, slots_left, table
+from benchmarks.engines.spark import Case, Trial, assemble, slots_left, table
+from benchmarks.figures import document
 
 
 def told(choice: str) -> Decision:

@@ -1,4 +1,4 @@
-"""The decision of a Spark cluster: Eq. 1 to 3 of seed 004, the paper's own examples, curves, progress, slots."""
+"""The decision of a Spark cluster: Eq. 1 to 3 of Sharma et al. 2019, the paper's examples, curves, progress, slots."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 from app_adapters.errors import ApplicationError
 from app_adapters.spark import progress
 from app_adapters.spark.curves import LINEAR, Curve, Curves, read_curves
-from app_adapters.spark.policy import (
-    SELF,
-    VM_LEVEL,
-    Deflation,
-    Job,
-    decide,
-    restart_share,
-    time_self,
-    time_vm_level,
-)
+from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job, decide, restart_share, time_self, time_vm_level
 from app_adapters.spark.slots import Nominal, lost, slots
 
 shares = st.floats(0, 0.95)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app_adapters.errors import ApplicationError
-from app_adapters.state_file import StateFile
+from app_adapters.processes.state_file import StateFile
 
 
 def test_what_was_saved_is_there_again_and_can_be_removed(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from app_adapters.errors import ApplicationError
-from app_adapters.gunicorn import handles, workers_option
-from app_adapters.gunicorn_control import GunicornControl, find_control
-from app_adapters.nginx import missing
-from app_adapters.process_memory import cpus_possible, measured_together, read_pid
+from app_adapters.processes.process_memory import cpus_possible, measured_together, read_pid
+from app_adapters.web.gunicorn import handles, workers_option
+from app_adapters.web.gunicorn_control import GunicornControl, find_control
+from app_adapters.web.nginx import missing
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app_adapters.workers import Pool, workers_for
+from app_adapters.web.workers import Pool, workers_for
 
 SIZES = st.fixed_dictionaries({}, optional={"cpu_cores": st.floats(0, 1e6), "memory_mib": st.floats(0, 1e9)}).filter(
     bool

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app_adapters.inelastic import InelasticAdapter
+from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.wsgi import foreign, hook_application
 
 LOCAL = {"REMOTE_ADDR": "127.0.0.1"}

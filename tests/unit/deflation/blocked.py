@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deflation.ledger import Layer
-from deflation.mechanisms import LAYER_OF, Mechanism, Mechanisms
+from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Mechanism, Mechanisms
+from ebbtide.deflation.ledger import Layer
 
 
 def without(

@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from deflation.allocations import HARD_FLOOR
-from deflation.bounds import Bound
-from deflation.cascade import Cascade
-from deflation.instructions import (
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.cascade import Cascade
+from ebbtide.deflation.cascade.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     AskApplication,
@@ -28,9 +27,11 @@ from deflation.instructions import (
     Throttle,
     Unplug,
 )
-from deflation.reinflation import Reinflation, TellApplication, Told
-from deflation.resources import ResourceVector
-from deflation.steps import dimms_to_plug, dimms_to_take
+from ebbtide.deflation.cascade.reconcile import cap_of
+from ebbtide.deflation.cascade.reinflation import Reinflation, TellApplication, Told
+from ebbtide.deflation.cascade.steps import dimms_to_plug, dimms_to_take
+from ebbtide.deflation.floors import HARD_FLOOR
+from ebbtide.deflation.resources import ResourceVector
 
 
 class Behaviour(StrEnum):
@@ -85,6 +86,7 @@ class ModelVM:
     latency_s: float = 0.2
     online: set[int] = field(default_factory=set)
     quota_per_cpu: float | None = None
+    cap_cores: float | None = None
     balloon_mib: float = -1.0
     plugged_mib: float = -1.0
     balloon_target_mib: float = -1.0
@@ -120,6 +122,8 @@ class ModelVM:
             plugged,
             limit_mib=self.limit_mib,
             dimms_mib=self.dimms_mib,
+            cap_cores=self.cap_cores,
+            vcpus=self.cpus_plugged,
         )
 
     @property
@@ -211,7 +215,7 @@ class ModelVM:
         return "; ".join(filter(None, reasons))
 
     def _plug(self, goal_mib: float) -> str:
-        """As :mod:`hostagent.plugged` does it: virtio-mem and whole DIMMs, with the same choice of DIMMs."""
+        """As `hostagent.libvirt.plugged` does it: virtio-mem and whole DIMMs, with the same choice of DIMMs."""
         held = self.plugged_mib + sum(self.dimms_mib)
         if goal_mib < held:
             dimms = dimms_to_take(self.dimms_mib, self.plugged_mib, held - goal_mib)
@@ -242,6 +246,7 @@ class ModelVM:
         if instruction.cpu_cores is not None:
             seen = len(self.online) if self.answers else self.cpus_plugged
             self.quota_per_cpu = instruction.cpu_cores / (instruction.cpus_online or seen)
+            self.cap_cores = cap_of(instruction.cpu_cores, self.cpus_plugged)
         if instruction.limit_mib is not None and (reason := self._limit(instruction.limit_mib)):
             return reason
         if instruction.balloon_mib is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from deflation.bounds import Bound
-from deflation.instructions import (
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     Event,
@@ -16,9 +16,9 @@ from deflation.instructions import (
     Measured,
     Outcome,
 )
-from deflation.ledger import Layer, LedgerEntry
-from deflation.reinflation import Told
-from deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.cascade.reinflation import Told
+from ebbtide.deflation.ledger import Layer, LedgerEntry
+from ebbtide.deflation.resources import ZERO, ResourceVector
 
 
 class Machine(Protocol):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from deflation.allocations import Allocation, Priority, effective_minimum
-from deflation.resources import COMPONENTS, ResourceVector
+from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.floors import effective_minimum
+from ebbtide.deflation.resources import COMPONENTS, ResourceVector
 
 
 def runs(max_examples: int = 100) -> settings:

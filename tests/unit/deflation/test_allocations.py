@@ -3,19 +3,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from deflation.allocations import (
-    HARD_FLOOR,
+from ebbtide.deflation.allocations import (
     Allocation,
     Priority,
     check_sizes,
     check_target,
     cpu_shares,
     deflatable_capacity,
-    effective_minimum,
     free_capacity,
 )
-from deflation.errors import InvalidField
-from deflation.resources import TOLERANCE, ZERO, ResourceVector
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.floors import HARD_FLOOR, effective_minimum
+from ebbtide.deflation.resources import TOLERANCE, ZERO, ResourceVector
 from tests.unit.deflation.strategies import hosts, runs, vectors
 
 NOMINAL = ResourceVector(4, 1024, 100)

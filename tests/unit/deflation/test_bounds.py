@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deflation.bounds import Bound, reclaimed
-from deflation.resources import COMPONENTS
+from ebbtide.deflation.bounds import Bound, reclaimed
+from ebbtide.deflation.resources import COMPONENTS
 from tests.unit.deflation.strategies import runs
 
 bounds = st.builds(

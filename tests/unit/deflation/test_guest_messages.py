@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deflation.guest_messages import (
+from ebbtide.messages.guest import (
     MAX_TEXT,
     PROTOCOL,
     ApplicationPromise,
@@ -24,6 +24,7 @@ from deflation.guest_messages import (
     Hello,
     PressureNotice,
     RequestNotice,
+    cleaned,
 )
 from guestagent import messages as guest
 from tests.unit.deflation.strategies import runs
@@ -130,7 +131,7 @@ def test_a_newer_guest_may_say_more() -> None:
 def test_a_long_story_is_cut_and_its_promise_kept() -> None:
     """Reasons of several hooks are joined in the guest; that is no ground for throwing the answer away."""
     said = dataclasses.asdict(guest.DeflateResult("r-1", "promised", {"memory_mib": 120.0}, 2.5, "x" * 5000, None))
-    heard = ApplicationPromise.model_validate(said)
+    heard = ApplicationPromise.model_validate(cleaned(said))
     assert heard.promised.memory_mib == 120
     assert len(heard.reason) == MAX_TEXT
     with pytest.raises(ValidationError):

@@ -1,4 +1,4 @@
-"""The kernels under :mod:`deflation.proportional`: what holds of them beyond what its tests hold of the policies."""
+"""The kernels under `deflation.sharing.proportional`: what holds of them beyond what its tests hold of the policies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deflation import kernels
-from deflation.allocations import Allocation
-from deflation.proportional import CODES, choose_victims, share_room, split_need
-from deflation.resources import ResourceVector
+from ebbtide.deflation import kernels
+from ebbtide.deflation.allocations import Allocation
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.proportional import CODES, choose_victims, share_room, split_need
 from tests.unit.deflation.strategies import hosts, needs, runs
 
 

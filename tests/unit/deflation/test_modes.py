@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deflation.modes import HostEvent, HostMode, Reaction, reaction, refusal, takes_new_vms
+from ebbtide.deflation.modes import HostEvent, HostMode, Reaction, reaction, refusal, takes_new_vms
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "modes.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "modes.md"
 COMMANDS = [HostEvent.CREATE, HostEvent.SHRINK, HostEvent.GROW, HostEvent.RECLAIM, HostEvent.REINFLATE]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from deflation.errors import InvalidField
-from deflation.resources import COMPONENTS, ZERO, ResourceVector
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
 from tests.unit.deflation.strategies import runs, vectors
 
 

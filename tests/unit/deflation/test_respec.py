@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from deflation.allocations import Priority
-from deflation.messages import Vector, VMSpec
-from deflation.resources import ResourceVector
-from deflation.respec import fallen_short, returning
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import VMSpec
+from hostagent.operations.respec import fallen_short, returning
 
 SOLD = VMSpec(
     name="web",

@@ -1,0 +1,101 @@
+"""Settings of a PostgreSQL at a size. Pure; sizes of settings are kB, as PostgreSQL means it (1024 bytes).
+
+What is set is what a reload takes over (PostgreSQL 15: 20.4 Resource Consumption); shared_buffers are not among it.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+WORKERS = "max_parallel_workers"
+PER_GATHER = "max_parallel_workers_per_gather"
+CORE_SETTINGS = (WORKERS, PER_GATHER)
+#: The least that each goes down to, kB; one that starts below stays as it is.
+LEAST_KIB = {
+    "work_mem": 1024,
+    "maintenance_work_mem": 16384,
+    "autovacuum_work_mem": 16384,
+    "effective_cache_size": 65536,
+}
+MEMORY_SETTINGS = tuple(LEAST_KIB)
+PER_SESSION_MIB = 3.0  # catalogue caches and stack of a backend that has done something
+FULL_SHARE = 0.9  # from here on everything is as before: sizes that come from budgets are never exact
+
+
+def in_kib(setting: str, unit: str | None) -> int:
+    """A setting of pg_settings in kB; -1, which means another setting, stays."""
+    factors = {"kB": 1, "8kB": 8, "MB": 1024, "16MB": 16384, "GB": 1048576}
+    value = int(setting)
+    return value if value < 0 else value * factors.get(unit or "kB", 1)
+
+
+def allowed_mib(memory_kib: Mapping[str, int], sessions: int, autovacuum_workers: int) -> float:
+    """Private memory that the settings allow: every session its work_mem once, every worker its maintenance memory."""
+    maintenance_kib = memory_kib["maintenance_work_mem"]
+    autovacuum_kib = memory_kib.get("autovacuum_work_mem", -1)
+    vacuum_kib = autovacuum_workers * (maintenance_kib if autovacuum_kib < 0 else autovacuum_kib)
+    work_kib = sessions * (memory_kib["work_mem"] + PER_SESSION_MIB * 1024)
+    return (work_kib + maintenance_kib + vacuum_kib) / 1024
+
+
+def share_of(target_mib: float, minimum_mib: float, maximum_mib: float) -> float:
+    """How much of its memory settings it can have at a target: 1 at full size, 0 at the minimum."""
+    if target_mib >= FULL_SHARE * maximum_mib:
+        return 1.0
+    if maximum_mib <= minimum_mib:
+        return 0.0
+    return min(max((target_mib - minimum_mib) / (maximum_mib - minimum_mib), 0.0), 1.0)
+
+
+def memory_settings(original_kib: Mapping[str, int], share: float) -> dict[str, int]:
+    """The memory settings at a share of the original ones, kB. -1 (as another setting) stays."""
+    scaled = {}
+    for name, original in original_kib.items():
+        if original > 0:
+            # Whole blocks: effective_cache_size is kept in units of 8 kB, and would read back as another value.
+            whole = int(original * share) // 8 * 8 if share < 1 else original
+            scaled[name] = max(whole, min(LEAST_KIB[name], original))
+    return scaled
+
+
+def core_settings(original: Mapping[str, int], cores: float) -> dict[str, int]:
+    """Parallel workers for so many cores, at least one, and never more than there were."""
+    workers = min(max(int(cores), 1), original[WORKERS])
+    return {WORKERS: workers, PER_GATHER: min(original[PER_GATHER], workers)}
+
+
+def lowered(now: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
+    """What a deflation changes: it never raises a setting."""
+    return {name: value for name, value in wanted.items() if value < now[name]}
+
+
+def raised(now: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
+    """What a reinflation changes: it never lowers one."""
+    return {name: value for name, value in wanted.items() if value > now[name]}
+
+
+def sessions_to_end(idle_mib: Mapping[int, float], surplus_mib: float) -> list[int]:
+    """Of the idle sessions (pid: MiB), the largest ones, until they make up the surplus."""
+    chosen: list[int] = []
+    for pid, size_mib in sorted(idle_mib.items(), key=lambda item: (-item[1], item[0])):
+        if surplus_mib <= 0:
+            break
+        chosen.append(pid)
+        surplus_mib -= size_mib
+    return chosen
+
+
+def statements(values: Mapping[str, int]) -> list[str]:
+    """ALTER SYSTEM for integers; the names are this module's."""
+    units = dict.fromkeys(MEMORY_SETTINGS, "kB")
+    return [f"ALTER SYSTEM SET {name} = '{int(value)}{units.get(name, '')}'" for name, value in values.items()]
+
+
+def restoring(earlier: Mapping[str, str | None]) -> list[str]:
+    """ALTER SYSTEM that puts postgresql.auto.conf back: its value of before, or none."""
+    return [
+        f"ALTER SYSTEM RESET {name}"
+        if value is None
+        else f"ALTER SYSTEM SET {name} = '" + value.replace("'", "''") + "'"
+        for name, value in earlier.items()
+    ]

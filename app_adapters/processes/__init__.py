@@ -1,0 +1,1 @@
+"""Processes: memory, limits, programs as adapters."""

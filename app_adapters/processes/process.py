@@ -1,0 +1,97 @@
+"""Readings of a process from the kernel (proc(5))."""
+
+from __future__ import annotations
+
+import os
+
+from app_adapters.errors import ApplicationError
+
+
+def resident_mib(pid: int, name: str, procfs: str = "/proc") -> float:
+    """Resident size in MiB of the process, whose name must be the given one.
+
+    Raises: ApplicationError where it cannot be seen, or is another program.
+    """
+    try:
+        with open(f"{procfs}/{pid}/status", errors="replace") as file:
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+    except OSError as error:
+        raise ApplicationError(f"process {pid} cannot be seen here: {error.strerror}") from None
+    found = fields.get("Name", "").strip()
+    if found != name[:15]:
+        raise ApplicationError(f"process {pid} is {found}, not {name}")
+    return int(fields.get("VmRSS", "0 kB").split()[0]) / 1024
+
+
+def proportional_mib(pid: int, procfs: str = "/proc") -> float:
+    """Resident size in MiB, shared pages by their share: what several maps of one page (ZGC) or forks do not inflate.
+
+    Raises: ApplicationError where it cannot be seen (proc(5): smaps_rollup needs the process's own user, or root).
+    """
+    try:
+        with open(f"{procfs}/{pid}/smaps_rollup", errors="replace") as file:
+            for line in file:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) / 1024
+    except OSError as error:
+        raise ApplicationError(f"the memory of process {pid} cannot be seen here: {error.strerror}") from None
+    return 0.0
+
+
+def started(pid: int, procfs: str = "/proc") -> int | None:
+    """When the process began, in ticks since boot: a pid that is used again has another. None where there is none."""
+    fields = _stat(pid, procfs)
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def children(pid: int, procfs: str = "/proc") -> list[int]:
+    """Child processes that live, without zombies, by pid."""
+    found = []
+    for name in os.listdir(procfs):
+        fields = _stat(int(name), procfs) if name.isdigit() else []
+        if len(fields) > 1 and fields[1] == str(pid) and fields[0] not in ("Z", "X"):
+            found.append(int(name))
+    return sorted(found)
+
+
+def _stat(pid: int, procfs: str) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; the second may hold anything. Empty where there is none."""
+    try:
+        with open(f"{procfs}/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def environment(pid: int, procfs: str = "/proc") -> dict[bytes, bytes] | None:
+    """Environment that the process was started with, None where it may not be read."""
+    try:
+        with open(f"{procfs}/{pid}/environ", "rb") as file:
+            pairs = [item.partition(b"=") for item in file.read().split(b"\0") if item]
+    except OSError:
+        return None
+    return {name: value for name, _, value in pairs}
+
+
+def arguments(pid: int, procfs: str = "/proc") -> list[str]:
+    """Command line of the process, empty where it cannot be read."""
+    try:
+        with open(f"{procfs}/{pid}/cmdline", "rb") as file:
+            return [item.decode("utf-8", "replace") for item in file.read().split(b"\0") if item]
+    except OSError:
+        return []
+
+
+def own_resident_mib(procfs: str = "/proc") -> float:
+    """Resident size in MiB of this very process.
+
+    Raises: ApplicationError where there is no procfs.
+    """
+    try:
+        with open(f"{procfs}/self/status", errors="replace") as file:
+            for line in file:
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1]) / 1024
+    except OSError as error:
+        raise ApplicationError(f"this process cannot be seen: {error.strerror}") from None
+    raise ApplicationError("this process has no VmRSS")

@@ -1,0 +1,319 @@
+"""gunicorn: fewer or more workers, by its control socket (25.1 and later) or by signals.
+
+Signals of one kind merge, and the master says nothing: one at a time, and the workers are counted after each. A removed
+worker finishes its requests first. A reload (SIGHUP) goes back to the configured number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import threading
+import time
+from typing import Callable
+
+from app_adapters.adapter import Deadline
+from app_adapters.errors import ApplicationError
+from app_adapters.processes.process import arguments, children, environment, started
+from app_adapters.processes.process_memory import read_pid
+from app_adapters.ready import Ready
+from app_adapters.web.balancer import balanced, balancer_options
+from app_adapters.web.gunicorn_control import GunicornControl, Stats, find_control
+from app_adapters.web.pool_adapter import PoolAdapter, Processes
+from app_adapters.web.pool_options import full_cores, pool_options, whole
+
+LOOK_S = 0.05
+# A signal that shows no effect by then was taken: the worker to go still finishes its requests.
+SIGNAL_TAKEN_S = 2.0
+CONTROL_LIMIT_S = 5.0
+# A worker that was told to end is counted as a serving one again after this time.
+ENDING_LIMIT_S = 120.0
+
+
+class GunicornAdapter(PoolAdapter):
+    """A gunicorn on this machine. `master` tells the process id of its master, which may change (SIGUSR2).
+
+    `workers` is their number at full size, by default what gunicorn is configured for. `control` False leaves the
+    control socket alone; a path names it, otherwise it is found.
+    """
+
+    name = "gunicorn"
+
+    def __init__(
+        self,
+        master: Callable[[], int],
+        full_cores: float,
+        minimum_workers: int = 1,
+        workers: int | None = None,
+        control: str | bool = True,
+    ) -> None:
+        super().__init__(full_cores, minimum_workers)
+        self._master = master
+        self._workers = workers
+        self._control_option = control
+        self._identity: tuple[int, int | None] = (0, None)
+        self._control: GunicornControl | None = None
+        self._configured = 0
+        self._most_seen = 0
+        self._set: int | None = None  # what this adapter made of it
+        self._note = ""  # for the next answer
+        self._lock = threading.Lock()  # sizes are asked for while work runs
+        self._ending: dict[int, float] = {}  # told to end by a signal, and when
+
+    def _processes(self) -> Processes:
+        master = self._check_master()
+        stats = self._stats(master)
+        pids = _workers(master, stats)
+        serving = _without(pids, self._ending)
+        if stats is not None:
+            serving = _youngest(pids, stats.target)
+        self._most_seen = max(self._most_seen, len(serving))
+        return Processes(master, pids, serving, self._nominal(), self._reset_note(stats, serving))
+
+    def _check_master(self) -> int:
+        master = self._master()
+        identity = (master, started(master))
+        if identity[1] is None:
+            raise ApplicationError(f"gunicorn: there is no process {master}")
+        if not handles(master, signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP):
+            raise ApplicationError(f"process {master} is no master of gunicorn: it does not handle SIGTTIN and SIGTTOU")
+        with self._lock:
+            if identity != self._identity:
+                if self._set is not None:
+                    self._note = (
+                        f"gunicorn is process {master} now, {self._identity[0]} had been set to {self._set} workers"
+                    )
+                self._identity, self._set, self._ending = identity, None, {}
+                self._configured, self._most_seen = _configured_workers(master), 0
+                self._control = None
+                self._find_control(master)
+        return master
+
+    def _find_control(self, master: int) -> None:
+        if isinstance(self._control_option, str):
+            self._control = GunicornControl(self._control_option)
+        elif self._control_option and self._control is None:
+            self._control = find_control(master)
+
+    def _stats(self, master: int) -> Stats | None:
+        """What the master says of itself, None where it has no control socket or is forking just now."""
+        if self._control is None:
+            return None
+        try:
+            stats = self._control.stats()
+            if stats.pid != master:  # that of a master which took over, and left
+                return None
+            self._configured = self._control.configured_workers() or self._configured
+        except ApplicationError:
+            return None
+        return stats
+
+    def _nominal(self) -> int:
+        return self._workers or self._configured or max(self._most_seen, 1)
+
+    def _reset_note(self, stats: Stats | None, serving: list[int]) -> str:
+        """Whether the number is not the one that was set, as after a reload."""
+        now = len(serving) if stats is None else stats.target
+        with self._lock:
+            # Without the control socket a worker that was restarted just now is missing, which is expected.
+            if self._set is not None and (now > self._set if stats is None else now != self._set):
+                self._note = (
+                    f"gunicorn has {now} workers, {self._set} were set: it was reloaded (SIGHUP), or told by others"
+                )
+                self._set = None
+            return self._note
+
+    def _note_told(self) -> None:
+        self._note = ""
+
+    def _obstacle(self) -> str:
+        master = self._identity[0]
+        if self._control is None and any(word.startswith("--dirty-app") for word in arguments(master)):
+            return "gunicorn runs dirty workers, which cannot be told from its others without its control socket"
+        return ""
+
+    def _resize(self, workers: int, deadline: Deadline) -> str:
+        master = self._check_master()
+        self._find_control(master)
+        self._set = None
+        now = time.monotonic()
+        self._ending = {pid: at for pid, at in self._ending.items() if now - at < ENDING_LIMIT_S}
+        if self._control is None:
+            self._step(master, workers, deadline)
+        elif not self._command(master, workers, deadline):
+            return "the deadline passed before gunicorn's control socket answered"
+        self._set = workers
+        pids: list[int] = []
+        changed = time.monotonic()
+        while True:
+            before, pids = pids, _workers(master, self._stats(master))
+            if len(pids) == workers:
+                return ""
+            if pids != before:
+                changed = time.monotonic()
+            elif self._control is None and time.monotonic() - changed > SIGNAL_TAKEN_S and self._is_off(pids, workers):
+                self._step(master, workers, deadline)  # a signal was lost
+                changed = time.monotonic()
+            if deadline.wait(LOOK_S):
+                break
+        if len(pids) > workers:
+            return f"{len(pids) - workers} workers still finish their requests"
+        return f"{workers - len(pids)} workers did not start by the deadline"
+
+    def _is_off(self, pids: list[int], workers: int) -> bool:
+        """Whether more serve than should, or fewer though none that ends holds a place."""
+        return len(_without(pids, self._ending)) > workers or len(pids) < workers
+
+    def _command(self, master: int, workers: int, deadline: Deadline) -> bool:
+        """By the control socket; returns whether gunicorn confirmed the number by the deadline."""
+        assert self._control is not None
+        began = time.monotonic()
+        while not deadline.passed:
+            try:
+                stats = self._control.stats()
+                if stats.pid != master:
+                    raise ApplicationError(f"{self._control.path} belongs to process {stats.pid}, not to {master}")
+                if stats.target == workers:
+                    return True
+                self._control.change(workers - stats.target)
+            except ApplicationError:
+                # It forks, or is busy. What was asked may have been done, so the next round looks first.
+                if time.monotonic() - began > CONTROL_LIMIT_S:
+                    raise
+            deadline.wait(LOOK_S)
+        return False
+
+    def _step(self, master: int, workers: int, deadline: Deadline) -> None:
+        """By signals, one at a time, each when the one before has shown its effect."""
+        asked = len(_without(_workers(master, None), self._ending))
+        while asked != workers and not deadline.passed:
+            pids = _workers(master, None)
+            step = 1 if asked < workers else -1
+            _signal(master, signal.SIGTTIN if step > 0 else signal.SIGTTOU)
+            began = time.monotonic()
+            while _workers(master, None) == pids and time.monotonic() - began < SIGNAL_TAKEN_S:
+                if deadline.wait(LOOK_S):
+                    return
+            now = _workers(master, None)
+            if now == pids and step < 0:
+                # The oldest that is not yet on its way, which finishes its requests first.
+                serving = _without(pids, self._ending)
+                self._ending[_youngest(serving, len(serving))[-1]] = time.monotonic()
+            if any(pid in self._ending for pid in now):
+                asked += step  # a new worker comes when one of those that end has ended
+            else:
+                asked = len(now)
+
+
+def handles(pid: int, *numbers: signal.Signals, procfs: str = "/proc") -> bool:
+    """Whether the process has handlers of its own for all these signals: to others they would be the end, or a stop."""
+    try:
+        with open(f"{procfs}/{pid}/status", errors="replace") as file:
+            caught = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    except OSError:
+        return False
+    return all(caught >> (number - 1) & 1 for number in numbers)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        raise ApplicationError(f"process {pid} cannot be signalled: {error.strerror}") from None
+
+
+def _workers(master: int, stats: Stats | None) -> list[int]:
+    """The master's workers, by pid: not the master of an upgrade, not its helper processes."""
+    own = arguments(master)
+    found = []
+    for pid in children(master):
+        words = arguments(pid)
+        # A process that is ending has lost its command line before all that it held is free.
+        titled = bool(words) and words[0].startswith("gunicorn: ")
+        if words and not (words[0].startswith("gunicorn: worker") if titled else words == own):
+            continue
+        if stats is not None and pid == stats.dirty_pid:
+            continue
+        # A new master was started by exec, with its parent in its environment; workers were not.
+        if (environment(pid) or {}).get(b"GUNICORN_PID") == b"%d" % master:
+            continue
+        found.append(pid)
+    return found
+
+
+def _without(pids: list[int], ending: dict[int, float]) -> list[int]:
+    return [pid for pid in pids if pid not in ending]
+
+
+def _youngest(pids: list[int], count: int) -> list[int]:
+    """So many of them, the youngest first: gunicorn ends the oldest."""
+    return sorted(pids, key=lambda pid: (started(pid) or 0, pid), reverse=True)[: max(count, 0)]
+
+
+def _configured_workers(master: int) -> int:
+    """From its command line and environment, 0 where they do not say (gunicorn's settings: workers)."""
+    found = environment(master) or {}
+    by_environment = found.get(b"GUNICORN_CMD_ARGS", b"").decode("utf-8", "replace")
+    try:
+        words = shlex.split(by_environment)
+    except ValueError:
+        words = []
+    number = found.get(b"WEB_CONCURRENCY", b"").decode("utf-8", "replace")
+    for words_ in (words, arguments(master)):
+        number = workers_option(words_) or number
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def workers_option(words: list[str]) -> str:
+    """The value of the last -w or --workers, empty where there is none."""
+    value = ""
+    for i, word in enumerate(words):
+        if word in ("-w", "--workers"):
+            value = words[i + 1] if i + 1 < len(words) else ""
+        elif word.startswith("--workers="):
+            value = word.partition("=")[2]
+        elif word.startswith("-w") and word[2:].isdigit():
+            value = word[2:]
+    return value
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--pid-file", metavar="FILE", help="gunicorn's --pid; read each time, so restarts are followed")
+    which.add_argument("--pid", type=whole, metavar="N", help="its master, for as long as that lives")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--control-socket", metavar="FILE", help="default: found, if its name ends in .ctl")
+    how.add_argument("--signals", action="store_true", help="leave the control socket alone")
+    parser.add_argument(
+        "--workers", type=whole, metavar="N", help="at full size (default: what gunicorn is configured for)"
+    )
+    pool_options(parser)
+    balancer_options(parser)
+
+
+def _build(options: argparse.Namespace) -> GunicornAdapter:
+    path, pid = options.pid_file, options.pid
+    return GunicornAdapter(
+        (lambda: read_pid(path)) if path is not None else (lambda: int(pid)),
+        full_cores(options),
+        options.minimum_workers,
+        options.workers,
+        options.control_socket or not options.signals,
+    )
+
+
+READY = Ready(
+    "the workers of a gunicorn on this machine",
+    """\
+Takes workers from gunicorn and gives them back, through its control socket (gunicorn 25.1 and later) or by signals.
+
+example:
+  gunicorn --pid /run/app.pid --workers 8 app:app
+  ebb-adapter gunicorn --pid-file /run/app.pid --minimum-workers 2 \\
+      --weight-command '/usr/local/bin/set-weight {name} {weight}'
+""",
+    _options,
+    lambda options: balanced(_build(options), options),
+)

@@ -1,0 +1,53 @@
+"""The command `make bench NAME=cascade`, or `python -m benchmarks cascade`: figures into benchmarks/results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import benchmarks
+from ebbtide.cli.commands.options import Json
+from ebbtide.cli.output import Steps, print_json, print_table
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def bench(
+    name: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(benchmarks.ALL)}; default: all.")] = None,
+    output: Annotated[Path, typer.Option(help="Directory for NAME.json.")] = Path("benchmarks/results"),
+    runs: Annotated[
+        int, typer.Option(min=1, help="Measurements of each thing; under 5, nothing to quote.")
+    ] = benchmarks.LEAST_RUNS,
+    quick: Annotated[bool, typer.Option("--quick", help="Small and short, not to quote.")] = False,
+    json: Json = False,
+) -> None:
+    """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
+    if name is not None and name not in benchmarks.ALL:
+        raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(benchmarks.ALL)}")
+    results = []
+    with Steps() as steps:
+        how = benchmarks.Pass(runs=runs, quick=quick, report=steps, output=output)
+        for chosen in [name] if name is not None else benchmarks.ALL:
+            steps(f"running {chosen}")
+            results.append(benchmarks.run(chosen, how))
+            path = benchmarks.write(results[-1], output)
+            steps(f"{path} is written")
+    if json:
+        print_json(results)
+        return
+    print_table(
+        ("benchmark", "figure", "value", "unit", "of"),
+        (
+            (result["name"], key, f"{figure['value']:.3g}", figure["unit"], figure["of"])
+            for result in results
+            for key, figure in result["figures"].items()
+        ),
+        "nothing was measured",
+    )
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks")

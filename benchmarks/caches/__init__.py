@@ -1,0 +1,1 @@
+"""Benchmark of memcached with and without its adapter."""

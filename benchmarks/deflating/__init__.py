@@ -1,0 +1,1 @@
+"""Benchmarks of deflation on real guests."""

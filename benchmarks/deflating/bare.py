@@ -1,0 +1,145 @@
+"""The operations of a deflation without an agent: plain libvirt-python and guest calls, and the same waits.
+
+What the agent's own time is held against: no intent is written, nothing is read before or after a step; a device is
+looked at often enough that the wait is the device's own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import BenchmarkFailed
+from benchmarks.host.recorder import Step
+from ebbtide.lab.guest_link import channel_path
+from ebbtide.lab.services import open_libvirt
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet
+from hostagent.libvirt.libvirt_hypervisor import GUEST_CHANNEL
+from hostagent.libvirt.libvirt_readings import limit_cpu
+from hostagent.vm.guest_link import GuestLink
+
+LOOK_S = 0.02
+STALLED_S = 10.0
+GUEST_LIMIT_S = 30.0
+
+
+class Stalled(BenchmarkFailed):
+    """A device did not get to where the agent had brought it: this run cannot be compared."""
+
+
+class Bare:
+    """One domain, moved by hand."""
+
+    def __init__(self, connection: Any, domain: Any, link: GuestLink) -> None:
+        self._connection = connection
+        self._domain = domain
+        self._link = link
+
+    async def replay(self, steps: Sequence[Step]) -> float:
+        """Carry out what was recorded, in its order; returns the seconds it took.
+
+        Raises Stalled, LabError or an error of the guest link.
+        """
+        request_id = f"bare-{uuid.uuid4().hex[:12]}"
+        began_s = time.perf_counter()
+        for step in steps:
+            if "." in step.name:
+                await self._in_guest(step, request_id)
+            else:
+                await asyncio.to_thread(self._resize, step)
+        return time.perf_counter() - began_s
+
+    async def _in_guest(self, step: Step, request_id: str) -> None:
+        params = dict(step.arguments[0])
+        if "request_id" in params:
+            params["request_id"] = request_id
+        if step.name == "cpus.set":
+            await self._link.call(step.name, params, CpusSet, GUEST_LIMIT_S)
+        elif step.name == "application.status":
+            await self._released(params)
+        else:
+            await self._link.call(step.name, params, ApplicationPromise, GUEST_LIMIT_S)
+
+    async def _released(self, params: dict[str, Any]) -> None:
+        while True:
+            report = await self._link.call("application.status", params, ApplicationRelease, GUEST_LIMIT_S)
+            if report.state != "running":
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _resize(self, step: Step) -> None:
+        import libvirt
+
+        live, size = libvirt.VIR_DOMAIN_AFFECT_LIVE, step.arguments[0]
+        if step.name == "set_quota":
+            limit_cpu(self._domain, size, step.arguments[1], live)
+        elif step.name == "set_balloon":
+            self._domain.setMemoryFlags(round(size * 1024), live)
+            self._wait(self._balloon_mib, size)
+        elif step.name == "set_plugged":
+            device = _device(self._domain.XMLDesc())
+            requested = device.find("target/requested")
+            if requested is None:
+                raise BenchmarkFailed("the domain has no virtio-mem device")
+            requested.set("unit", "KiB")
+            requested.text = str(round(size * 1024))
+            self._domain.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), live)
+            self._wait(self._plugged_mib, size)
+        else:
+            # The agent made up for what a device did not give, which it does not do in every turn.
+            raise Stalled(f"{step.name} cannot be done bare")
+
+    def _wait(self, size_mib: Any, goal_mib: float) -> None:
+        moved_s, last_mib = time.monotonic(), size_mib()
+        while abs(last_mib - goal_mib) >= 0.5:
+            if time.monotonic() - moved_s > STALLED_S:
+                raise Stalled(f"a device stopped at {last_mib:g} MiB instead of {goal_mib:g}")
+            time.sleep(LOOK_S)
+            latest_mib = size_mib()
+            if latest_mib != last_mib:
+                moved_s, last_mib = time.monotonic(), latest_mib
+
+    def _balloon_mib(self) -> float:
+        return float(self._domain.memoryStats()["actual"]) / 1024
+
+    def _plugged_mib(self) -> float:
+        return float(_device(self._domain.XMLDesc()).findtext("target/current", "0")) / 1024
+
+
+@contextlib.asynccontextmanager
+async def bare(uri: str, name: str) -> AsyncIterator[Bare]:
+    """Take a domain in hand that no agent looks after now. Raises LabError, BenchmarkFailed."""
+    connection = await asyncio.to_thread(open_libvirt, uri)
+    greeted = asyncio.Event()
+
+    async def channel() -> Path | None:
+        return channel_path(await asyncio.to_thread(domain.XMLDesc), GUEST_CHANNEL)
+
+    try:
+        domain = await asyncio.to_thread(connection.lookupByName, name)
+        link = GuestLink(name, channel, lambda hello: greeted.set())
+        talking = asyncio.create_task(link.run(), name=f"bare:{name}")
+        try:
+            async with asyncio.timeout(GUEST_LIMIT_S):
+                await greeted.wait()
+            yield Bare(connection, domain, link)
+        except TimeoutError as error:
+            raise BenchmarkFailed(f"the guest of {name} does not answer") from error
+        finally:
+            talking.cancel()
+            await asyncio.gather(talking, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(connection.close)
+
+
+def _device(xml: str) -> ElementTree.Element:
+    device = ElementTree.fromstring(xml).find("./devices/memory[@model='virtio-mem']")
+    if device is None:
+        raise BenchmarkFailed("the domain has no virtio-mem device")
+    return device

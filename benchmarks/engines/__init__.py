@@ -1,0 +1,1 @@
+"""Benchmarks of the JVM and of Spark."""

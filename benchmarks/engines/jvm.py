@@ -1,0 +1,221 @@
+"""`jvm`: response times of a JVM whose heap follows its memory, beside one whose heap does not (004 Fig. 5d).
+
+Two JVMs with the same fixed mix of requests (java/Mix.java), one after the other, each in a memory control group with
+swap behind it. Both are measured at full size, then at 75 and at 50 % of the resident memory that the first one had.
+One is deflated before the limit falls: the service makes its cache smaller, as by a hook of its own, and the JVM
+adapter brings the heap down. For the other only the limit falls, so that its memory goes to swap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from app_adapters.adapter import Deadline, Refusal
+from app_adapters.jvm.adapter import JVMAdapter
+from app_adapters.jvm.originals import Originals
+from app_adapters.jvm.processes import Choice, Finder
+from app_adapters.jvm.transports import Attach
+from app_adapters.processes.process import proportional_mib
+from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
+from benchmarks.host.bench_host import only
+from benchmarks.host.memory_group import UNLIMITED, MemoryGroup, memory_group
+from benchmarks.host.swapfile import swap
+from benchmarks.passes import Pass
+
+SOURCE = Path(__file__).parent / "java" / "Mix.java"
+SWAP = Path("/var/lib/ebbtide/bench-jvm.swap")
+GROUP = "ebbtide-bench-jvm"
+SHARES = (0.75, 0.5)
+#: Below the limit: the heap passes its soft limit for moments, and the group also counts what the kernel does for it.
+UNDER_LIMIT = 0.9
+#: MiB of a JVM beside its heap, and how much heap what lives needs: the service's own rule for its cache.
+BESIDE_MIB = 70
+ROOM = 1.6
+DEADLINE_S = 60.0
+#: How often a run may begin again because the kernel killed the JVM: it does so now and then when its own swapping out
+#: makes no progress for a moment, however much swap is free.
+TRIES = 3
+
+
+class Killed(BenchmarkFailed):
+    """The JVM is gone."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """-Xmx, live set and full cache in MiB; seconds of warming up and of measuring at each size."""
+
+    heap_mib: int
+    live_mib: int
+    cache_mib: int
+    warm_s: float
+    window_s: float
+
+
+FULL = Size(640, 30, 130, 2.0, 6.0)
+QUICK = Size(320, 15, 50, 0.5, 1.5)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the service measured: hits over requests, and response times in microseconds."""
+
+    hit_ratio: float
+    median_us: float
+    p99_us: float
+    mean_us: float
+
+
+def run(how: Pass) -> Figures:
+    """Raises BenchmarkFailed or ApplicationError."""
+    size = QUICK if how.quick else FULL
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("jvm: needs root, for swap and control groups")
+    with (
+        only("jvm"),
+        tempfile.TemporaryDirectory(prefix="ebbtide-jvm-") as directory,
+        swap(SWAP, 2 * size.heap_mib, how.report) as swap_mib,
+        memory_group(GROUP) as group,
+    ):
+        if swap_mib < 2 * size.heap_mib:
+            raise BenchmarkFailed(f"needs {2 * size.heap_mib} MiB of swap behind the limit")
+        _compile(Path(directory))
+        found: dict[tuple[bool, float], list[Window]] = {}
+        for number in range(how.runs):
+            for left in reversed(range(TRIES)):
+                try:
+                    windows = _run(number, group, Path(directory), size, how)
+                    break
+                except Killed as error:
+                    if not left:
+                        raise
+                    how.report(f"run {number + 1} of {how.runs} begins again: {error}")
+            for which, window in windows.items():
+                found.setdefault(which, []).append(window)
+    return _figures(found, f"-Xmx{size.heap_mib}m, Shenandoah, {size.cache_mib} MiB of cache at full size")
+
+
+def _run(number: int, group: MemoryGroup, directory: Path, size: Size, how: Pass) -> dict[tuple[bool, float], Window]:
+    """Both JVMs, one after the other: the window of each (whether the heap follows, share of memory)."""
+    found: dict[tuple[bool, float], Window] = {}
+    full_mib = 0.0
+    # Which one comes first changes, so that what the machine does besides meets both.
+    for follows in (True, False) if number % 2 == 0 else (False, True):
+        with _service(group, directory, size) as service:
+            full_mib = full_mib or service.warm(size)
+            for share in (1.0, *SHARES):
+                window = service.at(share * full_mib if share < 1 else UNLIMITED, follows, size)
+                found[follows, share] = window
+                how.report(
+                    f"run {number + 1} of {how.runs}, {'heap follows' if follows else 'heap stays'}, "
+                    f"{share:.0%} of {full_mib:.0f} MiB: median {window.median_us:.0f} us, p99 "
+                    f"{window.p99_us:.0f} us, mean {window.mean_us:.0f} us, hits {window.hit_ratio:.2f}"
+                )
+    return found
+
+
+def _figures(found: dict[tuple[bool, float], list[Window]], conditions: str) -> Figures:
+    figures: Figures = {}
+    for share in (1.0, *SHARES):
+        percent = f"{share:.0%}".replace("%", "")
+        for follows, name in ((True, "follows"), (False, "stays")):
+            windows = found[follows, share]
+            of = f"requests while the JVM has {share:.0%} of its memory and its heap {name}; {conditions}"
+            for part in ("median_us", "p99_us", "mean_us"):
+                figures[f"{name}_{percent}_{part}"] = Figure.over([getattr(one, part) for one in windows], "us", of)
+            figures[f"{name}_{percent}_hit_ratio"] = Figure.over([one.hit_ratio for one in windows], "ratio", of)
+        if share == 1.0:
+            continue
+        for part in ("median", "p99", "mean"):
+            ours, theirs = ([getattr(one, f"{part}_us") for one in found[side, share]] for side in (True, False))
+            of = f"{part} response time with a heap that stays, under the same limit of {share:.0%}, in the same run"
+            figures[f"follows_to_stays_{percent}_{part}"] = Figure.over(ratios(ours, theirs), "ratio", of)
+    return figures
+
+
+class _Service:
+    """One JVM in the group."""
+
+    def __init__(self, process: subprocess.Popen[str], group: MemoryGroup, adapter: JVMAdapter) -> None:
+        self._process = process
+        self._group = group
+        self._adapter = adapter
+
+    def say(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Killed("the JVM had ended; was it killed for want of swap?") from None
+        answer = self._process.stdout.readline().strip()
+        if not answer:
+            raise Killed("the JVM ended; was it killed for want of swap?")
+        return answer
+
+    def warm(self, size: Size) -> float:
+        """Let the heap come to its full size; returns its resident MiB."""
+        self.say(f"run {3 * size.warm_s}")
+        return proportional_mib(self._process.pid)
+
+    def at(self, limit_mib: float, follows: bool, size: Size) -> Window:
+        """The window under a limit. Raises BenchmarkFailed where the heap does not follow."""
+        if limit_mib != UNLIMITED:
+            if follows:
+                self._follow(UNDER_LIMIT * limit_mib, size)
+            self._group.limit(limit_mib)
+        self.say(f"run {size.warm_s}")
+        count, hits, *times = map(float, self.say(f"run {size.window_s}").split())
+        return Window(hits / count, *times)
+
+    def _follow(self, target_mib: float, size: Size) -> None:
+        cache_mib = max(int((target_mib - BESIDE_MIB) / ROOM) - size.live_mib, 1)
+        self.say(f"cache {min(cache_mib, size.cache_mib)}")
+        answer = self._adapter.deflate({"memory_mib": target_mib}, "ask", Deadline(DEADLINE_S))
+        if isinstance(answer, Refusal):
+            raise BenchmarkFailed(f"the adapter refuses: {answer.reason}")
+        release = answer.work()
+        if not release.complete:
+            raise BenchmarkFailed(f"the heap does not follow: {release.reason}")
+
+
+@contextlib.contextmanager
+def _service(group: MemoryGroup, directory: Path, size: Size) -> Iterator[_Service]:
+    group.limit(UNLIMITED)
+    command = ["java", f"-Xmx{size.heap_mib}m", "-Xms32m", "-XX:+UnlockExperimentalVMOptions", "-XX:+UseShenandoahGC"]
+    command += ["-XX:-UsePerfData", "-cp", str(directory), "Mix"]
+    command += [str(size.live_mib), str(size.cache_mib)]
+    process = subprocess.Popen(
+        group.inside(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            raise BenchmarkFailed("the JVM does not start")
+        adapter = JVMAdapter(Finder(Choice(pid=process.pid)), Attach(), Originals(str(directory / "state")))
+        yield _Service(process, group, adapter)
+    finally:
+        # Out of swap again first: a process that is swapped out ends slowly.
+        with contextlib.suppress(BenchmarkFailed):
+            group.limit(UNLIMITED)
+        process.kill()
+        process.communicate()
+        Path(f"/tmp/.java_pid{process.pid}").unlink(missing_ok=True)
+        time.sleep(0.1)
+
+
+def _compile(directory: Path) -> None:
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("needs root for a memory control group and swap")
+    if shutil.which("javac") is None:
+        raise BenchmarkFailed("needs a JDK with Shenandoah (Debian: openjdk-17-jdk-headless)")
+    subprocess.run(["javac", "-d", str(directory), str(SOURCE)], check=True)

@@ -1,0 +1,237 @@
+"""A standalone Spark on this machine for `spark`: a master, two workers' VMs that are control groups, one driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from app_adapters.errors import ApplicationError
+from app_adapters.processes.process import arguments
+from app_adapters.spark.rest import Cluster, SparkRest
+from app_adapters.spark.worker_process import WorkerProcess
+from benchmarks.figures import BenchmarkFailed
+
+#: Two workers on one machine need two names for what is done by host.
+HOSTS = ("127.0.0.1", "localhost")
+SLOTS = 4
+# The stack is for the lineage of ALS, which is deep.
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss16m"
+LIMIT_S = 120.0
+LOOK_S = 0.1
+CGROUPS = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 20000
+SETTINGS = {
+    "spark.decommission.enabled": "true",
+    "spark.worker.decommission.enabled": "true",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.task.maxFailures": "1000",
+    "spark.stage.maxConsecutiveAttempts": "100",
+    "spark.executor.memory": "700m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+class SparkHost:
+    """The cluster. `cores`: host cores that each VM has at full size."""
+
+    def __init__(self, directory: Path, cores: float) -> None:
+        found = importlib.util.find_spec("pyspark")
+        if found is None or not found.submodule_search_locations:
+            raise BenchmarkFailed("pyspark is not installed: pip install 'ebbtide[spark]'")
+        if not CGROUPS.is_dir():
+            raise BenchmarkFailed(f"{CGROUPS} is not there: this benchmark throttles by control groups of version 1")
+        self.cores = cores
+        self._directory = directory
+        self._class = f"{found.submodule_search_locations[0]}/bin/spark-class"
+        self._environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._environment["PYSPARK_PYTHON"] = sys.executable
+        self._settings = directory / "spark.conf"
+        self._settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
+        port, ui_port, self._driver_port = (_free_port() for _ in range(3))
+        self._master = f"spark://127.0.0.1:{port}"
+        self.rest = SparkRest(f"http://127.0.0.1:{ui_port}", (f"http://127.0.0.1:{self._driver_port}",), 10.0)
+        self._log = open(directory / "spark.log", "ab")  # noqa: SIM115 - as long as the processes
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._workers: dict[str, WorkerProcess] = {}
+        self._driver: subprocess.Popen[str] | None = None
+        command = [self._class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--webui-port", str(ui_port), "--properties-file", str(self._settings)]
+        self._master_command = command
+
+    def start(self) -> None:
+        """Start the master and make the workers' groups. `close` undoes it, however far it got."""
+        self._processes.append(
+            subprocess.Popen(
+                self._master_command,
+                stdout=self._log,
+                stderr=self._log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        )
+        for host in HOSTS:
+            self._group(host).mkdir(exist_ok=True)
+            self.throttle(host, 0.0)
+            self._workers[host] = self._worker(host)
+
+    def cluster(self) -> Cluster:
+        """What the master knows; nothing where it does not answer yet."""
+        try:
+            return self.rest.cluster()
+        except ApplicationError:
+            return Cluster((), ())
+
+    def throttle(self, host: str, deflation: float) -> None:
+        """Leave a VM this much less of its CPU time."""
+        quota = int(PERIOD_US * self.cores * (1 - deflation))
+        (self._group(host) / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self._group(host) / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def resize(self, slots: dict[str, int]) -> None:
+        """Have Workers with so many slots, 0 for none; those that have them stay as they are."""
+        for host, count in slots.items():
+            if self._workers[host].cores != count:
+                self._workers[host].stop()
+        for host, count in slots.items():
+            if count and self._workers[host].cores != count:
+                self._workers[host].start(count)
+        wanted = {host: count for host, count in slots.items() if count}
+        _until(lambda: self.cluster().hosts() == wanted, f"the master has {wanted}")
+
+    def fresh(self, slots: dict[str, int] | None = None) -> None:
+        """All VMs unthrottled, with their Workers."""
+        for host in HOSTS:
+            self.throttle(host, 0.0)
+        self.resize(slots or dict.fromkeys(HOSTS, SLOTS))
+
+    def begin(self, workload: str, scale: float, stages: int) -> None:
+        """Give the driver an application; `stages`: how many it will have had."""
+        if self._driver is None:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.engines.spark_driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
+            )
+        settings = {**SETTINGS, "spark.master": self._master, "spark.ui.port": str(self._driver_port)}
+        settings["spark.ebbtide.stages"] = str(stages)
+        self._send({"workload": workload, "scale": scale, "settings": settings})
+
+    def done(self) -> float:
+        """Wait for the application's work: its seconds."""
+        return float(self._receive()["seconds"])
+
+    def end(self) -> None:
+        """End the application."""
+        self._send({})
+        self._receive()
+        _until(lambda: not self.cluster().applications, "the application is gone")
+
+    def executors(self) -> int:
+        """Slots of the running application's executors."""
+        return sum(application.cores for application in self.cluster().applications)
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            with suppress(ApplicationError):
+                worker.stop()
+        if self._driver is not None:
+            self._processes.append(self._driver)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)  # sessions of their own: the driver's JVM goes with it
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+        self._log.close()
+        for host in HOSTS:
+            for _ in range(50):  # its last process may not be gone quite yet
+                try:
+                    self._group(host).rmdir()
+                    break
+                except OSError:
+                    time.sleep(LOOK_S)
+
+    def _worker(self, host: str) -> WorkerProcess:
+        inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
+        command = ["sh", "-c", inside, "sh", "env", f"JAVA_TOOL_OPTIONS={JVM}", self._class]
+        command += ["org.apache.spark.deploy.worker.Worker", "--host", host]
+        command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
+        command += [str(self._directory / host), "--properties-file", str(self._settings), self._master]
+        return WorkerProcess(command, str(self._directory / f"{host}.json"), str(self._directory / f"{host}.log"))
+
+    def _group(self, host: str) -> Path:
+        return CGROUPS / f"ebb-bench-spark-{os.getpid()}-{HOSTS.index(host)}"
+
+    def _send(self, body: dict[str, Any]) -> None:
+        assert self._driver is not None
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(json.dumps(body) + "\n")
+        self._driver.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._driver is not None
+        assert self._driver.stdout is not None
+        line = self._driver.stdout.readline()
+        if not line:
+            log = (self._directory / "spark.log").read_text(errors="replace")[-1500:]
+            raise BenchmarkFailed(f"the driver {arguments(self._driver.pid)} has ended: {log}")
+        body: dict[str, Any] = json.loads(line)
+        return body
+
+
+@contextmanager
+def spark_host(cores: float) -> Iterator[SparkHost]:
+    """A cluster that is gone afterwards."""
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("needs root: it makes control groups")
+    with tempfile.TemporaryDirectory(prefix="ebb-spark-") as directory:
+        bench = SparkHost(Path(directory), cores)
+        try:
+            bench.start()
+            _until(lambda: _answers(bench), "the master answers")
+            bench.fresh()
+            yield bench
+        finally:
+            bench.close()
+
+
+def _answers(bench: SparkHost) -> bool:
+    try:
+        bench.rest.cluster()
+    except ApplicationError:
+        return False
+    return True
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > end:
+            raise BenchmarkFailed(f"not within {LIMIT_S:g} s: {what}")
+        time.sleep(LOOK_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

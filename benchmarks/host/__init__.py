@@ -1,0 +1,1 @@
+"""Hosts, guests and cgroups that benchmarks measure on."""

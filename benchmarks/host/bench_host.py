@@ -1,0 +1,235 @@
+"""Host for benchmarks with guests: libvirt, image and accelerator as in a lab, on a host id of their own.
+
+The agent runs inside the benchmark's process, so that its steps can be watched; `idle` alone starts real daemons. What
+a killed benchmark left is cleared away by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import signal
+import threading
+import types
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import libvirt
+import psutil
+import structlog
+
+from benchmarks.figures import BenchmarkFailed
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.lab import paths
+from ebbtide.lab.cluster import HostSlice, Lab
+from ebbtide.lab.guest_link import LabLink, channel_path
+from ebbtide.lab.state import LabHost, LabState
+from ebbtide.messages.commands import CreateCommand, TargetCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.vms import VMSpec
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.main import OVERHEAD_MIB
+from hostagent.operations.agent import Agent
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host, Slice
+from hostagent.vm.managed_vm import ManagedVM
+
+READY_S = 300.0
+#: Lab guests come without it; files in memory and Python's multiprocessing need it.
+MOUNT_SHM = "mkdir -p /dev/shm; mountpoint -q /dev/shm || mount -t tmpfs tmpfs /dev/shm"
+OPERATION_S = 900.0
+#: Host memory that a benchmark leaves alone, MiB.
+RESERVE_MIB = 1024.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BenchHost:
+    """A prepared host. ``image_dir`` holds the guest image."""
+
+    lab: Lab
+    state: LabState
+    host: LabHost
+
+    @property
+    def image_dir(self) -> Path:
+        return paths.image_cache() / self.state.image
+
+    def settings(self) -> LibvirtSettings:
+        return LibvirtSettings(
+            host_id=self.host.id,
+            uri=self.state.uri,
+            accelerator=cast(Literal["kvm", "qemu"], self.state.accelerator),
+            image_dir=self.image_dir,
+            disk_dir=self.host.disk_dir,
+        )
+
+    def agent(self, opener: Callable[[str], Any] = libvirt.open) -> Agent:
+        """An agent of this host in the running event loop; not started yet.
+
+        :param opener: opens its connections to libvirt.
+        """
+        kind = self.state.accelerator
+        part = Slice(self.host.id, self.host.url, self.host.capacity.vector(), kind, OVERHEAD_MIB[kind])
+        journal = Journal(self.host.disk_dir.parent / "state")
+        return Agent(Host(part, LibvirtHypervisor(self.settings(), opener), journal), usable_boot_mib)
+
+
+@contextlib.contextmanager
+def bench(capacity: ResourceVector, report: Callable[[str], None], *, daemons: bool = False) -> Iterator[BenchHost]:
+    """Prepare a host of that capacity; everything is gone at the end, however it ends.
+
+    :param daemons: with a manager and a host agent as processes of their own.
+    Raises LabError, BenchmarkFailed.
+    """
+    if os.geteuid() != 0:
+        raise BenchmarkFailed("benchmarks with guests need root: libvirt's system instance; run them through sudo")
+    directory = paths.state_dir().with_name("bench")
+    # Benchmarks with other directories may run at the same time: none may take another's domains for leftovers.
+    host = HostSlice(f"bench-{hashlib.sha256(str(directory).encode()).hexdigest()[:6]}", capacity)
+    lab = Lab(directory, report)
+    # The agent's own log on the terminal would cost it time; what it did is recorded otherwise.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    with _alone(directory), terminable():
+        lab.down()
+        try:
+            state = lab.up([host]) if daemons else lab.prepare([host])
+            yield BenchHost(lab, state, state.hosts[0])
+        finally:
+            lab.down()
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    path = directory.with_suffix(".lock")
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BenchmarkFailed(f"another benchmark is at work in {directory}") from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only(name: str, directory: Path = Path("/run")) -> Iterator[None]:
+    """One benchmark of this name on the machine: those without guests have control groups of fixed names.
+
+    Raises BenchmarkFailed where another one is at work.
+    """
+    # The file stays: with one that is removed, two could hold locks of the same name.
+    with (directory / f"ebbtide-bench-{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BenchmarkFailed(f"another benchmark {name} is at work on this machine") from error
+        yield
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends a benchmark as Ctrl-C does: with its guests removed."""
+
+    def interrupt(_number: int, _frame: types.FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a benchmark's coroutine in an event loop of its own."""
+    return asyncio.run(work)
+
+
+def room_mib(wanted_mib: float) -> float:
+    """What a benchmark may take of the memory that is free now, at most ``wanted_mib``."""
+    return min(wanted_mib, psutil.virtual_memory().available / 2**20 - RESERVE_MIB)
+
+
+@contextlib.asynccontextmanager
+async def running(ground: BenchHost) -> AsyncIterator[Agent]:
+    """An agent that works."""
+    agent = ground.agent()
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.close()
+
+
+async def start_vm(agent: Agent, spec: VMSpec) -> ManagedVM:
+    """Start a VM and wait until its guest answers. Raises BenchmarkFailed."""
+    await finish(agent, await agent.creations.create(CreateCommand(request_id=_request_id(), vm=spec)))
+    vm = agent.host.vm(spec.name)
+    await vm.wait_for_hello(READY_S)
+    if not vm.link.connected:
+        raise BenchmarkFailed(f"the guest of {spec.name} has not said hello within {READY_S:g} s")
+    return vm
+
+
+async def resize(
+    agent: Agent, vm: ManagedVM, size: ResourceVector, deadline_s: float = 120.0, request_id: str | None = None
+) -> VMOutcome:
+    """Bring a VM to a size by the agent's own command. Raises BenchmarkFailed when the operation fails altogether."""
+    command = TargetCommand(
+        request_id=request_id or _request_id(),
+        generation=vm.intent.generation + 1,
+        target=Vector.of(size),
+        deadline_s=deadline_s,
+    )
+    return (await finish(agent, await agent.sizes.target(vm.name, command))).vms[0]
+
+
+async def finish(agent: Agent, operation: Operation) -> Operation:
+    """An operation at its end. Raises BenchmarkFailed when it failed."""
+    ended = await agent.requests.operations.get(operation.request_id, OPERATION_S)
+    if ended is None or ended.state in (OperationState.RUNNING, OperationState.FAILED):
+        raise BenchmarkFailed(f"{operation.kind} failed: {ended.sentence if ended else 'it is not known any more'}")
+    return ended
+
+
+async def lab_link(uri: str, domain: str) -> LabLink:
+    """The benchmark's own hand inside a guest; the caller closes it. Raises LabError."""
+
+    def find() -> Path:
+        connection = libvirt.open(uri)
+        try:
+            return channel_path(connection.lookupByName(domain).XMLDesc())
+        finally:
+            connection.close()
+
+    return await LabLink.connect(await asyncio.to_thread(find))
+
+
+async def in_guest(guest: LabLink, script: str, limit_s: float = 600.0) -> str:
+    """Run a shell script in a guest and return what it printed. Raises BenchmarkFailed when it fails, LabError."""
+    # busybox: minimal guests have no other mount or mountpoint.
+    argv = ["busybox", "sh", "-c", script]
+    done = await guest.call("exec", reply_timeout_s=limit_s + 10, argv=argv, timeout_s=limit_s)
+    if done["returncode"] != 0:
+        raise BenchmarkFailed(f"`{script[:60]}` failed in the guest: {done['stderr'][-200:]}")
+    return str(done["stdout"])
+
+
+def _request_id() -> str:
+    return f"bench-{uuid.uuid4().hex[:20]}"

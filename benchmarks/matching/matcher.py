@@ -1,0 +1,188 @@
+"""`matcher`: the task matcher's decisions over up to ten thousand machines, beside Algorithm 1 in plain Python.
+
+One core, one process, no manager: what is measured is the decision alone, in seconds of that core, with a day's history
+of the machines, most of which have tasks that run. The plain form (`benchmarks.matching.matcher_plain`) is Algorithm 1
+of the paper as one would write it, machine by machine, over the same history, the same running tasks and the same tasks
+that wait.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from benchmarks.figures import Figure, Figures, ratios
+from benchmarks.matching.matcher_plain import PlainMatcher
+from benchmarks.passes import Pass
+from ebbtide.matcher.match.fleet import Fleet, Running
+from ebbtide.matcher.match.matching import Demand, MatchMaker
+from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
+
+SIZES: Final = (100, 1000, 10_000)
+WAITING: Final = (10, 100, 1000, 10_000)
+#: Decisions for the percentile, and of the plain form, which is slow.
+DECISIONS: Final = 1000
+PLAIN: Final = 20
+#: Changes that one machine has in the history; 50 a day is a pool as restless as the paper's C1.
+CHANGES: Final = 20
+NOW_S: Final = 86_400.0
+#: Decisions at a moment of their own each, so many seconds apart.
+MOMENTS: Final = 100
+APART_S: Final = 0.01
+#: Of this core: others that use it take nothing of the long loop and nothing of the short one.
+_clock = time.thread_time
+
+
+@dataclass
+class _Pool:
+    """Machines, what is known of them, and tasks that wait, the same for both forms."""
+
+    matcher: MatchMaker
+    plain: PlainMatcher
+    demands: list[Demand]
+    #: Seconds for one change to be learned.
+    learning: list[float] = field(default_factory=list)
+
+
+def run(how: Pass) -> Figures:
+    """The figures."""
+    sizes = SIZES[:2] if how.quick else SIZES
+    waiting = WAITING[:2] if how.quick else WAITING
+    count = 100 if how.quick else DECISIONS
+    figures: Figures = {}
+    medians: dict[int, list[float]] = {size: [] for size in sizes}
+    percentiles: dict[int, list[float]] = {size: [] for size in sizes}
+    plain: dict[int, list[float]] = {size: [] for size in sizes}
+    landmark: dict[int, list[float]] = {size: [] for size in sizes}
+    learning: dict[int, list[float]] = {size: [] for size in sizes}
+    moved: dict[int, list[float]] = {size: [] for size in sizes}
+    rounds: dict[tuple[int, int], list[float]] = {}
+    with _one_core():
+        for number in range(how.runs):
+            for size in sizes:
+                pool = _pool(size, max(waiting), number)
+                times = [_seconds(pool, demand) for demand in pool.demands[:count]]
+                medians[size].append(float(np.median(times)))
+                percentiles[size].append(1000.0 * float(np.percentile(times, 99)))
+                plain[size].append(float(np.median([_plain_s(pool, demand) for demand in pool.demands[:PLAIN]])))
+                learning[size].append(1e6 * float(np.median(pool.learning)))
+                for tasks in waiting:
+                    began = _clock()
+                    pool.matcher.decide_all(pool.demands[:tasks], NOW_S)
+                    rounds.setdefault((size, tasks), []).append(tasks / (_clock() - began))
+                moments = [NOW_S + number * APART_S for number in range(1, MOMENTS + 1)]
+                again = [_seconds(pool, demand, at) for demand, at in zip(pool.demands, moments, strict=False)]
+                moved[size].append(1e6 * float(np.median(again)))
+                other = _pool(size, count, number, "landmark")
+                landmark[size].append(float(np.median([_seconds(other, demand) for demand in other.demands[:count]])))
+                how.report(
+                    f"run {number + 1}: {size} machines: {1000 * medians[size][-1]:.3f} ms a decision, "
+                    f"plain {1000 * plain[size][-1]:.1f} ms"
+                )
+    for size in sizes:
+        where = f"one task over {size} machines, Eq. 1 and 2, one core"
+        of = f"Algorithm 1 in plain Python, machine by machine, over the same {size} machines"
+        figures |= {
+            f"decisions_{size}_per_s": Figure.over([1.0 / value for value in medians[size]], "1/s", where),
+            f"decision_{size}_p99_ms": Figure.over(percentiles[size], "ms", where),
+            f"plain_{size}_ms": Figure.over([1000.0 * value for value in plain[size]], "ms", of),
+            f"plain_{size}_to_decision": Figure.over(ratios(plain[size], medians[size]), "ratio", of),
+            f"landmark_{size}_to_decision": Figure.over(
+                ratios(landmark[size], medians[size]),
+                "ratio",
+                f"{where}; this one by landmarks and the size of shrinks",
+            ),
+            f"moved_{size}_us": Figure.over(
+                moved[size],
+                "us",
+                f"{where}, at another moment than the decision before: nothing that was kept is right",
+            ),
+            f"learn_{size}_us": Figure.over(learning[size], "us", f"one core change learned, {size} machines known"),
+        }
+        for tasks in waiting:
+            key = f"round_{size}_{tasks}_per_s"
+            figures[key] = Figure.over(
+                rounds[size, tasks], "1/s", f"decisions in a round over {tasks} waiting tasks, {size} machines"
+            )
+    few, many = sizes[0], sizes[-1]
+    figures[f"growth_{few}_to_{many}"] = Figure.over(
+        ratios(medians[many], medians[few]),
+        "ratio",
+        f"a decision over {few} machines; linear growth would be {many // few}",
+    )
+    return figures
+
+
+def _pool(size: int, waiting: int, seed: int, form: str = "next-change") -> _Pool:
+    generator = np.random.default_rng([seed, size])
+    predictor = Predictor(0.0, PredictorOptions(form=form, sized=form == "landmark"))
+    plain = PlainMatcher()
+    learning = []
+    at = generator.uniform(0.0, NOW_S, (size, CHANGES))
+    at[:, 0] = generator.uniform(0.0, NOW_S / 4, size)
+    at.sort(axis=1)
+    sizes = generator.integers(4, 48, (size, CHANGES)).astype(float)
+    order = np.argsort(at, axis=None, kind="stable")
+    for index in order.tolist():
+        machine, number = divmod(index, CHANGES)
+        before = float(sizes[machine, number - 1]) if number else 0.0
+        change = Change(f"machine-{machine}", float(at[machine, number]), before, float(sizes[machine, number]))
+        began = _clock()
+        predictor.observe(change)
+        learning.append(_clock() - began)
+        plain.observe(change)
+    plain.learned()
+    predictor.advance(NOW_S)
+    fleet = Fleet(predictor)
+    for machine in range(size):
+        name, cores = f"machine-{machine}", float(sizes[machine, -1])
+        fleet.put(name, cores)
+        plain.put(name, cores)
+        free = cores * float(generator.uniform(0.0, 0.6))
+        number = 0
+        while (need := float(generator.choice((1.0, 2.0, 4.0)))) <= cores - free:
+            cores -= need
+            began_at = NOW_S - float(generator.uniform(0.0, 1800.0))
+            task = Running(f"{name}/{number}", need, 0.0, began_at, NOW_S + float(generator.uniform(1.0, 3600.0)))
+            fleet.start(name, task)
+            plain.start(name, task)
+            number += 1
+    demands = [
+        Demand(
+            f"task-{number}",
+            float(generator.choice((1.0, 2.0, 4.0))),
+            duration_s=float(generator.uniform(60.0, 3600.0)),
+        )
+        for number in range(waiting)
+    ]
+    return _Pool(MatchMaker(fleet), plain, demands, learning)
+
+
+def _seconds(pool: _Pool, demand: Demand, now: float = NOW_S) -> float:
+    began = _clock()
+    pool.matcher.decide(demand, now)
+    return _clock() - began
+
+
+def _plain_s(pool: _Pool, demand: Demand) -> float:
+    began = _clock()
+    pool.plain.decide(demand.cores, demand.duration_s or 0.0, NOW_S)
+    return _clock() - began
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Nothing is spread over more cores than one."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,16 @@
+"""`placement`: decisions over up to a hundred thousand hosts, a manager's start on a large store, reports over HTTP.
+
+Needs no guests and no root. Hosts have 20 VMs each, and are made up (`benchmarks.placing.placement_hosts`); the index,
+the manager, its store and HTTP are the real ones.
+"""
+
+from __future__ import annotations
+
+from benchmarks.figures import Figures
+from benchmarks.passes import Pass
+from benchmarks.placing import placement_decisions, placement_manager
+
+
+def run(how: Pass) -> Figures:
+    """Raises BenchmarkFailed."""
+    return {**placement_decisions.measure(how), **placement_manager.measure(how)}

@@ -1,0 +1,58 @@
+"""Runs benchmarks by name and writes what they found."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.caches import memcached
+from benchmarks.deflating import cascade, cpu, idle, latency, throughput
+from benchmarks.engines import jvm, spark
+from benchmarks.figures import Figures, document
+from benchmarks.host.bench_host import terminable
+from benchmarks.matching import matcher, tasks
+from benchmarks.passes import Pass
+from benchmarks.placing import placement, policies
+from benchmarks.simulating import simulator
+
+#: In the order in which all are run.
+ALL: Mapping[str, Callable[[Pass], Figures]] = {
+    "policies": policies.run,
+    "placement": placement.run,
+    "matcher": matcher.run,
+    "simulator": simulator.run,
+    "cascade": cascade.run,
+    "cpu": cpu.run,
+    "throughput": throughput.run,
+    "latency": latency.run,
+    "idle": idle.run,
+    "memcached": memcached.run,
+    "jvm": jvm.run,
+    "spark": spark.run,
+    "tasks": tasks.run,
+}
+
+#: Benchmarks that are read more easily as a table: what NAME.csv holds.
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"spark": spark.table}
+
+
+def run(name: str, how: Pass | None = None) -> dict[str, Any]:
+    """Run one benchmark; returns what its file holds. Raises KeyError for an unknown name."""
+    with terminable():
+        figures = ALL[name](how or Pass())
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return document(name, figures, date, importlib.metadata.version("ebbtide"))
+
+
+def write(result: dict[str, Any], directory: Path) -> Path:
+    """Write NAME.json, and NAME.csv where it is a table, into the directory, which is made if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{result['name']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    if result["name"] in TABLES:
+        path.with_suffix(".csv").write_text(TABLES[result["name"]](result))
+    return path

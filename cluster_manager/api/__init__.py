@@ -1,0 +1,1 @@
+"""REST interface and dashboard routes of the manager."""

@@ -1,0 +1,52 @@
+"""Helpers that all routes of the manager's API share: bodies in, bodies out, parameters, where the manager is found."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from cluster_manager.errors import RequestError
+from cluster_manager.manager import Manager
+from ebbtide.messages.common import RequestId, problem_of
+from ebbtide.messages.operations import Operation
+from ebbtide.rest.descriptions import Answer
+
+B = TypeVar("B", bound=BaseModel)
+
+MANAGER: Final = web.AppKey("manager", Manager)
+
+#: Longest long poll, seconds; longest task duration that is ranked for, seconds.
+LONGEST_WAIT_S: Final = 60.0
+LONGEST_DURATION_S: Final = 30 * 86_400.0
+
+#: The answer to a request that a plan, or a host, carries out.
+WENT_OUT: Final = Answer(Operation, "It is under way; the same request again gets the same answer.")
+
+_REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
+
+
+async def body_of(request: web.Request, form: type[B]) -> B:
+    """The body in its form.
+
+    :raises RequestError: 400 with the field.
+    """
+    try:
+        # Strict: "3" is no number, as the OpenAPI document says.
+        return form.model_validate_json(await request.read(), strict=True)
+    except ValidationError as error:
+        problem = problem_of(error)
+        raise RequestError(400, problem.error, problem.field) from error
+
+
+def request_id_of(text: str) -> str:
+    """:raises RequestError: it can be none."""
+    try:
+        return _REQUEST_ID.validate_python(text)
+    except ValidationError as error:
+        raise RequestError(400, f"request_id: {problem_of(error).error}", "request_id") from error
+
+
+def answer(body: BaseModel, status: int = 200) -> web.Response:
+    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")

@@ -1,0 +1,130 @@
+"""Routes of hosts: reports of their agents, what the manager knows of them, their modes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from aiohttp import web
+from pydantic import Field
+
+from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of, request_id_of
+from cluster_manager.errors import RequestError
+from cluster_manager.inventory.versions import host_version
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.commands import ModeCommand
+from ebbtide.messages.common import Name, RequestId
+from ebbtide.messages.hosts import ForgottenHost, HostPage, HostReport, HostStatus, ReportReply
+from ebbtide.messages.operations import Operation
+from ebbtide.rest.descriptions import Parameter, describe
+from ebbtide.rest.pages import AFTER, LIMIT, cursor_of, key_of
+from ebbtide.rest.parameters import check_parameters, parameters_of
+from ebbtide.rest.versions import IF_NONE_MATCH, UNCHANGED, answer_tagged, tagged
+
+#: What a host agent holds an answer back at the most, seconds.
+LONGEST_HOST_WAIT_S: Final = 30.0
+
+_ID: Final = Parameter("id", Name, "the host's id")
+_STATE: Final = Parameter("state", HostStatus.model_fields["state"].annotation, "only hosts in this state")
+_MODE: Final = Parameter("mode", HostMode, "only hosts of this mode")
+_WAIT: Final = Parameter(
+    "wait_s", Annotated[float, Field(ge=0, le=LONGEST_HOST_WAIT_S)], "how long to wait for its end", default=0.0
+)
+_LOST: Final = Parameter("lost_vms", bool, "whether its VMs are gone with it; refused where it has some", default=False)
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/hosts/{id}/report")
+@describe(
+    "A host agent's report", tag="hosts", path=(_ID,), body=HostReport, answers={200: ReportReply}, security="agent"
+)
+async def take_report(request: web.Request) -> web.Response:
+    check_parameters(request)
+    raw, manager = await request.read(), request.app[MANAGER]
+    host = request.match_info["id"]
+    # One after the other: a hundred at once would be read in one turn of the loop, and all others would wait.
+    async with manager.reporting(host):
+        if (repeated := await manager.repeat_report(host, raw)) is not None:
+            return answer(repeated)
+        report = await body_of(request, HostReport)
+        if report.id != host:
+            raise RequestError(400, f"id: the report is of {report.id}, the path of {host}", "id")
+        if why := manager.no_address(report.url):
+            raise RequestError(400, f"url: {why}", "url")
+        return answer(await manager.take_report(report, raw))
+
+
+@routes.get("/v1/hosts", allow_head=False)
+@describe("All hosts that ever reported", tag="hosts", query=(LIMIT, AFTER, _STATE, _MODE), answers={200: HostPage})
+async def hosts(request: web.Request) -> web.Response:
+    query = parameters_of(request)
+    limit, after = query["limit"], key_of("hosts", query["after"], (str,))
+    found = await request.app[MANAGER].hosts.page(
+        limit, after[0] if after else None, state=query["state"], mode=query["mode"]
+    )
+    following = cursor_of("hosts", (found[limit - 1].id,)) if len(found) > limit else None
+    return answer(HostPage(hosts=tuple(found[:limit]), next=following))
+
+
+@routes.get("/v1/hosts/{id}", allow_head=False)
+@describe(
+    "One host",
+    tag="hosts",
+    path=(_ID,),
+    headers=(IF_NONE_MATCH,),
+    answers={200: tagged(HostStatus), 304: UNCHANGED},
+    problems=(404,),
+)
+async def host(request: web.Request) -> web.StreamResponse:
+    check_parameters(request)
+    registry, host_id = request.app[MANAGER].hosts, request.match_info["id"]
+    known, status = registry.get(host_id), registry.status(host_id)
+    if known is None or status is None:
+        raise RequestError(404, f"there is no host {host_id}", "id")
+    # It reports every two seconds: that alone is no news.
+    return answer_tagged(request, status, host_version(known.report), aside={"seen_at": 0.0})
+
+
+@routes.delete("/v1/hosts/{id}")
+@describe(
+    "Forget a silent host that does not come back",
+    tag="hosts",
+    path=(_ID,),
+    query=(_LOST,),
+    answers={200: ForgottenHost},
+    problems=(404, 409),
+)
+async def forget(request: web.Request) -> web.Response:
+    lost_vms = parameters_of(request)["lost_vms"]
+    return answer(await request.app[MANAGER].forgetting.forget(request.match_info["id"], lost_vms))
+
+
+@routes.put("/v1/hosts/{id}/mode")
+@describe(
+    "Change what a host is to do",
+    tag="hosts",
+    path=(_ID,),
+    body=ModeCommand,
+    example=ModeCommand(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
+    answers={202: WENT_OUT},
+    problems=(404, 409),
+)
+async def set_mode(request: web.Request) -> web.Response:
+    check_parameters(request)
+    command = await body_of(request, ModeCommand)
+    return answer(await request.app[MANAGER].questions.set_mode(request.match_info["id"], command), 202)
+
+
+@routes.get("/v1/hosts/{id}/operations/{request_id}", allow_head=False)
+@describe(
+    "One operation of a host; waits for its end",
+    tag="hosts",
+    path=(_ID, Parameter("request_id", RequestId, "the request that began it")),
+    query=(_WAIT,),
+    answers={200: Operation},
+    problems=(404,),
+)
+async def host_operation(request: web.Request) -> web.Response:
+    wait_s = parameters_of(request)["wait_s"]
+    host_id, request_id = request.match_info["id"], request_id_of(request.match_info["request_id"])
+    return answer(await request.app[MANAGER].questions.host_operation(host_id, request_id, wait_s))

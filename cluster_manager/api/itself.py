@@ -1,0 +1,57 @@
+"""Routes about the manager itself: whether it runs, and what its routes are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from aiohttp import web
+
+from cluster_manager.api.forms import MANAGER, answer
+from cluster_manager.api.standby import not_leading, unavailable
+from ebbtide.messages.hosts import ManagerHealth, Readiness
+from ebbtide.rest.descriptions import describe
+from ebbtide.rest.openapi import PATH, Document, document_of
+from ebbtide.rest.parameters import check_parameters
+
+#: How long a store that works may take for one row, seconds.
+STORE_ANSWER_S: Final = 2.0
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/healthz", allow_head=False)
+@describe("Whether the manager runs", tag="manager", answers={200: ManagerHealth}, security="none")
+async def healthz(request: web.Request) -> web.Response:
+    check_parameters(request)
+    leads = request.app[MANAGER].leadership.leads()
+    return answer(ManagerHealth(role="leader" if leads else "standby"))
+
+
+@routes.get("/readyz", allow_head=False)
+@describe("Whether the manager leads and its store answers", tag="manager", answers={200: Readiness}, security="none")
+async def readyz(request: web.Request) -> web.Response:
+    check_parameters(request)
+    manager = request.app[MANAGER]
+    if not manager.leadership.leads():
+        return unavailable(not_leading(manager))
+    try:
+        async with asyncio.timeout(STORE_ANSWER_S):
+            answers = await manager.store.answers()
+    except TimeoutError:
+        answers = False
+    if not answers:
+        return unavailable("the store does not answer")
+    return answer(Readiness(epoch=manager.epoch, sentence=f"this manager leads with epoch {manager.epoch}"))
+
+
+def document(app: web.Application) -> dict[str, Any]:
+    """The OpenAPI document of a manager's application."""
+    return document_of(app, "Ebbtide manager", "Places VMs, deflating others instead of killing them.")
+
+
+@routes.get(PATH, allow_head=False)
+@describe("This document", tag="manager", answers={200: Document})
+async def openapi(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return web.json_response(document(request.app))

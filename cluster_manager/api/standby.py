@@ -1,0 +1,58 @@
+"""Answers of a manager that does not lead, or whose store fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+from aiohttp import hdrs, web
+
+from cluster_manager.api.forms import MANAGER
+from cluster_manager.errors import DISK_FULL, LostLeadership, StoreError
+from cluster_manager.manager import Manager
+from ebbtide.messages.common import Problem
+from ebbtide.rest.problems import Handler, answer_problem
+from ebbtide.rest.roles import OPEN_ROUTES
+
+log = structlog.get_logger()
+
+#: When a client may ask again, seconds: a take-over takes a few of them.
+RETRY_AFTER_S: Final = 1
+
+
+@web.middleware
+async def leader_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A standby knows nothing for sure: it answers only for its health, and says who leads."""
+    resource = request.match_info.route.resource
+    if resource is None or resource.canonical in OPEN_ROUTES or request.app[MANAGER].leadership.leads():
+        return await handler(request)
+    return _refusal(request.app[MANAGER])
+
+
+def store_problem(request: web.Request, error: StoreError) -> web.Response:
+    """A request that the store failed: the same request again, with its request id, is harmless."""
+    if not isinstance(error, LostLeadership):
+        log.error("request failed by the store", method=request.method, path=request.rel_url.raw_path, why=str(error))
+    elif not request.app[MANAGER].leadership.leads():
+        return _refusal(request.app[MANAGER])
+    said = str(error) if str(error) == DISK_FULL else "the store does not answer"
+    return unavailable(f"{said}; send the same request again")
+
+
+def unavailable(sentence: str) -> web.Response:
+    """503 for a while."""
+    return answer_problem(Problem(error=sentence, field=None), 503, {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)})
+
+
+def not_leading(manager: Manager) -> str:
+    """Why a manager does not answer; for strangers, too, so without names of files and servers."""
+    why = manager.leadership.why
+    return f"this manager does not lead: {why}" if why == DISK_FULL else "this manager is a standby"
+
+
+def _refusal(manager: Manager) -> web.Response:
+    if manager.leadership.why == DISK_FULL:
+        return unavailable(not_leading(manager))
+    leader = manager.leadership.leader
+    where = f"the manager at {leader} leads" if leader is not None else "it is not known which manager leads"
+    return unavailable(f"this manager is a standby; {where}")

@@ -1,0 +1,119 @@
+"""Routes of tasks: submit one, look at it, ask why it waits, cancel it; and of the engine that runs them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from aiohttp import web
+from pydantic import Field
+
+from cluster_manager.api.forms import MANAGER, answer, body_of
+from cluster_manager.tasks.pages import TaskPages
+from ebbtide.messages.common import Name
+from ebbtide.messages.tasks import (
+    AcquirerStatus,
+    EngineStatus,
+    ManagedTask,
+    TaskExplanation,
+    TaskPage,
+    TaskRequest,
+    TaskSpec,
+    TaskState,
+)
+from ebbtide.rest.access import PRINCIPAL
+from ebbtide.rest.descriptions import Answer, Parameter, describe
+from ebbtide.rest.pages import AFTER, LIMIT
+from ebbtide.rest.parameters import check_parameters, parameters_of
+
+NAME: Final = Parameter("name", Name, "the task's name")
+_STATE: Final = Parameter("state", TaskState, "only tasks in this state")
+_MACHINE: Final = Parameter(
+    "machine", Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")], "only tasks that run, or ran last, there"
+)
+_PREFIX: Final = Parameter("prefix", Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")], "names that begin so")
+_TAKEN: Final = Answer(ManagedTask, "It is in the store; the same request again gets the same answer.")
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/tasks")
+@describe(
+    "Submit a task",
+    tag="tasks",
+    body=TaskRequest,
+    example=TaskRequest(
+        request_id="submit-train",
+        task=TaskSpec(name="train", command=("/usr/bin/sleep", "60"), cores=2, duration_s=60.0, restartable=True),
+    ),
+    answers={202: _TAKEN},
+    problems=(409,),
+)
+async def submit(request: web.Request) -> web.Response:
+    check_parameters(request)
+    wanted = await body_of(request, TaskRequest)
+    pages = _pages(request)
+    return answer(pages.shown(await request.app[MANAGER].tasks.submit(wanted, request[PRINCIPAL].name)), 202)
+
+
+@routes.get("/v1/tasks", allow_head=False)
+@describe(
+    "The tasks, newest first",
+    tag="tasks",
+    query=(LIMIT, AFTER, _STATE, _MACHINE, _PREFIX),
+    answers={200: TaskPage},
+)
+async def tasks(request: web.Request) -> web.Response:
+    return answer(await _pages(request).tasks(**parameters_of(request)))
+
+
+@routes.get("/v1/tasks/{name}", allow_head=False)
+@describe("One task", tag="tasks", path=(NAME,), answers={200: ManagedTask}, problems=(404,))
+async def task(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(_pages(request).shown(await request.app[MANAGER].tasks.task(request.match_info["name"])))
+
+
+@routes.get("/v1/tasks/{name}/explanation", allow_head=False)
+@describe(
+    "Why a task waits, and what it waits for",
+    tag="tasks",
+    path=(NAME,),
+    answers={200: TaskExplanation},
+    problems=(404,),
+)
+async def explanation(request: web.Request) -> web.Response:
+    check_parameters(request)
+    found = await request.app[MANAGER].tasks.task(request.match_info["name"])
+    return answer(_pages(request).explanation(found))
+
+
+@routes.delete("/v1/tasks/{name}")
+@describe(
+    "Cancel a task; harmless where it has ended",
+    tag="tasks",
+    path=(NAME,),
+    answers={202: Answer(ManagedTask, "It ends, or has ended.")},
+    problems=(404,),
+)
+async def cancel(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(_pages(request).shown(await request.app[MANAGER].tasks.cancel(request.match_info["name"])), 202)
+
+
+@routes.get("/v1/engine", allow_head=False)
+@describe("What runs the tasks, and its machines", tag="tasks", answers={200: EngineStatus})
+async def engine(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(_pages(request).engine())
+
+
+@routes.get("/v1/acquirer", allow_head=False)
+@describe("The harvest VMs that are kept for tasks, and why", tag="tasks", answers={200: AcquirerStatus})
+async def acquirer(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(request.app[MANAGER].acquirer.status())
+
+
+def _pages(request: web.Request) -> TaskPages:
+    manager = request.app[MANAGER]
+    return TaskPages(manager.tasks, manager.store)

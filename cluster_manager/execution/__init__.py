@@ -1,0 +1,1 @@
+"""Execution of plans: requests, instructions to host agents, locks of hosts."""

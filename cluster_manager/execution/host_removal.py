@@ -1,0 +1,79 @@
+"""Removal of a host that does not come back, and of what was there: only an operator can know that it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from cluster_manager.errors import RequestError
+from cluster_manager.execution.operations import BUSY, Operations
+from cluster_manager.execution.running_plans import clears
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.plans import finish
+from cluster_manager.store import queries
+from cluster_manager.store.rows import StoredVM, stored_vm
+from cluster_manager.store.store import Store
+from ebbtide.messages.hosts import ForgottenHost
+from ebbtide.messages.operations import OperationState
+
+log = structlog.get_logger()
+
+#: So many names stand in a refusal.
+SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class HostRemoval:
+    """For one term of a manager."""
+
+    operations: Operations
+    store: Store
+    hosts: Hosts
+
+    async def forget(self, host: str, lost_vms: bool) -> ForgottenHost:
+        """Drop a silent host: its VMs are gone with it, their names free.
+
+        What only cleared up after a VM there ends as well. Core changes and events stay.
+
+        :param lost_vms: whether the host may have VMs.
+        :raises RequestError: 404 there is none, 409 it reports, has VMs, or a plan is at work on it.
+        """
+        async with self.operations.admission:
+            self._check(host)
+            plans = self.operations.plans_at(host)
+            working = [state.request_id for state in plans if not clears(state)]
+            if working:
+                raise RequestError(409, f"{host} is waited for: see operation {_some(working)}", "id")
+            vms = await self._vms(host)
+            busy = [f"{vm.name} is {vm.phase}" for vm in vms if vm.phase in BUSY]
+            if busy:
+                raise RequestError(409, f"{host}: {_some(busy)}; wait for that", "id")
+            if vms and not lost_vms:
+                some = _some([vm.name for vm in vms])
+                raise RequestError(409, f"{host} has {some}, which would be given up: say so by lost_vms", "lost_vms")
+            names = [vm.name for vm in vms]
+            lost = f" with {', '.join(names)}" if names else ""
+            sentence = f"{host} is forgotten{lost}: it was said not to come back"
+            ends = [finish(state, OperationState.DONE, sentence).state for state in plans]
+            # Before the record: none of them may write its own next step behind it.
+            await self.operations.drop(host, plans)
+            await self.hosts.forget(host, lambda: self.store.forget_host(host, names, ends, sentence))
+        log.info("host forgotten", host=host, vms=names)
+        return ForgottenHost(id=host, vms=tuple(names), sentence=sentence)
+
+    def _check(self, host: str) -> None:
+        if self.hosts.get(host) is None:
+            raise RequestError(404, f"there is no host {host}", "id")
+        if not self.hosts.is_silent(host):
+            raise RequestError(409, f"{host} reports: end its agent first, if it is not to come back", "id")
+
+    async def _vms(self, host: str) -> list[StoredVM]:
+        query = queries.vms(None, None, host=host, phases=None, priority=None, prefix=None)
+        return [stored_vm(row) for row in await self.store.rows(query)]
+
+
+def _some(words: list[str]) -> str:
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(words[:SHOWN]) + more

@@ -1,0 +1,314 @@
+"""Executor of one instruction of a plan, which answers with an event: the only place where plans meet the world."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
+from cluster_manager.execution.lifecycle_commands import lifecycle_command
+from cluster_manager.execution.running_plans import looks
+from cluster_manager.inventory.agents import Agents
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import (
+    AwaitHost,
+    ChooseHosts,
+    Commanding,
+    Create,
+    Event,
+    Finish,
+    Forgotten,
+    HostBack,
+    HostFailed,
+    HostRead,
+    HostsChosen,
+    OperationEnded,
+    Plan,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    Release,
+    Remove,
+    RoomPlan,
+    SetTarget,
+    host_of,
+)
+from cluster_manager.plans.report_queries import asked_of_hosts, closed, has_template
+from cluster_manager.settings import AgentLimits
+from cluster_manager.store.store import Store
+from ebbtide.deflation.placement.fitness import HostView
+from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.commands import Budget, Command, CreateCommand, ReclaimCommand, ReinflateCommand, TargetCommand
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import VMSpec
+
+log = structlog.get_logger()
+
+#: Hosts that a plan keeps in line; it acts on three at most.
+LINE = 16
+#: For giving room back, seconds.
+REINFLATION_DEADLINE_S = 60.0
+#: How often a harmless command is sent to an agent that forgets it.
+REPEATS = 3
+
+
+class InstructionExecutor:
+    """Carries out instructions, each while its plan holds the host.
+
+    :param epoch: of this manager; agents refuse commands of a lower one.
+    """
+
+    def __init__(
+        self,
+        agents: Agents,
+        hosts: Hosts,
+        store: Store,
+        limits: AgentLimits,
+        generator: np.random.Generator,
+        epoch: int,
+    ) -> None:
+        self._agents = agents
+        self._hosts = hosts
+        self._store = store
+        self._limits = limits
+        self._generator = generator
+        self._epoch = epoch
+        #: Counts the commands; a host never has two under way, so a lower number at an agent is one that comes late.
+        self._orders = itertools.count(1)
+
+    async def perform(self, state: Plan, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
+        """Carry out the state's instruction.
+
+        :param resumed: whether an earlier run of the manager may have begun it.
+        """
+        instruction = state.instruction
+        if host_of(instruction) is None:
+            self._hosts.locks.release(state.id)
+        match instruction:
+            case ChooseHosts():
+                await self._hosts.settle()
+                chosen = self._choose(state, instruction, elapsed_s())
+                if not chosen.hosts:
+                    return chosen
+                # Before any wait: no other placement may count on this room.
+                self._hosts.availability.reserve(state.id, chosen.hosts[0], state.reserved or ZERO)
+                return replace(chosen, first=await self._read(state, chosen.hosts[0], elapsed_s))
+            case ReadHost(host=host):
+                return await self._read(state, host, elapsed_s)
+            case AwaitHost(host=host, until_s=until_s):
+                while True:
+                    await asyncio.sleep(self._limits.retry_s)
+                    if self._hosts.is_ready(host):
+                        return HostBack(elapsed_s())
+                    if until_s is not None and elapsed_s() >= until_s:
+                        return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
+            case Finish():
+                raise ValueError("a plan that has ended has nothing to carry out")
+            case _:
+                return await self._command(state, instruction, resumed, elapsed_s)
+
+    async def grant(self, host: str, budget_of: Callable[[int], Budget | None]) -> None:
+        """Give a host the next budget for its harvest VMs, if there is one; one that fails is given another time.
+
+        :param budget_of: the budget, given this manager's epoch.
+        """
+        budget = budget_of(self._epoch)
+        if budget is None:
+            return
+        # Counted with the commands: one that comes late, after the reclaim that revoked it, grants nothing.
+        budget = budget.model_copy(update={"order": next(self._orders)})
+        try:
+            await self._agents.grant(host, budget)
+            await self.refresh(host)
+        except AgentError as error:
+            log.info("budget not granted", host=host, why=str(error))
+
+    async def _read(self, state: Plan, host: str, elapsed_s: Callable[[], float]) -> HostRead | HostFailed:
+        """Take the host for the plan and ask its agent; a plan that looks for a place goes on when its time is up."""
+        limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
+        if not await self._hosts.locks.hold(state.id, host, limit_s):
+            return HostFailed(elapsed_s(), f"{host} is busy with another plan", uncertain=False)
+        try:
+            report = await self._agents.host(host)
+        except AgentError as error:
+            return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
+        await self._hosts.take(report)
+        return HostRead(elapsed_s(), report, await self._store.recorded(host))
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def choices(self, state: Plan, instruction: ChooseHosts) -> tuple[HostsChosen, list[tuple[HostView, float]]]:
+        """The hosts that a placement would try now, and each as it is seen, with its fitness."""
+        assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
+        chosen, demand = self._choose(state, instruction, 0.0), asked_of_hosts(state.spec, instruction.purpose)
+        seen = self._hosts.availability
+        return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
+
+    def _choose(self, state: Plan, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
+        assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
+        began = time.perf_counter()
+        demand, purpose = asked_of_hosts(state.spec, instruction.purpose), instruction.purpose
+        open_hosts = self._hosts.availability
+        spec, offered = state.spec, self._with_template(state.spec)
+        chosen: list[str] = []
+        if purpose == "preempt":
+            # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
+            allow = open_hosts.minimums_allow(spec.nominal.vector())
+
+            def spared(host_id: str) -> bool:
+                return allow(host_id) and offered(host_id)
+
+            chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, spared)
+        others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, offered)
+        chosen = list(dict.fromkeys((*chosen, *others)))[:LINE]
+        ms = round((time.perf_counter() - began) * 1000, 3)
+        log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
+        if chosen:
+            # A VM moves to none but another host.
+            return HostsChosen(elapsed_s, tuple(host for host in chosen if host != state.home))
+        if not len(open_hosts):
+            reports = [host.report for host in self._hosts.all() if not self._hosts.is_silent(host.report.id)][:LINE]
+            reasons = ", ".join(closed(report) or f"{report.id} is {report.mode}" for report in reports)
+            why = f"no host takes new VMs ({reasons})" if reasons else "no host is ready"
+            return HostsChosen(elapsed_s, (), why)
+        ready = self._hosts.ready()
+        if ready and not any(has_template(host.report, spec) for host in ready):
+            where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
+            return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})")
+        what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
+        offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
+        return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
+
+    def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
+        """Whether a host has what a VM is made of."""
+
+        def accepts(host_id: str) -> bool:
+            host = self._hosts.get(host_id)
+            return host is not None and has_template(host.report, spec)
+
+        return accepts
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    async def _command(
+        self,
+        state: Plan,
+        instruction: Commanding,
+        resumed: bool,
+        elapsed_s: Callable[[], float],
+    ) -> Event:
+        request_id = f"{state.id}.{instruction.step}"
+        host = instruction.host
+        await self._hosts.locks.hold(state.id, host)
+        send, limit_s = self._sending(state, instruction, request_id)
+        # A second reclaim takes twice, a second start may find the first: only the plan can tell after a new reading.
+        harmless, taken_on = not isinstance(instruction, Reclaim | Create), False
+        try:
+            operation = await self._agents.operation(host, request_id) if resumed else None
+            if resumed and operation is None and not harmless:
+                return Forgotten(elapsed_s(), lapse=False)
+            for _ in range(REPEATS):
+                operation = operation or await send()
+                taken_on = True
+                operation = await self._agents.follow(host, operation, limit_s)
+                if operation is not None:
+                    return await self._ended(state, instruction, OperationEnded(elapsed_s(), operation))
+                if not harmless:
+                    return Forgotten(elapsed_s(), lapse=True)
+        except AgentRefused as error:
+            if isinstance(instruction, Remove | Release) and error.status == 404:
+                gone = OperationEnded(elapsed_s(), _gone(request_id, instruction))
+                return await self._ended(state, instruction, gone)
+            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before)
+        except AgentFailed as error:
+            return HostFailed(elapsed_s(), str(error), uncertain=True)
+        except AgentUnreachable as error:
+            # A start that never left this machine may be tried elsewhere.
+            never_sent = isinstance(instruction, Create) and not (error.sent or resumed or taken_on)
+            return HostFailed(elapsed_s(), str(error), uncertain=not never_sent)
+        return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
+
+    def _sending(
+        self, state: Plan, instruction: Commanding, request_id: str
+    ) -> tuple[Callable[[], Awaitable[Operation]], float]:
+        """How to send a command, and how long it may take."""
+        host, epoch, agents, order = instruction.host, self._epoch, self._agents, next(self._orders)
+        grace_s = self._limits.grace_s
+        match instruction:
+            case Reclaim(need=need, deadline_s=deadline_s, exclude=exclude):
+                reclaim = ReclaimCommand(
+                    request_id=request_id, epoch=epoch, order=order, need=need, deadline_s=deadline_s, exclude=exclude
+                )
+                return lambda: agents.command(host, "POST", "/v1/reclaims", reclaim), deadline_s + grace_s
+            case Create(start_size=start_size):
+                assert isinstance(state, PlacementPlan | MovePlan), "only these start VMs"
+                create = CreateCommand(
+                    request_id=request_id, epoch=epoch, order=order, vm=state.spec, start_size=start_size
+                )
+                return lambda: agents.command(host, "POST", "/v1/vms", create), self._limits.start_stop_s
+            case Remove(vm=vm, reason=reason):
+                command = Command(request_id=request_id, epoch=epoch, order=order)
+                return lambda: agents.remove(host, vm, command, reason), self._limits.start_stop_s
+            case Reinflate(vms=vms, room=room):
+                share = ReinflateCommand(
+                    request_id=request_id,
+                    epoch=epoch,
+                    order=order,
+                    deadline_s=REINFLATION_DEADLINE_S,
+                    vms=vms,
+                    room=room,
+                )
+                path, limit_s = "/v1/reinflations", REINFLATION_DEADLINE_S + grace_s
+                return lambda: agents.command(host, "POST", path, share), limit_s
+            case SetTarget(vm=vm, generation=generation, target=target, deadline_s=deadline_s, mode=mode):
+                resize = TargetCommand(
+                    request_id=request_id,
+                    epoch=epoch,
+                    order=order,
+                    generation=generation,
+                    target=target,
+                    deadline_s=deadline_s,
+                    mode=mode,
+                )
+                return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
+        lifecycle = lifecycle_command(instruction, request_id, epoch, order, self._limits)
+        return lambda: agents.command(host, lifecycle.method, lifecycle.path, lifecycle.body), lifecycle.limit_s
+
+    async def _ended(self, state: Plan, instruction: Commanding, event: OperationEnded) -> OperationEnded:
+        """The end of a command, with its host read, unless the plan reads it next: once between two commands."""
+        if not instruction.read_next:
+            await self.refresh(instruction.host)
+        if not event.operation.vms:
+            return event
+        recorded = await self._store.recorded(instruction.host) | {state.vm}
+        told = tuple(outcome for outcome in event.operation.vms if outcome.name in recorded)
+        return replace(event, operation=event.operation.model_copy(update={"vms": told}))
+
+    async def refresh(self, host: str) -> None:
+        """See what a command changed before a client asks; the next report comes anyway."""
+        try:
+            await self._hosts.take(await self._agents.host(host, retry=False))
+        except AgentError as error:
+            log.info("host not read after a command", host=host, why=str(error))
+
+
+def _gone(request_id: str, instruction: Remove | Release) -> Operation:
+    """What an agent would say of a VM that is not there."""
+    sentence = f"{instruction.vm} was not on {instruction.host}"
+    return Operation(
+        request_id=request_id,
+        kind="delete" if isinstance(instruction, Remove) else "release",
+        state=OperationState.DONE,
+        sentence=sentence,
+        vm=instruction.vm,
+        host=instruction.host,
+        started_at=0.0,
+    )

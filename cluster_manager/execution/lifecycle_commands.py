@@ -1,0 +1,57 @@
+"""The commands to host agents that a VM's lifecycle needs: where each goes, with what, and how long it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster_manager.plans.plans import Adopt, Commanding, Release, Respec, Start, Stop
+from cluster_manager.settings import AgentLimits
+from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
+
+#: For giving an adopted domain back what was taken, seconds.
+RELEASE_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One command."""
+
+    method: str
+    path: str
+    body: Command
+    limit_s: float
+
+
+def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, order: int, limits: AgentLimits) -> Sending:
+    """How an instruction is sent.
+
+    :param order: of the commands of this manager to its hosts (`deflation.fencing`).
+    :raises TypeError: it is none of a VM's lifecycle.
+    """
+    match instruction:
+        case Stop(vm=vm, limit_s=limit_s):
+            stop = StopCommand(request_id=request_id, epoch=epoch, order=order, limit_s=limit_s)
+            return Sending("POST", f"/v1/vms/{vm}/stop", stop, limit_s + limits.start_stop_s)
+        case Start(vm=vm):
+            start = Command(request_id=request_id, epoch=epoch, order=order)
+            return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s)
+        case Respec(vm=vm, spec=spec, deadline_s=deadline_s):
+            # XML was for making it; its host keeps what came of it.
+            sold = spec.model_copy(update={"xml": None})
+            resize = SpecCommand(request_id=request_id, epoch=epoch, order=order, spec=sold, deadline_s=deadline_s)
+            return Sending("PUT", f"/v1/vms/{vm}/spec", resize, deadline_s + limits.grace_s)
+        case Adopt(vm=vm, domain=domain, priority=priority, minimum=minimum):
+            adopt = AdoptCommand(
+                request_id=request_id,
+                epoch=epoch,
+                order=order,
+                domain=domain,
+                name=vm,
+                priority=priority,
+                minimum=minimum,
+            )
+            return Sending("POST", "/v1/adoptions", adopt, limits.start_stop_s)
+        case Release(vm=vm):
+            release = ReleaseCommand(request_id=request_id, epoch=epoch, order=order, deadline_s=RELEASE_DEADLINE_S)
+            return Sending("POST", f"/v1/vms/{vm}/release", release, RELEASE_DEADLINE_S + limits.grace_s)
+    raise TypeError(f"{type(instruction).__name__} sends no command")

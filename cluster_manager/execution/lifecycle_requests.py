@@ -1,0 +1,250 @@
+"""Requests about VMs that exist: checked against store and reports, then begun as plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from cluster_manager.errors import RequestError
+from cluster_manager.execution.operations import BUSY, Operations
+from cluster_manager.execution.running_plans import plan_id
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.inventory.versions import ANY_VERSION, Precondition
+from cluster_manager.plans.lifecycle import (
+    ResizePlan,
+    sold_as,
+    start_adoption,
+    start_release,
+    start_resize,
+    start_start,
+    start_stop,
+    was_asked_for,
+)
+from cluster_manager.plans.migrations import start_migration
+from cluster_manager.plans.plans import GONE_S, Plan, VMPhase
+from cluster_manager.store import queries
+from cluster_manager.store.rows import StoredVM, stored_plan
+from cluster_manager.store.store import Store
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.common import NAME_PATTERN, problem_of
+from ebbtide.messages.operations import Operation
+from ebbtide.messages.requests import (
+    AdoptRequest,
+    MigrateRequest,
+    ReleaseRequest,
+    ResizeRequest,
+    StartRequest,
+    StopRequest,
+)
+from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState
+
+Preparing = Callable[[], Awaitable[Plan]]
+#: Changes of a VM that are looked at for what may have come of them.
+CHANGES: Final = 50
+
+
+class Lifecycle:
+    """Stop, start, resize, migrate, adopt, release.
+
+    :param policy: how a migration's host is chosen.
+    :param gone_s: for how long a VM waits for a host that has not answered until a request's own deadline.
+    """
+
+    def __init__(
+        self, operations: Operations, store: Store, hosts: Hosts, policy: PlacementPolicy, gone_s: float = GONE_S
+    ) -> None:
+        self._operations = operations
+        self._store = store
+        self._hosts = hosts
+        self._policy = policy
+        self._gone_s = gone_s
+
+    async def stop(self, name: str, request: StopRequest, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Have a VM power off. Raises `RequestError`: 404 unknown, 409 stopped already, 503 silent host."""
+
+        async def prepare() -> Plan:
+            row = await self._free(name, precondition)
+            host = self._ready(row)
+            if self._phase(row) is VMPhase.STOPPED and row.phase is VMPhase.STOPPED:
+                raise RequestError(409, f"{name} is stopped already", "name")
+            return start_stop(plan_id("stop", name), request.request_id, name, host, request.limit_s)
+
+        return await self._begin("stop", name, request, prepare)
+
+    async def start(self, name: str, request: StartRequest, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Start a VM that is off.
+
+        Raises `RequestError`: 404 unknown, 409 where it runs or would lose its disk, 503 silent host.
+        """
+
+        async def prepare() -> Plan:
+            row = await self._free(name, precondition)
+            host = self._ready(row)
+            if self._phase(row) is not VMPhase.STOPPED:
+                raise RequestError(409, f"{name} is {self._phase(row)}, not stopped", "name")
+            if request.anywhere:
+                self._check_disk(row, host, request.lose_disk)
+            return start_start(plan_id("start", name), request, row.spec, host, gone_s=self._gone_s)
+
+        return await self._begin("start", name, request, prepare)
+
+    async def resize(self, name: str, request: ResizeRequest, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Sell a VM as something else. Raises `RequestError`: 400 sizes that contradict each other."""
+
+        async def prepare() -> Plan:
+            row = await self._free(name, precondition)
+            host = self._ready(row)
+            if row.phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
+                raise RequestError(409, f"{name} is {row.phase}", "name")
+            try:
+                spec = request.onto(await self._sold(row))
+            except (ValidationError, InvalidField) as error:
+                problem = problem_of(error)
+                raise RequestError(400, problem.error, problem.field) from error
+            return start_resize(plan_id("resize", name), request.request_id, host, spec, request.deadline_s)
+
+        return await self._begin("resize", name, request, prepare)
+
+    async def migrate(self, name: str, request: MigrateRequest, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Move a VM to another host by stopping it and starting it there.
+
+        Raises `RequestError`: 404 unknown, 409 where it would lose its disk, 503 silent host.
+        """
+
+        async def prepare() -> Plan:
+            row = await self._free(name, precondition)
+            host = self._ready(row)
+            phase = self._phase(row)
+            if phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
+                raise RequestError(409, f"{name} is {phase}", "name")
+            if request.host is not None:
+                self._check_target(name, host, request.host)
+            self._check_disk(row, host, request.lose_disk)
+            return start_migration(
+                plan_id("migrate", name),
+                request,
+                await self._sold(row),
+                host,
+                running=phase is VMPhase.RUNNING,
+                stopped=phase is VMPhase.STOPPED and row.phase is VMPhase.STOPPED,
+                policy=self._policy,
+                gone_s=self._gone_s,
+            )
+
+        return await self._begin("migrate", name, request, prepare)
+
+    async def adopt(self, request: AdoptRequest) -> Operation:
+        """Look after a domain that was made outside Ebbtide. Raises `RequestError`: 404, 409 name taken, 503."""
+        name = request.name or request.domain
+        if request.name is None and not _is_name(name):
+            sentence = f"name: {name} can be no VM's name, so one has to be given (lower-case letters, digits, hyphens)"
+            raise RequestError(400, sentence, "name")
+
+        async def prepare() -> Plan:
+            for row in await self._store.vms(name):
+                if row.host is not None or row.phase is not VMPhase.FAILED:
+                    raise RequestError(409, f"name: {name} exists already ({row.phase})", "name")
+            if self._hosts.get(request.host) is None:
+                raise RequestError(404, f"there is no host {request.host}", "host")
+            if why := self._hosts.why_not_ready(request.host):
+                raise RequestError(503, f"{request.host} {why}", "host")
+            if request.priority is Priority.HARVEST:
+                raise RequestError(400, "priority: a domain is adopted as fixed or deflatable", "priority")
+            return start_adoption(plan_id("adopt", name), name, request)
+
+        return await self._begin("adopt", name, request, prepare)
+
+    async def release(self, name: str, request: ReleaseRequest, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Give an adopted VM back. Raises `RequestError`: 404 unknown, 409 where it was made here, 503."""
+
+        async def prepare() -> Plan:
+            row = await self._free(name, precondition)
+            host = self._ready(row)
+            if row.spec.template != ADOPTED_TEMPLATE:
+                raise RequestError(409, f"{name} was not adopted: it can be deleted, not released", "name")
+            new_id = plan_id("release", name)
+            return start_release(new_id, request.request_id, name, host, request.deadline_s)
+
+        return await self._begin("release", name, request, prepare)
+
+    # --- what they share ---------------------------------------------------------------------------------------------
+
+    async def _begin(self, kind: str, name: str, request: BaseModel, prepare: Preparing) -> Operation:
+        body = request.model_dump_json(exclude={"request_id"})
+        request_id: str = request.model_dump()["request_id"]
+        return await self._operations.begin(request_id, f"{kind} {name} {body}", prepare)
+
+    async def _free(self, name: str, precondition: Precondition) -> StoredVM:
+        """The row of a VM that no plan is at work on and that has the version which is asked for."""
+        row = await self._operations.existing(name)
+        precondition(row)
+        if row.phase in BUSY:
+            raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        if row.owes_removal:
+            raise RequestError(409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name")
+        if (other := self._operations.changing(name)) is not None:
+            raise RequestError(409, f"{name} is being changed: wait for operation {other}", "name")
+        return row
+
+    def _ready(self, row: StoredVM) -> str:
+        """The host of a VM, which has reported lately."""
+        if row.host is None:
+            raise RequestError(409, f"{row.name} is {row.phase} and on no host", "name")
+        if why := self._hosts.why_not_ready(row.host):
+            raise RequestError(503, f"{row.host}, where {row.name} is, {why}")
+        return row.host
+
+    def _phase(self, row: StoredVM) -> VMPhase:
+        """The phase, by the store and the host's last report together."""
+        reported = self._hosts.vm(row.host, row.name)
+        if reported is None or row.phase not in (VMPhase.RUNNING, VMPhase.STOPPED, VMPhase.FAILED):
+            return row.phase
+        return VMPhase.STOPPED if reported.state is VMState.STOPPED else VMPhase.RUNNING
+
+    async def _sold(self, row: StoredVM) -> VMSpec:
+        """What the VM is sold as: the host's word counts where the answer to an earlier change was lost, and only as
+        far as a change has asked for it.
+        """
+        reported = self._hosts.vm(row.host, row.name)
+        sold = sold_as(row.spec, reported)
+        if reported is not None and (later := reported.at_next_start) is not None:
+            ours = {field: getattr(row.spec, field) for field in ("name", "xml", "template", "start")}
+            boot_mib = row.spec.boot_memory_mib
+            ours["boot_memory_mib"] = min(boot_mib, later.nominal.memory_mib) if boot_mib is not None else None
+            sold = later.model_copy(update=ours)
+        if sold == row.spec:
+            return sold
+        wanted: dict[str, Any] = {"state": None, "host": None, "since": None}
+        found = await self._store.rows(queries.plans(CHANGES, None, kind="resize", vm=row.name, **wanted))
+        plans = (stored_plan(plan).state for plan in found)
+        asked = [row.spec, *(plan.spec for plan in plans if isinstance(plan, ResizePlan))]
+        return sold if was_asked_for(sold, asked) else row.spec
+
+    def _check_target(self, name: str, home: str, host: str) -> None:
+        if host == home:
+            raise RequestError(409, f"host: {name} is on {host} already", "host")
+        if self._hosts.get(host) is None:
+            raise RequestError(404, f"there is no host {host}", "host")
+        if why := self._hosts.why_not_ready(host):
+            raise RequestError(503, f"{host} {why}", "host")
+
+    def _check_disk(self, row: StoredVM, host: str, lose_disk: bool) -> None:
+        """Whether a VM may go elsewhere: its disk is shared, or its owner says that it may be lost."""
+        known = self._hosts.get(host)
+        reported = self._hosts.vm(host, row.name)
+        if row.spec.template == ADOPTED_TEMPLATE or (reported is not None and reported.adopted):
+            raise RequestError(409, f"{row.name} is adopted: its domain stays where it is", "name")
+        templates = known.report.templates if known is not None else None
+        shared = row.spec.xml is None and any(t.shared_disk for t in templates or () if t.name == row.spec.template)
+        if not (shared or lose_disk):
+            sentence = f"lose_disk: must be true, since the disk of {row.name} is on {host} alone and stays behind"
+            raise RequestError(409, sentence, "lose_disk")
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(NAME_PATTERN, text) is not None

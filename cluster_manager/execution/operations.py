@@ -1,0 +1,412 @@
+"""Runner of plans: a record before the first action and after every step, one plan a host, resumed after a crash.
+
+Each plan runs in a task of its own, named after it and owned by `Operations`. A shutdown cancels the tasks;
+the plans stay unfinished in the store and go on with the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.execution.instruction_executor import InstructionExecutor
+from cluster_manager.execution.running_plans import defect, is_at, looks, operation_of, plan_id
+from cluster_manager.inventory.hosts import Host, Hosts
+from cluster_manager.inventory.versions import ANY_VERSION, Precondition
+from cluster_manager.plans.growth import Due, Growth, budget_for, has_harvest_vms
+from cluster_manager.plans.placements import start_placement
+from cluster_manager.plans.plans import (
+    Effect,
+    Finish,
+    Note,
+    Plan,
+    ReinflationPending,
+    SetSpec,
+    SetVM,
+    SpawnFollowUp,
+    Step,
+    VMPhase,
+    host_of,
+)
+from cluster_manager.plans.removals import RemovalPlan, removed_already, start_reinflation, start_removal, start_target
+from cluster_manager.store.rows import StoredPlan, StoredVM
+from cluster_manager.store.store import Store
+from ebbtide.deflation.allocations import check_target
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.modes import HostEvent, Reaction, reaction
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.commands import TargetCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.requests import VMRequest
+
+log = structlog.get_logger()
+
+#: Phases in which a plan is at work on a VM that nothing else may begin beside.
+BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
+#: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
+RETRY_S = 30.0
+#: Seconds between two looks at what a host's free room is for.
+SHARE_S = 2.0
+
+
+class Operations:
+    """All plans of this manager.
+
+    :param policy: the placement policy of requests that name none.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, store: Store, hosts: Hosts, policy: PlacementPolicy, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._policy = policy
+        self._clock = clock
+        self._performer: InstructionExecutor | None = None
+        self._running: dict[str, StoredPlan] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Between the look at the store and the record of a new plan no other request may add one.
+        self.admission = asyncio.Lock()
+        #: VMs to be removed as soon as their host answers: host by name. And when a host may be tried again.
+        self._owed: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        self._growth = Growth()
+        #: When a host's free room may be shared again.
+        self._share_at: dict[str, float] = {}
+        self._stopping = False
+
+    async def start(self, performer: InstructionExecutor) -> None:
+        """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
+        self._performer = performer
+        self._owed = await self._store.owed_removals()
+        plans = await self._store.unfinished_plans()
+        # One that is past its first instruction had its host before; the others may have been waiting for it.
+        for running in sorted(plans, key=lambda running: running.state.step == 1):
+            host = host_of(running.state.instruction)
+            if host is not None and not looks(running.state) and not self._hosts.locks.is_busy(host):
+                await self._hosts.locks.hold(running.state.id, host)
+        for running in plans:
+            log.info("plan resumed", plan=running.state.id, vm=running.state.vm, at=running.state.instruction.do)
+            self._run(running, resumed=True)
+
+    async def stop(self) -> None:
+        """Cancel and await every plan's task; the store keeps where they were."""
+        self._stopping = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def begin(self, request_id: str, fingerprint: str, prepare: Callable[[], Awaitable[Plan]]) -> Operation:
+        """Record and run the plan that ``prepare`` makes, unless this request is known already.
+
+        :raises RequestError: as ``prepare`` does; 409 where the request id is another's.
+        """
+        async with self.admission:
+            if (known := await self._known(request_id, fingerprint)) is not None:
+                return known
+            return await self._record(await prepare(), fingerprint)
+
+    async def _record(self, state: Plan, fingerprint: str) -> Operation:
+        """Store a plan, then run it."""
+        plan = await self._store.add_plan(state, fingerprint)
+        if isinstance(state, RemovalPlan):
+            # It sees to a removal that is owed, too.
+            self._owed.pop(state.vm, None)
+        return self._launch(plan)
+
+    async def create(self, request: VMRequest) -> Operation:
+        """Place a VM. Raises `RequestError`: 409 where its name is taken or the request id is another's."""
+
+        async def prepare() -> Plan:
+            vm, request_id = request.vm, request.request_id
+            await self.check_name(vm.name)
+            policy = request.policy or self._policy
+            return start_placement(plan_id("create", vm.name), request_id, vm, request.deadline_s, policy)
+
+        fingerprint = f"create {request.model_dump_json(exclude={'request_id', 'dry_run'})}"
+        return await self.begin(request.request_id, fingerprint, prepare)
+
+    async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Delete a VM. Raises `RequestError`: 404 unknown, 409 while a plan is at work on it, 412 changed."""
+
+        async def prepare() -> Plan:
+            host = (await self.deletable(name, precondition)).host
+            new_id = plan_id("delete", name)
+            return start_removal(new_id, request_id, name, host) if host else removed_already(new_id, request_id, name)
+
+        return await self.begin(request_id, f"delete {name}", prepare)
+
+    async def target(self, name: str, command: TargetCommand, precondition: Precondition = ANY_VERSION) -> Operation:
+        """Bring a VM to a size. Raises `RequestError`: 404 unknown, 409 old generation, 412, 503 silent host."""
+
+        async def prepare() -> Plan:
+            row = await self.existing(name)
+            precondition(row)
+            self.check_size(row, command)
+            if row.phase is not VMPhase.RUNNING or row.host is None:
+                raise RequestError(409, f"{name} is {row.phase}, not running", "name")
+            reported = self._hosts.vm(row.host, name)
+            newest = max(row.generation, reported.generation if reported is not None else 0)
+            if command.generation < newest:
+                sentence = f"generation: {command.generation} is older than {newest}, which {name} has"
+                raise RequestError(409, sentence, "generation")
+            if why := self._hosts.why_not_ready(row.host):
+                raise RequestError(503, f"{row.host}, where {name} runs, {why}")
+            return start_target(plan_id("target", name), command.request_id, name, row.host, command)
+
+        fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch', 'dry_run'})}"
+        return await self.begin(command.request_id, fingerprint, prepare)
+
+    async def check_name(self, name: str) -> None:
+        """Whether a VM may be created by this name. Raises `RequestError`: 409 where it is taken."""
+        for row in await self._store.vms(name):
+            if row.host is not None or row.phase is not VMPhase.FAILED:
+                where = f" on {row.host}" if row.host else ""
+                raise RequestError(409, f"vm.name: {name} exists already ({row.phase}{where})", "vm.name")
+
+    async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
+        """The row of a VM that may be deleted. Raises as `delete`."""
+        row = await self.existing(name)
+        precondition(row)
+        if row.phase in BUSY:
+            raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+        return row
+
+    def check_size(self, row: StoredVM, command: TargetCommand) -> None:
+        """Whether a VM may be brought to a size. Raises InvalidField."""
+        reported = self._hosts.vm(row.host, row.name)
+        allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
+        check_target(allocation, command.target.vector())
+
+    async def operation(self, request_id: str, wait_s: float) -> Operation | None:
+        """The operation of a request, when it has ended or after ``wait_s``; None if there is none."""
+        running = next((r for r in self._running.values() if r.state.request_id == request_id), None)
+        if running is not None:
+            try:
+                async with asyncio.timeout(wait_s):
+                    # A shutdown ends the plan's task, and with it the news, before the plan itself ends.
+                    while running.state.id in self._running and not running.state.finished:
+                        await running.news.wait()
+            except TimeoutError:
+                pass
+            return self.view(running)
+        plan = await self._store.plan(request_id)
+        return self.view(plan) if plan is not None else None
+
+    async def recorded(self) -> dict[str, frozenset[str]]:
+        """The VMs that are on each host by the manager's record."""
+        found: dict[str, set[str]] = {}
+        for row in await self._store.vms():
+            found.setdefault(row.host or "", set()).add(row.name)
+        return {host: frozenset(names) for host, names in found.items()}
+
+    def changing(self, name: str) -> str | None:
+        """The request whose plan resizes or releases a VM now: neither has a phase of its own."""
+        plans = (running.state for running in self._running.values() if not running.state.finished)
+        return next((p.request_id for p in plans if p.vm == name and p.kind in ("resize", "release")), None)
+
+    def plans_at(self, host: str) -> list[Plan]:
+        """What is at work on a host or waits for it."""
+        plans, held_by = (running.state for running in self._running.values()), self._hosts.locks.held_by
+        return [state for state in plans if is_at(state, host, held_by(state.id))]
+
+    async def drop(self, host: str, plans: Iterable[Plan]) -> None:
+        """See to these no more, nor to what is to be removed on a host: it does not come back."""
+        self._owed = {name: where for name, where in self._owed.items() if where != host}
+        tasks = [self._tasks[state.id] for state in plans if state.id in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def run_deferred(self, host: str) -> None:
+        """On a report: remove and reinflate what could not be done while the host was away."""
+        known = self._hosts.get(host)
+        if known is None or self._stopping:
+            return
+        # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
+        due = self._growth.due(known.report, self._hosts.availability.reserved(host), asyncio.get_running_loop().time())
+        if self._hosts.locks.is_busy(host):
+            return
+        if not self._owes(host):
+            await self._share(host, known, due)
+            return
+        async with self.admission:
+            # Again: another task may have seen to it meanwhile.
+            now = asyncio.get_running_loop().time()
+            if not self._owes(host) or self._hosts.locks.is_busy(host) or now < self._retry_at.get(host, now):
+                return
+            self._retry_at[host] = now + RETRY_S
+            owed = sorted(name for name, where in self._owed.items() if where == host)
+            if owed:
+                new_id = plan_id("delete", owed[0])
+                await self._record(start_removal(new_id, new_id, owed[0], host), new_id)
+            else:
+                state = start_reinflation(plan_id("reinflate", host), host)
+                await self._record(state, state.id)
+
+    async def _share(self, host: str, known: Host, due: Due | None) -> None:
+        """Have VMs grow into room that has appeared; what no VM has a claim to is for harvest VMs."""
+        now = asyncio.get_running_loop().time()
+        if now < self._share_at.get(host, now):
+            return
+        self._share_at[host] = now + SHARE_S
+        if due is not None:
+            self._growth.tried(host, due, now)
+            async with self.admission:
+                state = start_reinflation(plan_id("reinflate", host), host, due.vms, Vector.of(due.room))
+                await self._record(state, state.id)
+        elif has_harvest_vms(known.report) and f"budget of {host}" not in self._tasks:
+            task = asyncio.create_task(self._grant(host), name=f"budget of {host}")
+            self._tasks[task.get_name()] = task
+            task.add_done_callback(lambda done: self._tasks.pop(done.get_name(), None))
+
+    async def _grant(self, host: str) -> None:
+        """Grant the next budget, never while a plan holds the host."""
+        assert self._performer is not None, "started"
+        known = self._hosts.get(host)
+        if known is None or self._hosts.locks.is_busy(host):
+            return
+        report, reserved = known.report, self._hosts.availability.reserved(host)
+        async with self._hosts.locks.of(host):
+            try:
+                await self._performer.grant(host, partial(budget_for, report, reserved))
+            except (StoreError, InvalidField) as error:
+                # The store has reported it, or the host reports VMs that cannot be; no client waits for this.
+                log.warning("budget not granted", host=host, why=str(error))
+
+    def _owes(self, host: str) -> bool:
+        """Whether a host has something to be removed or reinflated, and would not refuse."""
+        known = self._hosts.get(host)
+        if known is None or self._stopping:
+            return False
+        # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
+        grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
+        return grows or host in self._owed.values()
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def _launch(self, plan: StoredPlan) -> Operation:
+        # A plan that was stored while its term ended is resumed in the next one.
+        if not plan.state.finished and not self._stopping:
+            self._run(plan, resumed=False)
+        return self.view(plan)
+
+    def _run(self, running: StoredPlan, resumed: bool) -> None:
+        plan_id = running.state.id
+        self._running[plan_id] = running
+        self._reserve(running.state)
+        task = asyncio.create_task(self._drive(running, resumed), name=f"plan {plan_id} of {running.state.vm}")
+        self._tasks[plan_id] = task
+
+    async def _drive(self, running: StoredPlan, resumed: bool) -> None:
+        plan_id = running.state.id
+        try:
+            while not running.state.finished:
+                try:
+                    step = await self._turn(running, resumed)
+                except StoreError:
+                    raise
+                except Exception as error:
+                    log.exception("plan failed by a defect of the manager", plan=plan_id, vm=running.state.vm)
+                    step = defect(running.state, error)
+                resumed = False
+                try:
+                    await self._save(running, step)
+                except StoreError:
+                    raise
+                except Exception as error:
+                    if running.state.finished:
+                        raise
+                    log.exception("a step was not stored, by a defect", plan=plan_id, vm=running.state.vm)
+                    await self._save(running, defect(running.state, error))
+        except StoreError as error:
+            # Whether this step was stored is unknown: the next term goes on from what the store says.
+            log.warning("plan left where it is", plan=plan_id, vm=running.state.vm, why=str(error))
+            self._store.give_up(str(error))
+        except Exception:
+            log.exception("plan left where it is, by a defect of the manager", plan=plan_id, vm=running.state.vm)
+        finally:
+            self._hosts.locks.release(plan_id)
+            self._hosts.availability.reserve(plan_id, None, ZERO)
+            if isinstance(end := running.state.instruction, Finish) and end.state is OperationState.DONE:
+                # The host answers: what else it owes need not wait.
+                self._retry_at.pop(running.state.host or "", None)
+            self._running.pop(plan_id, None)
+            self._tasks.pop(plan_id, None)
+            running.news.set()
+
+    async def _turn(self, running: StoredPlan, resumed: bool) -> Step:
+        """Carry out the plan's instruction and decide the next one."""
+        assert self._performer is not None, "started"
+        state, started_at = running.state, running.started_at
+        event = await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+        return state.next_step(event)
+
+    async def _save(self, running: StoredPlan, step: Step) -> None:
+        """Store the next state with its effects; only then does the plan go on."""
+        at = await self._store.save_step(step.state, step.effects)
+        said = len(running.state.progress)
+        running.state, running.updated_at = step.state, at
+        self._reserve(step.state)
+        await self._remember(step.effects)
+        for sentence in step.state.progress[said:]:
+            log.info("plan", plan=step.state.id, kind=step.state.kind, vm=step.state.vm, why=sentence)
+        news, running.news = running.news, asyncio.Event()
+        news.set()
+
+    def _reserve(self, state: Plan) -> None:
+        """The room that a running placement has chosen is no other's to count on."""
+        wanted = state.reserved
+        host = None if state.finished or wanted is None else state.host
+        self._hosts.availability.reserve(state.id, host, wanted or ZERO)
+
+    async def _remember(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ReinflationPending(host, owed):
+                    if (known := self._hosts.get(host)) is not None:
+                        known.owes_reinflation = owed
+                case SetVM(name=name, owed=owed) if owed or name in self._owed:
+                    # The row may be another VM's by now, which this plan has not changed: the store says what is owed.
+                    async with self.admission:
+                        where = (await self._store.owed_removals()).get(name)
+                        self._owed.pop(name, None)
+                        if where is not None:
+                            self._owed[name] = where
+                case SpawnFollowUp(state=rest):
+                    self._launch(StoredPlan(rest, rest.id, now := self._clock(), now))
+                case Note() | SetSpec() | SetVM():
+                    pass
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _known(self, request_id: str, fingerprint: str) -> Operation | None:
+        """The same request again gets the same operation; the same id for another request is refused."""
+        if self._stopping:
+            raise RequestError(503, "the manager is shutting down, or leads no more")
+        plan = await self._store.plan(request_id)
+        if plan is None:
+            return None
+        if plan.fingerprint != fingerprint:
+            raise RequestError(409, f"request_id: {request_id} was used for another request", "request_id")
+        running = self._running.get(plan.state.id)
+        return self.view(running or plan)
+
+    async def existing(self, name: str) -> StoredVM:
+        """:raises RequestError: 404, no VM has this name."""
+        for row in await self._store.vms(name):
+            return row
+        raise RequestError(404, f"there is no VM named {name}", "name")
+
+    def view(self, plan: StoredPlan) -> Operation:
+        """A plan as clients see it."""
+        return operation_of(plan, self._clock())

@@ -1,0 +1,104 @@
+"""A plan under way, what clients see of it, and how one ends that met a defect."""
+
+from __future__ import annotations
+
+import uuid
+
+from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import (
+    AwaitHost,
+    ChooseHosts,
+    Finish,
+    Note,
+    Plan,
+    PlanKind,
+    ReadHost,
+    ReinflationPending,
+    SetVM,
+    Step,
+    VMPhase,
+    finish,
+    host_of,
+)
+from cluster_manager.plans.reclaim_steps import LifecyclePlan
+from cluster_manager.store.rows import StoredPlan
+from ebbtide.messages.operations import Operation, OperationState
+
+
+def plan_id(kind: PlanKind, subject: str) -> str:
+    """Readable, since it stands in the agents' logs and as the cause of core changes."""
+    return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
+
+
+def clears(state: Plan) -> bool:
+    """Whether a plan only clears away what its VM has left on a host: no VM depends on it."""
+    return isinstance(state, MovePlan) and state.only_clears
+
+
+def is_at(state: Plan, host: str, held: str | None) -> bool:
+    """Whether a plan acts on a host, waits for it, or may come back to it.
+
+    :param held: the host that it holds.
+    """
+    if state.finished:
+        return False
+    now = state.instruction.host if isinstance(state.instruction, AwaitHost) else host_of(state.instruction)
+    if clears(state):
+        return now == host
+    return host in (now, held, state.host, state.home)
+
+
+def looks(state: Plan) -> bool:
+    """Whether a plan looks at a host that it may leave for another: not for longer than it looks for a place.
+
+    There is nothing else to look for where a VM has arrived, or may have been started already.
+    """
+    if isinstance(state.instruction, ChooseHosts):
+        return True
+    if not isinstance(state.instruction, ReadHost):
+        return False
+    if isinstance(state, PlacementPlan):
+        return not (state.changed or state.starts)
+    return not isinstance(state, MovePlan) or state.stage == "room"
+
+
+def defect(state: Plan, error: Exception) -> Step:
+    """The end of a plan that met a defect: whatever it may have left behind is owed."""
+    sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
+    step = finish(state, OperationState.FAILED, sentence)
+    if isinstance(state, LifecyclePlan):
+        # Its host's reports say what became of it; what it has is never removed for a defect of ours.
+        arrived = isinstance(state, MovePlan) and state.stage == "clear"
+        where = state.host if arrived else state.home
+        step = step.also(SetVM(state.vm, VMPhase.RUNNING, where, sentence))
+    elif state.vm is not None and state.kind != "target":
+        # Before its start was commanded, what has its name there is another VM.
+        there = None if isinstance(state, PlacementPlan) and not state.starts else state.host
+        step = step.also(SetVM(state.vm, VMPhase.FAILED, there, sentence, owed=there is not None))
+    if state.host is not None and not isinstance(state.instruction, ChooseHosts):
+        step = step.also(ReinflationPending(state.host, True))
+    return step.also(Note("failed", state.vm, state.host, sentence))
+
+
+def operation_of(plan: StoredPlan, now: float) -> Operation:
+    """A plan as clients see it.
+
+    :param now: seconds since the epoch.
+    """
+    state = plan.state
+    end = state.instruction if isinstance(state.instruction, Finish) else None
+    last = state.progress[-1] if state.progress else "not begun yet"
+    return Operation(
+        request_id=state.request_id,
+        kind=state.kind,
+        state=end.state if end is not None else OperationState.RUNNING,
+        sentence=end.sentence if end is not None else last,
+        vm=state.vm,
+        host=state.host,
+        vms=state.outcomes,
+        shortfall=state.shortfall,
+        started_at=plan.started_at,
+        seconds=round((plan.updated_at if end is not None else now) - plan.started_at, 3),
+        progress=state.progress,
+    )

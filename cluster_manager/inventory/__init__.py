@@ -1,0 +1,1 @@
+"""Hosts, their reports and what placement may count on; lists and events."""

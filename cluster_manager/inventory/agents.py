@@ -1,0 +1,298 @@
+"""The client of the host agents' REST API: every call has a time limit, every repetition is harmless.
+
+Commands are idempotent by request id, so a call whose answer was lost is simply sent again until the agent has been
+away for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
+from cluster_manager.settings import AgentLimits
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.messages.commands import Budget, BudgetStatus, Command, EpochCommand, ModeCommand, TargetCommand
+from ebbtide.messages.common import Problem, cleaned_text
+from ebbtide.messages.dry_runs import Forecast
+from ebbtide.messages.explanations import Explanation
+from ebbtide.messages.hosts import HostReport, TemplateList
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.rest.credentials import command_token
+
+log = structlog.get_logger()
+
+B = TypeVar("B", bound=BaseModel)
+
+#: No answer of an agent is larger; more is not read.
+ANSWER_LIMIT: Final = 4 * 1024 * 1024
+_LONGEST_PAUSE_S: Final = 2.0
+
+
+class Agents:
+    """All host agents, by host id.
+
+    :param url_of: where a host's agent says that it listens; None for a host that is not known. Used once an agent
+        there has proved to be that host's: by its certificate, on plain loopback by taking that host's token.
+    :param key: of which the token of each is made.
+    :param check: raises LostLeadership where this manager must not speak to agents (any more).
+    :param epoch: of this manager; an agent that answers it lets no command of an earlier one in any more.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url_of: Callable[[str], str | None],
+        key: str,
+        limits: AgentLimits,
+        check: Callable[[], None] = lambda: None,
+        epoch: int = 0,
+    ) -> None:
+        self._session = session
+        self._url_of = url_of
+        self._key = key
+        self._limits = limits
+        self._check = check
+        self._epoch = epoch
+        #: By host: where its agent was proved to listen; where it was not, and until when that is not tried again.
+        self._proven: dict[str, str] = {}
+        self._unproven: dict[str, tuple[str, float]] = {}
+        #: Hosts that know our epoch.
+        self._led: set[str] = set()
+
+    async def host(self, host: str, retry: bool = True) -> HostReport:
+        """What the agent says of its host at this moment.
+
+        :param retry: whether to wait for an agent that is away for a moment.
+        :raises AgentUnreachable: no usable answer.
+        :raises AgentRefused: it answers 4xx, or as another host.
+        """
+        report = await self._call(HostReport, host, "GET", "/v1/host", retry=retry)
+        if report.id != host:
+            raise AgentRefused(409, f"the agent at {self._proven.get(host)} is {report.id}, not {host}")
+        try:
+            for vm in report.vms:
+                vm.allocation()
+        except InvalidField as error:
+            raise AgentFailed(f"{host} says what cannot be: {error}") from error
+        # An answer registers no address: a report does.
+        return report.model_copy(update={"url": self._url_of(host) or report.url})
+
+    async def command(self, host: str, method: str, path: str, command: Command) -> Operation:
+        """Send a command with a body.
+
+        :raises AgentUnreachable: whether it arrived is unknown.
+        :raises AgentFailed: the agent could not deal with it; whether it did some of it is unknown.
+        :raises AgentRefused: it was not taken on.
+        """
+        return await self._call(Operation, host, method, path, body=command)
+
+    async def grant(self, host: str, budget: Budget) -> BudgetStatus:
+        """Give a host a budget for its harvest VMs. Raises as `command`; no absence is waited for."""
+        return await self._call(BudgetStatus, host, "PUT", "/v1/budget", body=budget, retry=False)
+
+    async def remove(self, host: str, vm: str, command: Command, reason: str) -> Operation:
+        """Stop a VM. Raises as `command`; 404 where there is no such VM."""
+        params = {name: str(value) for name, value in command.model_dump().items()} | {"reason": reason}
+        return await self._call(Operation, host, "DELETE", f"/v1/vms/{vm}", params=params)
+
+    async def operation(self, host: str, request_id: str, wait_s: float = 0.0) -> Operation | None:
+        """The operation of a request; None if the agent knows nothing of it. Raises as `command`."""
+        if host not in self._led:
+            # What is done next depends on the answer: a command of our predecessor's must not come any more.
+            await self._call(EpochCommand, host, "PUT", "/v1/epoch", body=EpochCommand(epoch=self._epoch))
+            self._led.add(host)
+        try:
+            path = f"/v1/operations/{request_id}"
+            params = {"wait_s": f"{wait_s:g}"}
+            return await self._call(Operation, host, "GET", path, params=params, held_s=wait_s)
+        except AgentRefused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def explain(self, host: str, vm: str) -> Explanation:
+        """Why a VM has its size. Raises as `command`; asks once, since a client waits."""
+        return await self._call(Explanation, host, "GET", f"/v1/vms/{vm}/explain", retry=False)
+
+    async def forecast(self, host: str, vm: str, command: TargetCommand) -> Forecast:
+        """What a target would come to. Raises as `command`."""
+        return await self._call(Forecast, host, "PUT", f"/v1/vms/{vm}/target", body=command, retry=False)
+
+    async def templates(self, host: str) -> TemplateList:
+        """The templates of a host. Raises as `command`; asks once, since a client waits."""
+        return await self._call(TemplateList, host, "GET", "/v1/templates", retry=False)
+
+    async def set_mode(self, host: str, command: ModeCommand) -> Operation:
+        """Change a host's mode. Raises as `command`."""
+        return await self._call(Operation, host, "PUT", "/v1/mode", body=command, retry=False)
+
+    async def follow(self, host: str, operation: Operation, limit_s: float) -> Operation | None:
+        """Wait for the end of an operation by long polls.
+
+        :returns: the final operation; None if the agent has forgotten it.
+        :raises AgentUnreachable: it was not final within ``limit_s``, or the agent went away.
+        """
+        until = time.monotonic() + limit_s
+        current: Operation | None = operation
+        while current is not None and current.state is OperationState.RUNNING:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise AgentUnreachable(f"{host} did not end {operation.kind} within {limit_s:g} s")
+            current = await self.operation(host, operation.request_id, min(self._limits.poll_s, left))
+            if current is not None and current.state is OperationState.RUNNING:
+                # An agent that does not hold its answer back must not be asked in a tight loop.
+                await asyncio.sleep(self._limits.pause_s)
+        return current
+
+    async def _call(
+        self,
+        answer: type[B],
+        host: str,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: BaseModel | None = None,
+        held_s: float = 0.0,
+        retry: bool = True,
+    ) -> B:
+        """One call, repeated while the agent is away for less than ``absence_s``; an answer of 500 is no absence."""
+        until = time.monotonic() + (self._limits.absence_s if retry else 0.0)
+        pause_s, sent = self._limits.pause_s, False
+        while True:
+            try:
+                return await self._once(answer, host, method, path, params, body, held_s)
+            except AgentRefused as error:
+                error.sent_before = sent
+                raise
+            except AgentUnreachable as error:
+                error.sent = sent = sent or error.sent
+                if time.monotonic() + pause_s >= until:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _once(
+        self,
+        answer: type[B],
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: BaseModel | None,
+        held_s: float,
+    ) -> B:
+        self._check()
+        url = await self._address(host)
+        return await self._at(url, answer, host, method, path, params, body, held_s)
+
+    async def _address(self, host: str) -> str:
+        """Where a host's agent listens. A new address counts once it has been proved; until then the old one does.
+
+        :raises AgentUnreachable: there is none.
+        """
+        reported, proven = self._url_of(host), self._proven.get(host)
+        if reported is None:
+            raise AgentUnreachable(f"{host} is not known", sent=False)
+        if reported == proven:
+            return reported
+        failed, until = self._unproven.get(host, ("", 0.0))
+        why = "that was tried a moment ago"
+        if failed != reported or time.monotonic() >= until:
+            try:
+                report = await self._at(reported, HostReport, host, "GET", "/v1/host")
+                if report.id == host:
+                    self._proven[host] = reported
+                    return reported
+                why = f"it answers as {report.id}"
+            except AgentError as error:
+                why = str(error)
+            self._unproven[host] = reported, time.monotonic() + self._limits.retry_s
+            log.warning("an address is not used", host=host, address=reported, why=why)
+        if proven is None:
+            raise AgentUnreachable(f"{host} has not proved to be at {reported} ({why})", sent=False)
+        return proven
+
+    async def _at(
+        self,
+        url: str,
+        answer: type[B],
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: BaseModel | None = None,
+        held_s: float = 0.0,
+    ) -> B:
+        """One call at an address, where only the agent of that host gets to see it."""
+        headers = {"Authorization": f"Bearer {command_token(self._key, host)}"}
+        options: dict[str, Any] = {"headers": headers, "params": params, "allow_redirects": False}
+        # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
+        options["server_hostname"] = host
+        if body is not None:
+            options["data"] = body.model_dump_json().encode()
+            options["headers"] = {**headers, "Content-Type": "application/json"}
+        # No connection after half of the time: then it is certain that nothing was sent.
+        answer_s = self._limits.answer_s
+        timeout = aiohttp.ClientTimeout(total=held_s + answer_s, sock_connect=answer_s / 2)
+        try:
+            async with self._session.request(method, url + path, timeout=timeout, **options) as response:
+                raw = await _read(response)
+                status = response.status
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=False) from error
+        except TimeoutError as error:
+            raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}") from error
+        if status >= 500 and status != 503:
+            # A fault of the agent's: it is there, and the same question gets the same answer.
+            raise AgentFailed(f"{host} failed at {method} {path} with {status}: {_problem(raw)}")
+        if status in (408, 429, 503):
+            # About this moment, not about the command.
+            raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
+        if status >= 300:
+            raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
+        try:
+            return answer.model_validate_json(raw)
+        except ValidationError as error:
+            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no connection; what a certificate lacks in words."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f": {error.certificate_error}"
+    return f": {error}" if isinstance(error, aiohttp.ClientSSLError) else f" ({type(error).__name__})"
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, which comes in as many pieces as the network likes; cut off at the limit."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > ANSWER_LIMIT:
+            break
+    return b"".join(pieces)[:ANSWER_LIMIT]
+
+
+def _problem(raw: bytes) -> str:
+    """The sentence of an error's body, cut short where it is none of ours."""
+    problem = _parsed(raw)
+    said = problem.error if problem is not None else cleaned_text(raw[:200].decode(errors="replace"))
+    return said or "no reason given"
+
+
+def _parsed(raw: bytes) -> Problem | None:
+    try:
+        return Problem.model_validate_json(raw)
+    except ValidationError:
+        return None

@@ -1,0 +1,163 @@
+"""Room that placement may count on at each host that takes VMs: by its last report, less what running plans chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cluster_manager.plans.plans import Purpose
+from cluster_manager.plans.report_queries import low_priority
+from ebbtide.deflation.kernels import fits
+from ebbtide.deflation.placement import placement_step
+from ebbtide.deflation.placement.fitness import HostTable, HostView, available
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import COMPONENTS, ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+
+_Amounts = tuple[float, ...]
+_MEMORY: Final = COMPONENTS.index("memory_mib")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """One host's figures, in the order of ``COMPONENTS``.
+
+    ``low``: what its low-priority VMs are charged; ``above``: what they have above their minimums.
+    """
+
+    capacity: _Amounts
+    free: _Amounts
+    deflatable: _Amounts
+    low: _Amounts
+    above: _Amounts
+    overhead_mib: float
+
+
+class Availability:
+    """The open hosts, ranked for a demand. Placement counts free + deflatable, preemption free + low-priority VMs."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Purpose, HostTable] = {"place": HostTable(), "preempt": HostTable()}
+        #: One that may start deflated is placed by the same figures.
+        self._table_of = self._tables | {"deflated": self._tables["place"]}
+        self._offers: dict[str, _Offer] = {}
+        #: Where each running placement is, and by host what its placements want besides the overhead.
+        self._at: dict[str, str] = {}
+        self._reserved: dict[str, dict[str, ResourceVector]] = {}
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def open(self, report: HostReport) -> None:
+        """A host takes VMs, with these figures."""
+        low, above = low_priority(report)
+        self._offers[report.id] = _Offer(
+            _amounts(report.capacity),
+            _amounts(report.free),
+            _amounts(report.deflatable),
+            low,
+            above,
+            report.vm_overhead_mib,
+        )
+        self._renew(report.id)
+
+    def close(self, host: str) -> None:
+        """A host takes no VMs any more."""
+        if self._offers.pop(host, None) is not None:
+            for table in self._tables.values():
+                table.drop(host)
+
+    def reserve(self, plan: str, host: str | None, nominal: ResourceVector) -> None:
+        """A running placement has chosen a host, whose room no other may count; None: it has none, or has ended."""
+        was = self._at.get(plan)
+        if was == host:
+            return
+        if was is not None:
+            del self._at[plan], self._reserved[was][plan]
+            if not self._reserved[was]:
+                del self._reserved[was]
+            self._renew(was)
+        if host is not None:
+            self._at[plan] = host
+            self._reserved.setdefault(host, {})[plan] = nominal
+            self._renew(host)
+
+    def reserved(self, host: str) -> ResourceVector:
+        """The room that running placements have chosen on a host, without their overheads."""
+        return sum(self._reserved.get(host, {}).values(), ResourceVector())
+
+    def rank(
+        self,
+        demand: ResourceVector,
+        most: int,
+        purpose: Purpose,
+        policy: PlacementPolicy,
+        generator: np.random.Generator,
+        accepts: Callable[[str], bool] | None = None,
+    ) -> list[str]:
+        """The open hosts to try for a VM, best first; what a VM costs a host besides its size is allowed for.
+
+        :param accepts: whether a host that could hold it comes into question.
+        """
+        return self._table_of[purpose].rank(demand, most, policy, generator, accepts)
+
+    def minimums_allow(self, size: ResourceVector) -> Callable[[str], bool]:
+        """Whether an open host could hold a VM with every VM at its minimum, whatever can be taken at this moment.
+
+        Asked of every host that could hold it by preemption: a few microseconds each.
+        """
+        wanted, missing = tuple(size), [0.0] * len(COMPONENTS)
+
+        def allow(host: str) -> bool:
+            offer = self._offers[host]
+            demand = _plus(wanted, _memory(offer.overhead_mib))
+            placement_step.missing_of(demand, offer.free, offer.capacity, missing)
+            return fits(missing, offer.above)
+
+        return allow
+
+    def offers(self, purpose: Purpose, most: int) -> list[tuple[str, ResourceVector]]:
+        """The first open hosts by id with what each has for another VM."""
+        table = self._table_of[purpose]
+        return [(host, table.availability(host)) for host in table.ids(most)]
+
+    def view(self, host: str, purpose: Purpose, demand: ResourceVector) -> tuple[HostView, float]:
+        """An open host as the ranking sees it, and its fitness for a demand. Raises KeyError for any other."""
+        offer = self._offers[host]
+        taken, free = ResourceVector(*self._taken(host, offer)), ResourceVector(*offer.free)
+        beyond = ResourceVector(*(offer.low if purpose == "preempt" else offer.deflatable))
+        left = beyond.less(taken.less(free))
+        score = self._table_of[purpose].fitness_of(host, demand)
+        return HostView(host, ResourceVector(*offer.capacity), free.less(taken), left), score
+
+    def _taken(self, host: str, offer: _Offer) -> _Amounts:
+        """The next VM costs its overhead too."""
+        taken = _memory(offer.overhead_mib)
+        for nominal in self._reserved.get(host, {}).values():
+            taken = _plus(taken, _plus(tuple(nominal), _memory(offer.overhead_mib)))
+        return taken
+
+    def _renew(self, host: str) -> None:
+        offer = self._offers.get(host)
+        if offer is None:
+            return
+        taken = self._taken(host, offer)
+        for purpose, table in self._tables.items():
+            beyond = offer.deflatable if purpose == "place" else offer.low
+            table.put(host, offer.capacity, available(offer.free, beyond, taken))
+
+
+def _amounts(vector: Vector) -> _Amounts:
+    return (vector.cpu_cores, vector.memory_mib, vector.disk_mib_s, vector.network_mib_s)
+
+
+def _memory(mib: float) -> _Amounts:
+    return tuple(mib if component == _MEMORY else 0.0 for component in range(len(COMPONENTS)))
+
+
+def _plus(one: _Amounts, other: _Amounts) -> _Amounts:
+    return tuple(a + b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,45 @@
+"""Locks of hosts: one plan at a time acts on a host, in the order in which they asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class HostLocks:
+    """Which plan holds which host; a plan holds one at the most."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._held: dict[str, str] = {}
+
+    def of(self, host: str) -> asyncio.Lock:
+        """The lock itself, for what is no plan."""
+        return self._locks.setdefault(host, asyncio.Lock())
+
+    async def hold(self, plan: str, host: str, limit_s: float | None = None) -> bool:
+        """Take a host for a plan, which lets any other go.
+
+        :returns: whether it was free within ``limit_s``.
+        """
+        if self._held.get(plan) == host:
+            return True
+        self.release(plan)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.of(host).acquire()
+        except TimeoutError:
+            return False
+        self._held[plan] = host
+        return True
+
+    def release(self, plan: str) -> None:
+        """Let the plan's host go, if it holds one."""
+        if (host := self._held.pop(plan, None)) is not None:
+            self._locks[host].release()
+
+    def held_by(self, plan: str) -> str | None:
+        """The host that a plan holds."""
+        return self._held.get(plan)
+
+    def is_busy(self, host: str) -> bool:
+        return host in self._locks and self._locks[host].locked()

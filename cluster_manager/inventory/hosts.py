@@ -1,0 +1,381 @@
+"""The hosts by their agents' reports: who is ready, who is silent, and what placement may count on.
+
+A silent host gets no new VM, and is never assumed empty: its last report stands until the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from itertools import count, islice
+from typing import Final, Literal
+
+import structlog
+
+from cluster_manager.inventory.availability import Availability
+from cluster_manager.inventory.host_locks import HostLocks
+from cluster_manager.inventory.report_news import news_in, went_off
+from cluster_manager.inventory.versions import host_version
+from cluster_manager.plans.report_queries import closed
+from cluster_manager.store.store import Store
+from ebbtide.deflation.modes import HostMode, takes_new_vms
+from ebbtide.deflation.resources import TOLERANCE
+from ebbtide.messages.hosts import HostReport, HostStatus
+from ebbtide.messages.vms import VMStatus
+from ebbtide.rest.rates import Buckets, Rate
+
+log = structlog.get_logger()
+
+#: What is not worth a write: free memory and throttling move all the time, and core changes have their own table.
+_MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms"})
+_MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budget_s"})
+#: Events that the reports of one host may bring.
+_EVENTS: Final = Rate(per_s=0.2, burst=50.0)
+#: So many hosts are looked at before the loop's other work gets its turn.
+LOOKS: Final = 50
+HostState = Literal["ready", "overcommitted", "unavailable", "silent"]
+
+
+class Host:
+    """One host. ``seen_at`` is for people (seconds since the epoch), ``seen`` for ages (monotonic; None: not yet).
+
+    :param report: or its JSON, which is read when it is asked for: thousands are recalled at a start.
+    """
+
+    __slots__ = ("_report", "arrival", "asking", "digest", "owes_reinflation", "seen", "seen_at")
+
+    def __init__(
+        self,
+        report: HostReport | str,
+        seen_at: float,
+        seen: float | None,
+        owes_reinflation: bool,
+        arrival: int = 0,
+        asking: frozenset[str] | None = None,
+    ) -> None:
+        self._report = report
+        self.seen_at = seen_at
+        self.seen = seen
+        self.owes_reinflation = owes_reinflation
+        #: Which report it was, in the order in which they came.
+        self.arrival = arrival
+        #: VMs that want more than their host has; None: not read yet.
+        self.asking = asking
+        #: Of the body in which the report came, once all of it is taken.
+        self.digest: bytes | None = None
+
+    def came_as(self, raw: bytes) -> bool:
+        """Whether its report came in this body, or was stored as it by an earlier run and not read since."""
+        if self.digest is None and isinstance(self._report, str):
+            self.digest = _digest(self._report.encode())
+        return self.digest is not None and self.digest == _digest(raw)
+
+    @property
+    def report(self) -> HostReport:
+        if isinstance(self._report, str):
+            self._report = HostReport.model_validate_json(self._report)
+        return self._report
+
+
+class Hosts:
+    """Every host that has ever reported to this store.
+
+    :param clock: seconds since the epoch.
+    :param monotonic: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        silent_after_s: float,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._silent_after_s = silent_after_s
+        self._clock = clock
+        self._monotonic = monotonic
+        self.locks = HostLocks()
+        self._hosts: dict[str, Host] = {}
+        #: Hosts of earlier runs that have not reported to this one.
+        self._awaited: set[str] = set()
+        self._news = asyncio.Event()
+        self._loaded_at = monotonic()
+        self._arrivals = count(1)
+        #: Reports to be stored: the first writer writes all that have come by then, in one transaction.
+        self._unsaved: dict[str, HostReport] = {}
+        self._saving = asyncio.Lock()
+        self._availability = Availability()
+        self._told = Buckets()
+        #: When each host was last seen, oldest first.
+        self._ages: OrderedDict[str, float] = OrderedDict()
+
+    async def load(self) -> None:
+        """Recall the hosts of earlier runs; they count as silent until they report."""
+        self._hosts = {
+            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation)
+            for stored in await self._store.hosts()
+        }
+        self._awaited = set(self._hosts)
+        self._availability = Availability()
+        self._ages.clear()
+        self._loaded_at = self._monotonic()
+
+    # --- reports -----------------------------------------------------------------------------------------------------
+
+    async def take(self, report: HostReport) -> None:
+        """Take an agent's report, or its answer to a question; stored when it changes more than free memory."""
+        arrival = next(self._arrivals)
+        host = self._hosts.get(report.id)
+        known = host.report if host is not None else None
+        if known is not None and _overtaken(report, known):
+            return
+        changed = known is None or not _same_essence(known, report)
+        if changed:
+            await self._save(report)
+        before = known.mode if known is not None else HostMode.ACTIVE
+        if report.mode is not before:
+            because = f" ({report.mode_reason})" if report.mode_reason else ""
+            await self._tell("mode", None, report.id, f"{report.id} is {report.mode}{because}, was {before}")
+        if lines := news_in(report, known):
+            recorded = await self._store.recorded(report.id)
+            for line in lines:
+                if line.vm is None or line.vm in recorded:
+                    await self._tell(line.kind, line.vm, report.id, line.sentence)
+        asking = _asking(report)
+        if asking:
+            asked = host.asking if host is not None and host.asking is not None else _asking(known) if known else ()
+            news = asking.difference(asked)
+            for vm in sorted(news & await self._store.recorded(report.id) if news else ()):
+                asks = next(status.asks.vector() for status in report.vms if status.name == vm)
+                sentence = f"{vm} is under pressure and asks for {asks} beyond what {report.id} can spare"
+                await self._tell("pressure", vm, report.id, sentence)
+        # Meanwhile a later report may have been taken: that one stands, in the store too.
+        host = self._hosts.get(report.id)
+        if known is not None and host is None:
+            # Or the host was forgotten, and is back.
+            await self._save(report)
+        if host is not None and (
+            _overtaken(report, host.report) or (host.arrival > arrival and not _overtaken(host.report, report))
+        ):
+            if changed:
+                await self._save(host.report)
+            return
+        owes = (host is not None and host.owes_reinflation) or went_off(report, known)
+        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
+        self._see(report.id)
+
+    async def _tell(self, kind: str, vm: str | None, host: str, sentence: str) -> None:
+        """Write an event that a report brings: not so many of one host that those of others are pruned for them."""
+        if self._told.take(host, _EVENTS, self._monotonic()):
+            log.info("event not written: its host has too many", kind=kind, vm=vm, host=host, why=sentence)
+            return
+        await self._store.add_event(kind, vm, host, sentence)
+
+    def remember(self, report: HostReport, raw: bytes) -> None:
+        """The body in which a report came, all of which has been taken: the same again is no news."""
+        host = self._hosts.get(report.id)
+        if host is not None and host.report is report:
+            host.digest = _digest(raw)
+
+    def repeat(self, host_id: str, raw: bytes) -> bool:
+        """Whether a body is the last report of a host once more; then the host has been seen, and that is all."""
+        host = self._hosts.get(host_id)
+        if host is None or not host.came_as(raw):
+            return False
+        host.seen_at, host.arrival = self._clock(), next(self._arrivals)
+        self._see(host_id)
+        return True
+
+    def _see(self, host_id: str) -> None:
+        """A host has reported just now."""
+        host = self._hosts[host_id]
+        known, host.seen = host.seen, self._monotonic()
+        if takes_new_vms(host.report.mode) and not closed(host.report):
+            # A repeated report changes nothing, unless silence had closed the host.
+            if known is None or host_id not in self._ages:
+                self._availability.open(host.report)
+            self._ages[host_id] = host.seen
+            self._ages.move_to_end(host_id)
+        else:
+            self._ages.pop(host_id, None)
+            self._availability.close(host_id)
+        self._awaited.discard(host_id)
+        self._news.set()
+
+    async def _save(self, report: HostReport) -> None:
+        self._unsaved[report.id] = report
+        async with self._saving:
+            if report.id not in self._unsaved:
+                return
+            batch, self._unsaved = self._unsaved, {}
+            try:
+                await self._store.save_hosts(list(batch.values()))
+            except BaseException:
+                # The tasks that wait for these try again.
+                self._unsaved = {**batch, **self._unsaved}
+                raise
+
+    async def forget(self, host_id: str, write: Callable[[], Awaitable[None]]) -> None:
+        """Drop a host; if it reports after all, it is a new one.
+
+        :param write: takes it out of the store.
+        """
+        async with self._saving:
+            await write()
+            self._hosts.pop(host_id, None)
+            self._ages.pop(host_id, None)
+            self._awaited.discard(host_id)
+            self._availability.close(host_id)
+            self._news.set()
+
+    # --- placement ---------------------------------------------------------------------------------------------------
+
+    @property
+    def availability(self) -> Availability:
+        """What placement may count on, of the hosts that are ready and take VMs."""
+        oldest = self._monotonic() - self._silent_after_s
+        while self._ages:
+            host_id, seen = next(iter(self._ages.items()))
+            if seen >= oldest:
+                break
+            del self._ages[host_id]
+            self._availability.close(host_id)
+        return self._availability
+
+    async def settle(self) -> None:
+        """After a start, give the hosts of earlier runs the time to report before one decides without them."""
+        while self._awaited:
+            left = self._loaded_at + self._silent_after_s - self._monotonic()
+            if left <= 0:
+                return
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                return
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def get(self, host_id: str) -> Host | None:
+        return self._hosts.get(host_id)
+
+    def all(self) -> list[Host]:
+        """By id."""
+        return [self._hosts[host_id] for host_id in sorted(self._hosts)]
+
+    async def page(
+        self, limit: int, after: str | None, *, state: str | None = None, mode: HostMode | None = None
+    ) -> list[HostStatus]:
+        """Hosts as clients see them, by id, and one more than ``limit`` where there are more.
+
+        :param after: the id behind which they begin.
+        :param state: only those in this one.
+        """
+        ids = sorted(self._hosts)
+        found: list[HostStatus] = []
+        for looked, host_id in enumerate(islice(ids, bisect_right(ids, after) if after is not None else 0, None)):
+            if looked % LOOKS == LOOKS - 1:
+                # Reports of an earlier run are read only now: thousands of them would hold the loop up for seconds.
+                await asyncio.sleep(0)
+            if state is not None and self.state(host_id)[0] != state:
+                continue
+            if mode is not None and self._hosts[host_id].report.mode is not mode:
+                continue
+            status = self.status(host_id)
+            if status is not None:
+                found.append(status)
+            if len(found) > limit:
+                break
+        return found
+
+    def ready(self) -> list[Host]:
+        """Those that have reported lately and can be commanded, by id."""
+        return [self._hosts[host_id] for host_id in sorted(self._hosts) if self.is_ready(host_id)]
+
+    def is_ready(self, host_id: str) -> bool:
+        """Whether a host reports and its hypervisor answers: commands can be sent there."""
+        return not self.why_not_ready(host_id)
+
+    def is_silent(self, host_id: str) -> bool:
+        host = self._hosts.get(host_id)
+        return host is None or host.seen is None or self._monotonic() - host.seen > self._silent_after_s
+
+    def why_not_ready(self, host_id: str) -> str:
+        """Why no command can be sent to a host, to go on with after its name; empty if one can."""
+        if self.is_silent(host_id):
+            return "is silent"
+        why = self._hosts[host_id].report.unavailable
+        return f"cannot reach its hypervisor ({why})" if why else ""
+
+    def state(self, host_id: str) -> tuple[HostState, str]:
+        """What a host is to its clients, and why."""
+        if self.is_silent(host_id):
+            return "silent", ""
+        report = self._hosts[host_id].report
+        if report.unavailable:
+            return "unavailable", report.unavailable
+        beyond = report.overcommitted.vector()
+        return ("ready", "") if beyond.is_zero() else ("overcommitted", f"by {beyond}")
+
+    def status(self, host_id: str) -> HostStatus | None:
+        """The host as clients see it."""
+        host = self._hosts.get(host_id)
+        if host is None:
+            return None
+        report = host.report
+        state, state_reason = self.state(host_id)
+        return HostStatus(
+            id=report.id,
+            url=report.url,
+            state=state,
+            state_reason=state_reason,
+            seen_at=host.seen_at,
+            capacity=report.capacity,
+            free=report.free,
+            deflatable=report.deflatable,
+            accelerator=report.accelerator,
+            mode=report.mode,
+            mode_reason=report.mode_reason,
+            vms=tuple(vm.name for vm in report.vms),
+            version=host_version(report),
+        )
+
+    def vm(self, host_id: str | None, name: str) -> VMStatus | None:
+        """A VM as its host last reported it."""
+        host = self._hosts.get(host_id) if host_id is not None else None
+        return next((vm for vm in host.report.vms if vm.name == name), None) if host is not None else None
+
+
+def _digest(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=16).digest()
+
+
+def _overtaken(report: HostReport, known: HostReport) -> bool:
+    """Whether a report came so late that a later one of the same agent has been taken: it is no sign of life either."""
+    return report.incarnation == known.incarnation and 0 < report.sequence < known.sequence
+
+
+def _asking(report: HostReport) -> frozenset[str]:
+    """Names of the VMs that want more than their host has."""
+    return frozenset(vm.name for vm in report.vms if any(amount > TOLERANCE for amount in vm.asks.__dict__.values()))
+
+
+def _same_essence(one: HostReport, other: HostReport) -> bool:
+    """Whether two reports of a host differ in nothing that is worth a write."""
+    if len(one.vms) != len(other.vms) or not _alike(one, other, _MOVING):
+        return False
+    return all(_alike(a, b, _MOVING_IN_VM) for a, b in zip(one.vms, other.vms, strict=True))
+
+
+def _alike(one: HostReport | VMStatus, other: HostReport | VMStatus, but: frozenset[str]) -> bool:
+    """Whether two bodies of one kind agree in all other fields."""
+    theirs = other.__dict__
+    return all(value == theirs[name] for name, value in one.__dict__.items() if name not in but)

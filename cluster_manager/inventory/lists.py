@@ -1,0 +1,136 @@
+"""The lists that clients ask for, in pages: selects of `cluster_manager.store.queries`, shown as clients see them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from cluster_manager.plans.plans import VMPhase
+from cluster_manager.store import queries
+from cluster_manager.store.rows import StoredPlan, StoredVM, stored_plan, stored_vm
+from cluster_manager.store.store import Store
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.explanations import Event, EventPage
+from ebbtide.messages.machines import CoreChange, CoreChangePage
+from ebbtide.messages.operations import Operation, OperationPage, OperationState
+from ebbtide.messages.vms import ClusterVM, VMPage
+from ebbtide.rest.pages import cursor_of, key_of
+
+R = TypeVar("R")
+Shown = list[tuple[R, Any]]
+_RUNNING, _STOPPED, _FAILED = VMPhase.RUNNING.value, VMPhase.STOPPED.value, VMPhase.FAILED.value
+#: The stored phases of what is shown as a state: its host's report may say that a VM is off, runs, or is not there.
+_SHOWN_OF = {_FAILED: [_FAILED, _RUNNING], _STOPPED: [_STOPPED, _RUNNING], _RUNNING: [_RUNNING, _STOPPED]}
+#: Rows that are read at once where most of them may not be what is asked for.
+_SEARCH: Final = 1000
+
+
+class Lists:
+    """Reads pages.
+
+    :param show_vm: a VM's row as clients see it.
+    :param shown_phase: what such a row is shown as, given its phase, host and name, and without looking at the rest.
+    :param show_plan: a plan as clients see it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        show_vm: Callable[[StoredVM], ClusterVM],
+        shown_phase: Callable[[VMPhase, str | None, str], VMPhase],
+        show_plan: Callable[[StoredPlan], Operation],
+    ) -> None:
+        self._store = store
+        self._show_vm = show_vm
+        self._shown_phase = shown_phase
+        self._show_plan = show_plan
+
+    async def vms(
+        self,
+        limit: int,
+        after: str | None,
+        *,
+        host: str | None = None,
+        state: str | None = None,
+        priority: Priority | None = None,
+        prefix: str | None = None,
+    ) -> VMPage:
+        """By name. Raises InvalidField for a cursor of something else, as all here."""
+        key = key_of("vms", after, (str,))
+        phases = None if state is None else _SHOWN_OF.get(state, [state])
+
+        def show(row: Any) -> ClusterVM | None:
+            """None: it is not asked for. Thousands may not be, so the cheap question comes first."""
+            if state is not None and self._shown_phase(VMPhase(row.phase), row.host, row.name).value != state:
+                return None
+            vm = self._show_vm(stored_vm(row))
+            return vm if priority is None or vm.priority is priority else None
+
+        async def read(number: int, last: Any) -> Shown[ClusterVM | None]:
+            wanted = priority.value if priority is not None else None
+            query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix)
+            return [(show(row), row.name) for row in await self._store.rows(query)]
+
+        number = limit + 1 if state is None else max(limit + 1, _SEARCH)
+        rows, last = await _page(read, number, limit, key[0] if key else None)
+        return VMPage(vms=tuple(rows), next=None if last is None else cursor_of("vms", (last,)))
+
+    async def operations(
+        self,
+        limit: int,
+        after: str | None,
+        *,
+        kind: str | None = None,
+        state: OperationState | None = None,
+        vm: str | None = None,
+        host: str | None = None,
+        since: float | None = None,
+    ) -> OperationPage:
+        """What clients asked for, newest first."""
+        key = key_of("operations", after, (int,))
+        wanted: Any = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
+        found = await self._store.rows(queries.plans(limit + 1, key[0] if key else None, **wanted))
+        rows = tuple(self._show_plan(stored_plan(row)) for row in found[:limit])
+        last = found[limit - 1].number if len(found) > limit else None
+        return OperationPage(operations=rows, next=None if last is None else cursor_of("operations", (last,)))
+
+    async def events(self, limit: int, after: str | None, **wanted: Any) -> EventPage:
+        """The event log, newest first. ``wanted``: the filters of `cluster_manager.store.queries.events`."""
+        key = key_of("events", after, (int,))
+        found = await self._store.rows(queries.events(limit + 1, key[0] if key else None, **wanted))
+        rows = tuple(event_of(row) for row in found[:limit])
+        return EventPage(events=rows, next=cursor_of("events", (rows[-1].id,)) if len(found) > limit else None)
+
+    async def core_changes(
+        self, limit: int, after: str | None, *, machine: str | None = None, since: float | None = None
+    ) -> CoreChangePage:
+        """Newest first."""
+        key: Any = key_of("core-changes", after, (float, int, str))
+        found = await self._store.rows(queries.core_changes(limit + 1, key, machine=machine, since=since))
+        rows = tuple(CoreChange.model_validate(row, from_attributes=True) for row in found[:limit])
+        last = (rows[-1].at, rows[-1].sequence, rows[-1].host) if len(found) > limit else None
+        return CoreChangePage(core_changes=rows, next=None if last is None else cursor_of("core-changes", last))
+
+
+async def _page(
+    read: Callable[[int, Any], Awaitable[Shown[R | None]]], number: int, limit: int, last: Any
+) -> tuple[list[R], Any]:
+    """Read on until a page is full.
+
+    :param read: so many rows behind a key, each with its key; None in place of one that is not asked for.
+    :param number: rows that are read at once, more than ``limit``.
+    :returns: the rows, and the key of the last one; None: nothing comes after it.
+    """
+    rows: list[tuple[R, Any]] = []
+    while len(rows) <= limit:
+        batch = await read(number, last)
+        rows += [(row, key) for row, key in batch if row is not None]
+        if len(batch) < number:
+            break
+        last = batch[-1][1]
+    return [row for row, _ in rows[:limit]], rows[limit - 1][1] if len(rows) > limit else None
+
+
+def event_of(row: Any) -> Event:
+    """A row of the event log as it goes over the wire."""
+    return Event(id=row.id, at=row.at, vm=row.vm, host=row.host, kind=row.kind, sentence=row.sentence)

@@ -1,0 +1,70 @@
+"""News in a host's report, against the one before: what its VMs' owners and the cluster's operators are to be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.vms import VMState
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A line for the event log."""
+
+    kind: str
+    vm: str | None
+    sentence: str
+
+
+def news_in(report: HostReport, known: HostReport | None) -> list[News]:
+    """What to tell of a report.
+
+    :param known: the one before it; None: the host is new.
+    """
+    return [*_of_host(report, known), *_of_vms(report, known), *_of_contention(report, known)]
+
+
+def went_off(report: HostReport, known: HostReport | None) -> bool:
+    """Whether a VM has gone off by itself: what it held can be given to others."""
+    return any(news.kind == "stopped" for news in _of_vms(report, known))
+
+
+def _of_host(report: HostReport, known: HostReport | None) -> list[News]:
+    """Its hypervisor goes or comes back; its VMs hold more than it has, or no longer."""
+    news, host = [], report.id
+    if bool(report.unavailable) != (known is not None and bool(known.unavailable)):
+        said = f"does not answer: {report.unavailable}" if report.unavailable else "answers again"
+        news.append(News("hypervisor", None, f"the hypervisor of {host} {said}"))
+    beyond = report.overcommitted.vector()
+    if beyond.is_zero() is (known is not None and not known.overcommitted.vector().is_zero()):
+        said = "within its capacity again"
+        if not beyond.is_zero():
+            said = f"overcommitted by {beyond}: it gets no VM, and its VMs are deflated towards its capacity"
+        news.append(News("overcommitted", None, f"{host} is {said}"))
+    return news
+
+
+def _of_contention(report: HostReport, known: HostReport | None) -> list[News]:
+    """Another program has begun to undo again and again what is put right."""
+    fought = [vm for vm in report.vms if vm.contention is not None]
+    before = {vm.name for vm in known.vms if vm.contention is not None} if known is not None and fought else set()
+    told = [(vm.name, f"{vm.name} on {report.id}: {vm.contention}") for vm in fought if vm.name not in before]
+    return [News("contention", name, sentence) for name, sentence in told]
+
+
+def _of_vms(report: HostReport, known: HostReport | None) -> list[News]:
+    stopped = [vm for vm in report.vms if vm.off_reason is not None]
+    if not stopped:
+        return []
+    before = {vm.name: vm.state for vm in known.vms} if known is not None else {}
+    news = []
+    for vm in stopped:
+        if before.get(vm.name) is vm.state:
+            continue
+        where = f"on {report.id}: {vm.off_reason}"
+        if vm.state is VMState.PAUSED:
+            news.append(News("paused", vm.name, f"{vm.name} is paused {where}"))
+        else:
+            news.append(News("stopped", vm.name, f"{vm.name} is off {where}; `ebb start {vm.name}` starts it"))
+    return news

@@ -1,0 +1,1 @@
+"""Election of the leading manager, its lock and its epochs."""

@@ -1,0 +1,1 @@
+"""Plans as pure state machines: placement, preemption, migration, lifecycle."""

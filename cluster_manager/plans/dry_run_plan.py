@@ -1,0 +1,257 @@
+"""Dry run of a plan: the state machine of the plan itself, run over hosts that exist only here.
+
+The hosts are as they last reported, and do all that they are told: a dry run tells what willing layers give. Nothing
+of a plan's own decisions is repeated here, so a dry run cannot decide otherwise than the plan itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import (
+    ChooseHosts,
+    Create,
+    Event,
+    Finish,
+    HostFailed,
+    HostRead,
+    HostsChosen,
+    OperationEnded,
+    Plan,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    Remove,
+    RoomPlan,
+)
+from cluster_manager.plans.report_queries import allocations_of, pressed_on
+from ebbtide.deflation.allocations import deflatable_capacity
+from ebbtide.deflation.errors import ProtocolViolation
+from ebbtide.deflation.modes import HostEvent, refusal
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.harvest import without_harvest
+from ebbtide.deflation.sharing.proportional import share_room, split_need
+from ebbtide.messages.common import Vector
+from ebbtide.messages.dry_runs import DryRunReport, HostChoice, SizeChange
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.vms import VMState, VMStatus
+
+#: Steps of one plan: hosts are few, and each is reclaimed, preempted and undone a few times at the most.
+_MOST_STEPS: Final = 2000
+#: What a host's mode may refuse.
+_REFUSABLE: Final[tuple[tuple[type, HostEvent], ...]] = (
+    (Reclaim, HostEvent.RECLAIM),
+    (Reinflate, HostEvent.REINFLATE),
+    (Create, HostEvent.CREATE),
+)
+
+Choose = Callable[[Plan, ChooseHosts], HostsChosen]
+
+
+def dry_run_plan(
+    state: Plan,
+    reports: Mapping[str, HostReport],
+    choose: Choose,
+    choices: Callable[[HostsChosen], tuple[HostChoice, ...]] = lambda chosen: (),
+    recorded: Mapping[str, frozenset[str]] | None = None,
+) -> DryRunReport:
+    """Run a plan to its end.
+
+    :param state: a creation or deletion before its first instruction.
+    :param reports: of the hosts that answer, by id.
+    :param choose: ranks the hosts as placement does.
+    :param choices: the ranked hosts as they are shown.
+    :param recorded: the VMs that the manager has on each host; default: all that is reported.
+    """
+    if recorded is None:
+        recorded = {host: frozenset(vm.name for vm in report.vms) for host, report in reports.items()}
+    world = _World(dict(reports), recorded)
+    hosts: tuple[HostChoice, ...] = ()
+    need = Vector()
+    first = True
+    for _ in range(_MOST_STEPS):
+        instruction = state.instruction
+        if isinstance(instruction, Finish):
+            return _told(state, instruction, reports, world, hosts, need)
+        event: Event
+        if isinstance(instruction, ChooseHosts):
+            chosen = choose(state, instruction)
+            # Those for preemption are shown only where deflation alone has none to offer.
+            hosts, first = (choices(chosen), False) if first or not hosts else (hosts, False)
+            event = chosen
+        else:
+            if isinstance(instruction, Reclaim):
+                need = instruction.need
+            elif isinstance(instruction, ReadHost) and isinstance(state, RoomPlan) and state.reclaims == 0:
+                need = Vector()
+            event = world.obey(state)
+        state = state.next_step(event).state
+    raise ProtocolViolation("plan", f"did not end after {_MOST_STEPS} steps of its dry run")
+
+
+def _told(
+    state: Plan,
+    end: Finish,
+    before: Mapping[str, HostReport],
+    world: _World,
+    hosts: tuple[HostChoice, ...],
+    need: Vector,
+) -> DryRunReport:
+    done = end.state is OperationState.DONE
+    host = state.host if done else None
+    changes = [
+        SizeChange(name=vm.name, before=vm.current, after=now.current)
+        for vm in (before[host].vms if host is not None and host in before else ())
+        if (now := world.vm(host, vm.name)) is not None and now.current != vm.current
+    ]
+    shrunk = [change for change in changes if not change.before.vector().fits_in(change.after.vector())]
+    placing = state if isinstance(state, PlacementPlan) else None
+    victims = placing.victims if placing is not None else ()
+    return DryRunReport(
+        request_id=state.request_id,
+        kind="create" if placing is not None else "delete",
+        would="done" if done else "failed",
+        sentence=f"dry run, nothing is changed: {end.sentence}",
+        host=host,
+        hosts=hosts,
+        need=need if done else Vector(),
+        deflated=tuple(shrunk),
+        grown=tuple(change for change in changes if change not in shrunk),
+        preempted=victims,
+        reason=placing.reason.value if placing is not None and victims and placing.reason is not None else None,
+        steps=state.progress,
+    )
+
+
+@dataclass(slots=True)
+class _World:
+    """Hosts that do at once what they are told."""
+
+    reports: dict[str, HostReport]
+    recorded: Mapping[str, frozenset[str]]
+    _number: int = field(default=0)
+
+    def vm(self, host: str | None, name: str) -> VMStatus | None:
+        report = self.reports.get(host or "")
+        return next((vm for vm in report.vms if vm.name == name), None) if report is not None else None
+
+    def obey(self, state: Plan) -> Event:
+        """Carry out an instruction that acts on a host."""
+        instruction = state.instruction
+        assert not isinstance(instruction, ChooseHosts | Finish), "these act on no host"
+        report = self.reports.get(instruction.host)
+        if report is None:
+            return HostFailed(0.0, f"{instruction.host} does not answer", uncertain=True)
+        if why := self._refusal(instruction, report):
+            return HostFailed(0.0, why, uncertain=False)
+        match instruction:
+            case ReadHost():
+                return HostRead(0.0, report, self.recorded.get(report.id, frozenset()))
+            case Reclaim(need=need):
+                split = split_need(allocations_of(report), need.vector())
+                outcomes = self._resize(report, split.targets)
+                short = split.shortfall
+                told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM has anything to give"
+                state_after = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
+                return self._ended("reclaim", state_after, f"would shrink {told}", outcomes, short)
+            case Reinflate():
+                rows = without_harvest(allocations_of(report))
+                outcomes = self._resize(report, share_room(rows, report.free.vector(), pressed_on(report)))
+                told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM lacks anything"
+                return self._ended("reinflate", OperationState.DONE, f"would grow {told}", outcomes)
+            case Remove(vm=vm):
+                self._put(report, tuple(row for row in report.vms if row.name != vm))
+                return self._ended("delete", OperationState.DONE, f"would stop {vm}")
+            case Create(start_size=start_size):
+                self._put(report, (*report.vms, _started(state, report, start_size)))
+                return self._ended("create", OperationState.DONE, f"would start {state.vm}")
+        raise ProtocolViolation("plan", f"{instruction.do} has no dry run")
+
+    def _refusal(self, instruction: object, report: HostReport) -> str:
+        event = next((event for kind, event in _REFUSABLE if isinstance(instruction, kind)), None)
+        return refusal(report.id, report.mode, report.mode_reason, event) if event is not None else ""
+
+    def _resize(self, report: HostReport, targets: Mapping[str, ResourceVector]) -> tuple[VMOutcome, ...]:
+        vms, outcomes = [], []
+        for vm in report.vms:
+            target = targets.get(vm.name)
+            if target is not None:
+                size = Vector.of(target)
+                outcomes.append(_outcome(vm, size))
+                vm = vm.model_copy(update={"current": size})
+            vms.append(vm)
+        self._put(report, tuple(vms))
+        return tuple(outcomes)
+
+    def _put(self, report: HostReport, vms: tuple[VMStatus, ...]) -> None:
+        """The host with these VMs: what they hold less is free, what they hold more is not."""
+        held = sum((vm.allocation().charge for vm in report.vms), ZERO)
+        holds = sum((vm.allocation().charge for vm in vms), ZERO)
+        free = (report.free.vector() + held.less(holds)).less(holds.less(held)).smaller(report.capacity.vector())
+        update = {
+            "vms": vms,
+            "free": Vector.of(free),
+            "deflatable": Vector.of(deflatable_capacity(vm.allocation() for vm in vms)),
+        }
+        self.reports[report.id] = report.model_copy(update=update)
+
+    def _ended(
+        self,
+        kind: str,
+        state: OperationState,
+        sentence: str,
+        vms: tuple[VMOutcome, ...] = (),
+        shortfall: ResourceVector = ZERO,
+    ) -> OperationEnded:
+        self._number += 1
+        operation = Operation.model_validate(
+            {
+                "request_id": f"dry-run-{self._number}",
+                "kind": kind,
+                "state": state,
+                "sentence": sentence,
+                "vms": vms,
+                "shortfall": Vector.of(shortfall),
+                "started_at": 0.0,
+            }
+        )
+        return OperationEnded(0.0, operation)
+
+
+def _outcome(vm: VMStatus, size: Vector) -> VMOutcome:
+    return VMOutcome(
+        name=vm.name,
+        generation=vm.generation,
+        before=vm.current,
+        after=size,
+        target=size,
+        shortfall=Vector(),
+        ledger=(),
+        seconds=0.0,
+        sentence=f"would go from {vm.current.vector()} to {size.vector()}",
+    )
+
+
+def _started(state: Plan, report: HostReport, start_size: Vector | None) -> VMStatus:
+    assert isinstance(state, PlacementPlan), "only placements start VMs in a dry run"
+    spec = state.spec
+    return VMStatus(
+        name=spec.name,
+        host=report.id,
+        domain="",
+        state=VMState.RUNNING,
+        priority=spec.priority,
+        nominal=spec.nominal,
+        minimum=Vector.of(spec.allocation(ZERO).minimum),
+        ceiling=spec.ceiling,
+        current=start_size or spec.nominal,
+        overhead_mib=report.vm_overhead_mib,
+        generation=1,
+        guest_connected=False,
+        template=spec.template,
+        boot_memory_mib=spec.boot_memory_mib or 0.0,
+    )

@@ -1,0 +1,98 @@
+"""End of a migration that succeeded: what is left of the VM on the host that it came from is removed.
+
+The old host is read before anything is removed there: it may have been away for long, and the name may be another VM's.
+"""
+
+from __future__ import annotations
+
+from cluster_manager.plans.host_wait import MovePlan, Stage, hand_over, wait
+from cluster_manager.plans.plans import (
+    AwaitHost,
+    Event,
+    HostBack,
+    HostFailed,
+    HostRead,
+    Note,
+    OperationEnded,
+    ReadHost,
+    ReinflationPending,
+    Remove,
+    SetVM,
+    Step,
+    VMPhase,
+    finish,
+    instruct,
+    unexpected,
+)
+from cluster_manager.plans.reclaim_steps import status_in
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState
+
+#: States of a VM that has come up.
+UP = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING)
+
+
+def arrived(state: MovePlan, said: str) -> Step:
+    """The VM runs elsewhere."""
+    vm, home = state.vm, state.home
+    sentence = f"moved {vm} from {home} to {state.host}"
+    step = instruct(state, ReadHost(host=home), said, stage="clear", waits_until_s=None, failures=())
+    return step.also(SetVM(vm, VMPhase.RUNNING, state.host, sentence), Note("migrated", vm, state.host, sentence))
+
+
+def advance_clearing(state: MovePlan, event: Event) -> Step:
+    """What is left of the VM where it does not belong: on its old host, or on one that was waited for no longer.
+
+    See `Plan.next_step`.
+    """
+    vm, (stage, host) = state.vm, _place(state)
+    match state.instruction, event:
+        case ReadHost(), HostRead():
+            return _on_reading(state, event)
+        case Remove(), OperationEnded(operation=operation) if operation.state is not OperationState.FAILED:
+            return _cleared(state, operation.sentence)
+        case ((Remove() | ReadHost()), (OperationEnded() | HostFailed())):
+            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+            return wait(state, f"{why}: what is left of {vm} there goes when it can", stage, host, event.elapsed_s)
+        case AwaitHost(), HostBack():
+            return instruct(state, ReadHost(host=host))
+        case AwaitHost(), HostFailed(sentence=sentence):
+            return hand_over(state, sentence)
+    raise unexpected(state, event)
+
+
+def _place(state: MovePlan) -> tuple[Stage, str]:
+    """What is cleared away, and on which host."""
+    if state.stage == "left":
+        assert state.host is not None, "at a host"
+        return "left", state.host
+    return "clear", state.home
+
+
+def _on_reading(state: MovePlan, event: HostRead) -> Step:
+    vm, (stage, host) = state.vm, _place(state)
+    found = status_in(event.report, vm)
+    if vm in event.recorded:
+        return _cleared(state, f"{vm} is on {host} by a later request: it stays")
+    if stage == "left":
+        # Also where it is not there yet: the removal fences a start that comes late.
+        return instruct(state, Remove(host=host, step=state.step, vm=vm, reason="delete"))
+    if found is None:
+        return _cleared(state, f"{host} has no {vm} any more")
+    if found.state is VMState.STOPPING:
+        return wait(state, f"{vm} is being stopped on {host}", stage, host, event.elapsed_s)
+    if found.state is not VMState.STOPPED:
+        # It was off when it moved: an operator has started it past the manager, and must not lose it.
+        said = f"{vm} runs on {host} too, where it was started past the manager: it is left alone there"
+        return _cleared(state, said).also(Note("failed", vm, host, said))
+    return instruct(state, Remove(host=host, step=state.step, vm=vm, reason="delete"))
+
+
+def _cleared(state: MovePlan, said: str) -> Step:
+    vm, (stage, host) = state.vm, _place(state)
+    sentence = f"moved {vm} from {state.home} to {state.host}"
+    if stage == "left":
+        sentence = f"nothing of {vm} is left on {host}"
+    state = state.having(progress=(*state.progress, said))
+    # That host shares what came free by itself; the operation still says where the VM is.
+    return finish(state, OperationState.DONE, sentence).also(ReinflationPending(host, True))

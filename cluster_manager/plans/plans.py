@@ -1,0 +1,499 @@
+"""Vocabulary of plans: instructions, events, effects, and the state that all kinds share.
+
+A plan is a pure state machine: a type a kind, each in the module of its kind. `Plan.next_step` takes an event and
+returns the next state with exactly one instruction, and the effects to be stored in the same transaction. The state
+holds everything, so a manager that starts again carries out the instruction that it finds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster_manager.plans.preemption import PreemptionReason
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.errors import ProtocolViolation
+from ebbtide.deflation.placement import placement_step
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.vms import VMSpec
+
+#: Hosts that a placement acts on before it gives up or preempts.
+MOST_HOSTS: Final = placement_step.MOST_HOSTS
+#: For how long a VM whose plan waits for a host stays with that plan, in seconds; then its owner may go on without.
+GONE_S: Final = 3600.0
+#: How often an agent may forget a command of one plan that it had taken on.
+MOST_LAPSES: Final = 2
+
+PlanKind = Literal["create", "delete", "target", "reinflate", "stop", "start", "resize", "migrate", "adopt", "release"]
+#: ``deflated``: its VM may start at less than its nominal size.
+Purpose = Literal["place", "deflated", "preempt"]
+
+
+class Record(BaseModel):
+    """Base of what is stored with a plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- instructions: what is to be done next ---------------------------------------------------------------------------
+
+
+class ChooseHosts(Record):
+    """Rank the ready hosts other than the plan's home, and read the first one. Answer: `HostsChosen`."""
+
+    do: Literal["choose-hosts"] = "choose-hosts"
+    purpose: Purpose
+
+
+class ReadHost(Record):
+    """Read what the host's agent says now. Answer: `HostRead` or `HostFailed`."""
+
+    do: Literal["read-host"] = "read-host"
+    host: str
+
+
+class Commanding(Record):
+    """An instruction that sends a command; ``step`` makes its request id, so that repeating it is harmless.
+
+    Answer: `OperationEnded`, `HostFailed`, or `Forgotten` where repeating would not be harmless.
+    """
+
+    host: str
+    step: int
+
+    @property
+    def read_next(self) -> bool:
+        """Whether the plan reads the host itself once this has been carried out."""
+        return False
+
+
+class Reclaim(Commanding):
+    """Free ``need`` on the host by deflation."""
+
+    do: Literal["reclaim"] = "reclaim"
+    need: Vector
+    deadline_s: float
+    #: VMs that give nothing: the room is for them.
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def read_next(self) -> bool:
+        return True
+
+
+class Create(Commanding):
+    """Start the plan's VM on the host, at its nominal size unless another one is given."""
+
+    do: Literal["create"] = "create"
+    start_size: Vector | None = None
+
+
+class Remove(Commanding):
+    """Stop a VM. A VM that is not there counts as removed."""
+
+    do: Literal["remove"] = "remove"
+    vm: str
+    reason: Literal["delete"] | PreemptionReason
+
+    @property
+    def read_next(self) -> bool:
+        """After a preemption it does."""
+        return self.reason != "delete"
+
+
+class Reinflate(Commanding):
+    """Share the host's free room among the VMs that lack something, or among those named."""
+
+    do: Literal["reinflate"] = "reinflate"
+    vms: tuple[str, ...] = ()
+    room: Vector | None = None
+
+
+class SetTarget(Commanding):
+    """Bring a VM to a size."""
+
+    do: Literal["set-target"] = "set-target"
+    vm: str
+    generation: int
+    target: Vector
+    deadline_s: float
+    mode: Mode
+
+
+class Stop(Commanding):
+    """Have a VM power off and keep it."""
+
+    do: Literal["stop"] = "stop"
+    vm: str
+    limit_s: float
+
+
+class Start(Commanding):
+    """Start a VM that is off."""
+
+    do: Literal["start"] = "start"
+    vm: str
+
+
+class Respec(Commanding):
+    """Sell a VM something else."""
+
+    do: Literal["respec"] = "respec"
+    vm: str
+    spec: VMSpec
+    deadline_s: float
+
+
+class Adopt(Commanding):
+    """Look after a domain that was made outside Ebbtide."""
+
+    do: Literal["adopt"] = "adopt"
+    vm: str
+    domain: str
+    priority: Priority
+    minimum: Vector
+
+    @property
+    def read_next(self) -> bool:
+        return True
+
+
+class Release(Commanding):
+    """Give an adopted domain back. A VM that is not there counts as released."""
+
+    do: Literal["release"] = "release"
+    vm: str
+
+
+class AwaitHost(Record):
+    """Wait, without holding any host, until a host reports. Answer: `HostBack`, or `HostFailed` when the
+    plan has been running for ``until_s``; None: for as long as it takes."""
+
+    do: Literal["await-host"] = "await-host"
+    host: str
+    until_s: float | None = None
+
+
+class Finish(Record):
+    """The plan has ended."""
+
+    do: Literal["finish"] = "finish"
+    state: OperationState
+    sentence: str
+
+
+Instruction = Annotated[
+    ChooseHosts
+    | ReadHost
+    | Reclaim
+    | Create
+    | Remove
+    | Reinflate
+    | SetTarget
+    | Stop
+    | Start
+    | Respec
+    | Adopt
+    | Release
+    | AwaitHost
+    | Finish,
+    Field(discriminator="do"),
+]
+
+
+def host_of(instruction: Instruction) -> str | None:
+    """The host that an instruction acts on; while it does, no other plan may."""
+    return None if isinstance(instruction, ChooseHosts | AwaitHost | Finish) else instruction.host
+
+
+# --- events: what a plan hears ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all: how long the plan has been running, in seconds."""
+
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostRead(Event):
+    """What the agent itself says at this moment.
+
+    ``recorded``: the VMs that the manager's own record has on this host: of others nothing that is said counts.
+    """
+
+    report: HostReport
+    recorded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class HostBack(Event):
+    """A host that was waited for reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded(Event):
+    """A command's operation has come to its end, whichever."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class HostFailed(Event):
+    """The host could not be used. ``uncertain``: whether the command was carried out is unknown."""
+
+    sentence: str
+    uncertain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChosen(Event):
+    """The hosts to try, best first; ``sentence`` says why there are none.
+
+    ``first``: how the first of them answers to its reading; None: it is still to be read.
+    """
+
+    hosts: tuple[str, ...]
+    sentence: str = ""
+    first: HostRead | HostFailed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten(Event):
+    """The agent knows nothing of a command that may once have been sent to it.
+
+    ``lapse``: it had taken the command on in this run of the manager, so it is the agent that forgot.
+    """
+
+    lapse: bool
+
+
+# --- effects: what is stored together with the next state ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of the event log."""
+
+    kind: str
+    vm: str | None
+    host: str | None
+    sentence: str
+
+
+class VMPhase(StrEnum):
+    """Where a VM stands in the store. ``ended`` rows are history: their names are free again."""
+
+    PLACING = "placing"
+    RUNNING = "running"
+    DELETING = "deleting"
+    STOPPING = "stopping"
+    #: Off, with its name, its host and its disk.
+    STOPPED = "stopped"
+    STARTING = "starting"
+    MIGRATING = "migrating"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class SetVM:
+    """What became of a VM.
+
+    ``owed``: it may still be on the host, and is to be removed there as soon as the host answers again.
+    """
+
+    name: str
+    phase: VMPhase
+    host: str | None
+    sentence: str
+    owed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetSpec:
+    """What a VM is sold as from now on."""
+
+    name: str
+    spec: VMSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReinflationPending:
+    """Whether VMs of this host may be smaller than they need be, so that they are still to be reinflated."""
+
+    host: str
+    owed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFollowUp:
+    """What is left to do becomes a plan of the manager's own, so that no client's operation waits for it any longer."""
+
+    state: Plan
+
+
+Effect = Note | SetVM | SetSpec | ReinflationPending | SpawnFollowUp
+
+
+# --- claims: what is stored together with a plan before its first action ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AddVM:
+    """A new VM of the plan's name; a failed one of that name, which is on no host, ends."""
+
+    host: str | None
+    spec: VMSpec
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimVM:
+    """The plan's VM is this request's; ``phase``: what it is in from now on, if that changes."""
+
+    phase: VMPhase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRemoval:
+    """The plan deletes its VM; ``phase``: what it is in until then."""
+
+    phase: VMPhase
+
+
+@dataclass(frozen=True, slots=True)
+class SetGeneration:
+    """The generation of a target for the plan's VM."""
+
+    generation: int
+
+
+Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+class Plan(Record):
+    """State of a plan of any kind. Never changed in place: each event makes a new one."""
+
+    kind: PlanKind
+    #: The base of the request ids of its commands.
+    id: str
+    #: The client's request id.
+    request_id: str
+    instruction: Instruction
+    #: Instructions given so far, with the present one; numbers the commands.
+    step: int = 1
+    vm: str | None = None
+    #: The host it is at.
+    host: str | None = None
+    #: What has been done so far, a sentence a step.
+    progress: tuple[str, ...] = ()
+    #: What the last reclaim or reinflation did to each VM.
+    outcomes: tuple[VMOutcome, ...] = ()
+    shortfall: Vector = Vector()
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self.instruction, Finish)
+
+    @property
+    def internal(self) -> bool:
+        """Whether it is the manager's own, which no client asked for."""
+        return self.request_id == self.id
+
+    @property
+    def claim(self) -> Claim | None:
+        """What becomes of its VM's row as the plan is recorded; None: nothing."""
+        return None
+
+    @property
+    def reserved(self) -> ResourceVector | None:
+        """The room at its host that no other plan may count, without the overhead; None: none."""
+        return None
+
+    @property
+    def home(self) -> str | None:
+        """The host that its VM is bound to, where the plan may come back to it."""
+        return None
+
+    def having(self, **changes: Any) -> Self:
+        """The same plan with other values."""
+        return self.model_copy(update=changes)
+
+    def next_step(self, event: Event) -> Step:
+        """What the plan does upon an event; each kind has its own answer.
+
+        :raises ProtocolViolation: the event does not answer the plan's instruction, or the plan has ended.
+        """
+        raise NotImplementedError
+
+
+class RoomPlan(Plan):
+    """State of a plan that makes room on a host by deflation."""
+
+    #: For finding a place by deflation, in seconds.
+    deadline_s: float = 0.0
+    #: Why each host failed.
+    failures: tuple[str, ...] = ()
+    #: On the present host: reclaims that were commanded and that ended, how the last one ended and which layer failed,
+    #: how often the VM's start was commanded, and how often the agent forgot.
+    reclaims: int = 0
+    rounds: int = 0
+    reclaimed: OperationState | None = None
+    failed_layer: str | None = None
+    starts: int = 0
+    lapses: int = 0
+    #: On the present host: calls of its hypervisor that failed, and the VMs that they leave out of the reckoning:
+    #: charged in full, given nothing.
+    errors: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    #: How the plan ends once the sizes it changed are given back; None: it goes on.
+    conclusion: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next state, and what is to be stored with it."""
+
+    state: Plan
+    effects: tuple[Effect, ...] = ()
+
+    def also(self, *effects: Effect) -> Step:
+        """The same step with more effects, ahead of its own."""
+        return Step(self.state, effects + self.effects)
+
+
+def instruct(state: Plan, instruction: Instruction, said: str = "", **changes: Any) -> Step:
+    """The state with its next instruction, and a sentence of progress."""
+    progress = (*state.progress, said) if said else state.progress
+    return Step(state.having(**{"instruction": instruction, "step": state.step + 1, "progress": progress, **changes}))
+
+
+def finish(state: Plan, how: OperationState, sentence: str, **changes: Any) -> Step:
+    """The end of a plan."""
+    return instruct(state, Finish(state=how, sentence=sentence), sentence, **changes)
+
+
+def unexpected(state: Plan, event: Event) -> ProtocolViolation:
+    """An event that does not answer the plan's instruction."""
+    return ProtocolViolation("event", f"{type(event).__name__} does not answer {state.instruction.do}")
+
+
+def resize_notes(kind: str, state: Plan, operation: Operation) -> tuple[Note, ...]:
+    """A line of the event log for each VM that an operation resized, or one if there is none."""
+    purpose = f" for {state.vm}" if state.vm is not None and state.kind == "create" else ""
+    return tuple(
+        Note(kind, outcome.name, state.host, f"{kind} {outcome.name} on {state.host}{purpose}: {outcome.sentence}")
+        for outcome in operation.vms
+    ) or (Note(kind, state.vm, state.host, operation.sentence),)

@@ -1,0 +1,212 @@
+"""Steps that several plans share: find room on a host by deflation, give it back, come to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from cluster_manager.plans.plans import (
+    MOST_LAPSES,
+    Effect,
+    Event,
+    Finish,
+    Forgotten,
+    HostFailed,
+    Note,
+    OperationEnded,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    ReinflationPending,
+    RoomPlan,
+    Step,
+    finish,
+    instruct,
+    resize_notes,
+    unexpected,
+)
+from cluster_manager.plans.report_queries import closed, deflatable_beside, failed_layer, missing_on, reclaim_need
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.placement import placement_step
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState, VMStatus
+
+R = TypeVar("R", bound=RoomPlan)
+_PAST: Final[Mapping[str, str]] = {
+    "stop": "stopped",
+    "start": "started",
+    "resize": "resized",
+    "migrate": "migrated",
+    "adopt": "adopted",
+    "release": "released",
+}
+
+
+class LifecyclePlan(RoomPlan):
+    """State of a plan about a VM that exists."""
+
+    vm: str
+    #: The host that the VM is bound to.
+    bound_to: str
+
+    @property
+    def home(self) -> str:
+        return self.bound_to
+
+
+def fresh_at_host() -> dict[str, Any]:
+    """What a plan knows of a host that it has come to just now."""
+    counts = dict.fromkeys(("reclaims", "rounds", "lapses", "starts"), 0)
+    return counts | {"reclaimed": None, "failed_layer": None, "errors": (), "left_out": ()}
+
+
+def status_in(report: HostReport, name: str) -> VMStatus | None:
+    """The VM of a name in a host's report."""
+    return next((vm for vm in report.vms if vm.name == name), None)
+
+
+def at(state: RoomPlan, host: str, said: str = "", **changes: Any) -> Step:
+    """Read a host that the plan goes to; what was done on another one is over."""
+    changes = {"host": host, **fresh_at_host(), **changes}
+    return instruct(state, ReadHost(host=host), said, **changes)
+
+
+def again(state: RoomPlan, said: str = "", **changes: Any) -> Step:
+    """Read the plan's host again."""
+    assert state.host is not None, "at a host"
+    return instruct(state, ReadHost(host=state.host), said, **changes)
+
+
+def make_room(
+    state: RoomPlan, report: HostReport, demand: ResourceVector, left_s: float, exclude: tuple[str, ...] = ()
+) -> Step | str:
+    """The reclaim that is needed before a host has room.
+
+    :param left_s: what is left for deflations, in seconds.
+    :param exclude: VMs that give nothing, since the room is for them.
+    :returns: empty if there is room, a sentence if there cannot be.
+    """
+    if report.unavailable:
+        return closed(report)
+    missing = missing_on(report, demand)
+    if missing.is_zero():
+        return ""
+    state = without_paused(state, report)
+    exclude = tuple(dict.fromkeys((*exclude, *state.left_out)))
+    deflatable = deflatable_beside(report, exclude)
+    if state.failed_layer:
+        return f"{report.id}: short of {missing} in layer {state.failed_layer}"
+    need = reclaim_need(missing, deflatable)
+    figures = (tuple(missing), tuple(deflatable), tuple(need))
+    verdict = placement_step.decide(*figures, False, False, may_reclaim=may_reclaim(state))
+    if verdict != placement_step.RECLAIM:
+        return short(state, report.id, missing, deflatable)
+    if left_s <= 0:
+        return f"{report.id}: short of {missing}, and the deadline has passed"
+    reclaim = Reclaim(
+        host=report.id, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3), exclude=exclude
+    )
+    return instruct(state, reclaim, f"reclaiming {need} on {report.id}", reclaims=state.reclaims + 1)
+
+
+def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
+    """A reclaim has ended, or its host has forgotten it: what it came to is seen by reading the host."""
+    if isinstance(event, Forgotten):
+        said = f"{state.host} does not know of the reclaim: reading it again"
+        return again(state, said, lapses=state.lapses + event.lapse)
+    operation = event.operation
+    layer = failed_layer(operation) if operation.state is not OperationState.DONE else None
+    failed = [outcome for outcome in operation.vms if outcome.errors]
+    errors = tuple(f"{outcome.name} could not be deflated ({outcome.errors[0]})" for outcome in failed)
+    if operation.state is OperationState.FAILED:
+        errors = (operation.sentence,)
+    return again(
+        state,
+        f"{state.host}: {operation.sentence}",
+        outcomes=operation.vms,
+        shortfall=operation.shortfall,
+        rounds=state.rounds + 1,
+        # The others are asked for what those did not give whose calls failed.
+        reclaimed=None if failed and layer is None else operation.state,
+        failed_layer=layer or state.failed_layer,
+        errors=tuple(dict.fromkeys((*state.errors, *errors))),
+        left_out=tuple(dict.fromkeys((*state.left_out, *(outcome.name for outcome in failed)))),
+    ).also(*resize_notes("deflated", state, operation))
+
+
+def without_paused(state: R, report: HostReport) -> R:
+    """The plan, which does not count on low-priority VMs that are paused: they are charged in full, given nothing."""
+    paused = [
+        vm.name
+        for vm in report.vms
+        if vm.state is VMState.PAUSED and vm.priority is not Priority.FIXED and vm.name not in state.left_out
+    ]
+    if not paused:
+        return state
+    errors = tuple(f"{name} could not be deflated (it is paused)" for name in paused)
+    return state.having(left_out=(*state.left_out, *paused), errors=(*state.errors, *errors))
+
+
+def may_reclaim(state: RoomPlan) -> bool:
+    """Whether deflation has not been tried in vain on the plan's host; what only failed is tried once more."""
+    in_vain = state.reclaimed is OperationState.PARTIAL or state.rounds >= placement_step.MOST_RECLAIMS
+    return not in_vain and state.lapses < MOST_LAPSES
+
+
+def short(state: RoomPlan, host: str, missing: ResourceVector, deflatable: ResourceVector) -> str:
+    """Why a host has no room."""
+    if state.errors:
+        return f"{host}: short of {missing}, because {'; '.join(state.errors)}; for an error no VM is preempted"
+    if state.failed_layer:
+        return f"{host}: short of {missing} in layer {state.failed_layer}"
+    return f"{host}: short of {missing}, with {deflatable} deflatable"
+
+
+def end(
+    state: RoomPlan, how: OperationState, sentence: str, *effects: Effect, share: bool | None = None, **changes: Any
+) -> Step:
+    """The end of a plan; first its host's room is shared where sizes may be smaller than they need be.
+
+    :param share: whether to; None: if the plan has reclaimed something there.
+    """
+    kind = _PAST[state.kind] if how is OperationState.DONE else "failed"
+    note = Note(kind, state.vm, state.host, sentence)
+    if (state.reclaims > 0) if share is None else share:
+        return share_room(state, sentence, Finish(state=how, sentence=sentence), **changes).also(*effects, note)
+    return finish(state, how, sentence, **changes).also(*effects, note)
+
+
+def share_room(state: RoomPlan, said: str, conclusion: Finish | None, **changes: Any) -> Step:
+    """Let the VMs of the plan's host grow into what it has free."""
+    assert state.host is not None, "at a host"
+    reinflate = Reinflate(host=state.host, step=state.step)
+    return instruct(state, reinflate, said, conclusion=conclusion, **changes)
+
+
+def shared(state: RoomPlan, event: Event) -> tuple[str, ReinflationPending]:
+    """What a reinflation came to, and whether one is still owed."""
+    assert state.host is not None, "at a host"
+    match event:
+        case OperationEnded(operation=operation):
+            failed = operation.state is OperationState.FAILED
+            return f"{state.host}: {operation.sentence}", ReinflationPending(state.host, failed)
+        case HostFailed(sentence=sentence):
+            return f"{sentence}; its VMs grow again when it is back", ReinflationPending(state.host, True)
+    raise unexpected(state, event)
+
+
+def concluded(state: RoomPlan, event: Event) -> Step:
+    """The end of a plan whose last step was to share room."""
+    conclusion = state.conclusion
+    assert conclusion is not None, "a reinflation at the end"
+    said, owed = shared(state, event)
+    state = state.having(progress=(*state.progress, said))
+    return finish(state, conclusion.state, conclusion.sentence).also(owed)
+
+
+def growth(wanted: ResourceVector, has: ResourceVector, overhead_mib: float = 0.0) -> ResourceVector:
+    """What has to be free so that a VM may have a size."""
+    return wanted.less(has) + ResourceVector(memory_mib=overhead_mib)

@@ -1,0 +1,166 @@
+"""State machines without a choice of host: a VM's deletion, a VM's target, the reinflation of a host."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cluster_manager.plans.plans import (
+    ClaimRemoval,
+    Event,
+    Finish,
+    HostFailed,
+    Note,
+    OperationEnded,
+    Plan,
+    Reinflate,
+    ReinflationPending,
+    Remove,
+    SetGeneration,
+    SetTarget,
+    SetVM,
+    Step,
+    VMPhase,
+    finish,
+    instruct,
+    resize_notes,
+    unexpected,
+)
+from ebbtide.messages.commands import TargetCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import OperationState
+
+
+class RemovalPlan(Plan):
+    """State of the plan that deletes a VM and lets the others grow."""
+
+    kind: Literal["delete"] = "delete"
+    vm: str
+
+    @property
+    def claim(self) -> ClaimRemoval:
+        return ClaimRemoval(VMPhase.ENDED if self.finished else VMPhase.DELETING)
+
+    def next_step(self, event: Event) -> Step:
+        return advance_removal(self, event)
+
+
+class TargetPlan(Plan):
+    """State of the plan that brings a VM to a size; its instruction says which."""
+
+    kind: Literal["target"] = "target"
+
+    @property
+    def claim(self) -> SetGeneration | None:
+        return SetGeneration(self.instruction.generation) if isinstance(self.instruction, SetTarget) else None
+
+    def next_step(self, event: Event) -> Step:
+        return advance_target(self, event)
+
+
+class ReinflationPlan(Plan):
+    """State of the plan that shares a host's free room."""
+
+    kind: Literal["reinflate"] = "reinflate"
+
+    def next_step(self, event: Event) -> Step:
+        return advance_reinflation(self, event)
+
+
+def start_removal(plan_id: str, request_id: str, vm: str, host: str) -> RemovalPlan:
+    """The deletion of a VM, then reinflation in the room that came free."""
+    remove = Remove(host=host, step=0, vm=vm, reason="delete")
+    return RemovalPlan(id=plan_id, request_id=request_id, instruction=remove, vm=vm, host=host)
+
+
+def removed_already(plan_id: str, request_id: str, vm: str) -> RemovalPlan:
+    """The deletion of a VM that is on no host: it ends as it begins."""
+    done = Finish(state=OperationState.DONE, sentence=f"forgot {vm}, which was on no host")
+    return RemovalPlan(id=plan_id, request_id=request_id, instruction=done, vm=vm)
+
+
+def advance_removal(state: RemovalPlan, event: Event) -> Step:
+    """See `Plan.next_step`."""
+    vm, host = state.vm, state.host or ""
+    match state.instruction, event:
+        case Remove(), OperationEnded(operation=operation) if operation.state is not OperationState.FAILED:
+            sentence = f"deleted {vm} on {host}"
+            return instruct(state, Reinflate(host=host, step=state.step), sentence).also(
+                SetVM(vm, VMPhase.ENDED, host, sentence), Note("deleted", vm, host, sentence)
+            )
+        case Remove(), (OperationEnded() | HostFailed()) if state.internal:
+            # What must not be there: one refusal does not pay the debt.
+            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+            return _not_removed(state, f"{vm} is still to be removed: {why}", VMPhase.FAILED, owed=True)
+        case Remove(), OperationEnded(operation=operation):
+            return _not_removed(state, f"{vm} could not be deleted: {operation.sentence}", VMPhase.FAILED)
+        case Remove(), HostFailed(uncertain=True):
+            said = f"{event.sentence}; {vm} is removed as soon as {host} answers"
+            return _not_removed(state, said, VMPhase.FAILED, owed=True)
+        case Remove(), HostFailed():
+            return _not_removed(state, f"{vm} stays, since {event.sentence}", VMPhase.RUNNING)
+        case Reinflate(), (OperationEnded() | HostFailed()):
+            return _reinflated(state, event, f"deleted {vm} on {host}")
+    raise unexpected(state, event)
+
+
+def _not_removed(state: RemovalPlan, sentence: str, phase: VMPhase, owed: bool = False) -> Step:
+    return finish(state, OperationState.FAILED, sentence).also(
+        SetVM(state.vm, phase, state.host, sentence, owed=owed),
+        Note("failed", state.vm, state.host, sentence),
+    )
+
+
+def start_target(plan_id: str, request_id: str, vm: str, host: str, command: TargetCommand) -> TargetPlan:
+    """One VM to a size that the operator asks for."""
+    asked = {name: getattr(command, name) for name in ("generation", "target", "deadline_s", "mode")}
+    instruction = SetTarget(host=host, step=0, vm=vm, **asked)
+    return TargetPlan(id=plan_id, request_id=request_id, instruction=instruction, vm=vm, host=host)
+
+
+def advance_target(state: TargetPlan, event: Event) -> Step:
+    """See `Plan.next_step`."""
+    match state.instruction, event:
+        case SetTarget(), OperationEnded(operation=operation):
+            note = Note("resized", state.vm, state.host, operation.sentence)
+            changes = {"outcomes": operation.vms, "shortfall": operation.shortfall}
+            return finish(state, operation.state, operation.sentence, **changes).also(note)
+        case SetTarget(), HostFailed():
+            unknown = f"; whether {state.vm} was resized is not known, and its size is as reported"
+            sentence = event.sentence + (unknown if event.uncertain else "")
+            return finish(state, OperationState.FAILED, sentence).also(Note("failed", state.vm, state.host, sentence))
+    raise unexpected(state, event)
+
+
+def start_reinflation(
+    plan_id: str, host: str, vms: tuple[str, ...] = (), room: Vector | None = None
+) -> ReinflationPlan:
+    """A host whose VMs may be smaller than they need be. The manager's own plan: nobody asked for it.
+
+    :param vms: those that are to grow; none named: all that lack something.
+    :param room: what they are to share; default: all that is free.
+    """
+    instruction = Reinflate(host=host, step=0, vms=vms, room=room)
+    return ReinflationPlan(id=plan_id, request_id=plan_id, instruction=instruction, host=host)
+
+
+def advance_reinflation(state: ReinflationPlan, event: Event) -> Step:
+    """See `Plan.next_step`."""
+    match state.instruction, event:
+        case Reinflate(), (OperationEnded() | HostFailed()):
+            return _reinflated(state, event, f"reinflated {state.host}")
+    raise unexpected(state, event)
+
+
+def _reinflated(state: Plan, event: OperationEnded | HostFailed, done: str) -> Step:
+    """The end of a plan whose last step is to share room; what cannot be shared now is owed."""
+    host = state.host or ""
+    if isinstance(event, OperationEnded) and event.operation.state is not OperationState.FAILED:
+        said = event.operation.sentence
+        return finish(state, OperationState.DONE, f"{done}; {said}", outcomes=event.operation.vms).also(
+            ReinflationPending(host, False), *resize_notes("reinflated", state, event.operation)
+        )
+    why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+    how = OperationState.DONE if state.kind == "delete" else OperationState.FAILED
+    return finish(state, how, f"{done}, but its VMs were not reinflated: {why}").also(
+        ReinflationPending(host, True), Note("failed", state.vm, host, why)
+    )

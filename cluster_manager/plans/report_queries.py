@@ -1,0 +1,126 @@
+"""Queries of agents' reports: what a host lacks for a VM, what to reclaim, which layer failed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from cluster_manager.plans.plans import Purpose
+from ebbtide.deflation.allocations import Allocation, Priority, undeclared
+from ebbtide.deflation.placement import placement_step
+from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
+from ebbtide.deflation.sharing.proportional import Joining, joining
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation
+from ebbtide.messages.vms import VMSpec
+
+_MEMORY: Final = COMPONENTS.index("memory_mib")
+
+
+def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = None) -> ResourceVector:
+    """The nominal size, or the one that is given, and, in memory, what a VM costs that host besides."""
+    return (size or spec.nominal.vector()) + ResourceVector(memory_mib=report.vm_overhead_mib)
+
+
+def asked_of_hosts(spec: VMSpec, purpose: Purpose) -> ResourceVector:
+    """The size that a host must be able to hold to be tried."""
+    return spec.least_start() if purpose == "deflated" else spec.nominal.vector()
+
+
+def size_to_join(spec: VMSpec, report: HostReport) -> Joining | None:
+    """At what size a VM that may start deflated joins a host, and what the others give; None: it does not fit."""
+    newcomer = spec.allocation(spec.nominal.vector(), report.vm_overhead_mib)
+    free = report.free.vector().larger(undeclared(report.capacity.vector(), newcomer.charge))
+    # By what the agent's split will be: a VM under pressure gives nothing.
+    pressed = pressed_on(report)
+    rows = [replace(row, minimum=row.current) if row.name in pressed else row for row in allocations_of(report)]
+    return joining(rows, newcomer, free, spec.least_start())
+
+
+def room_for_start(spec: VMSpec, report: HostReport, wished: ResourceVector) -> ResourceVector:
+    """As much of the wished size as is free on the host, on the grid of sizes."""
+    size = [0.0] * len(COMPONENTS)
+    free, capacity = tuple(report.free.vector()), tuple(report.capacity.vector())
+    placement_step.room_to_start(free, capacity, tuple(wished), report.vm_overhead_mib, size)
+    return ResourceVector(*size)
+
+
+def pressed_on(report: HostReport) -> set[str]:
+    """Names of the VMs under pressure."""
+    return {vm.name for vm in report.vms if vm.pressure}
+
+
+def missing_on(report: HostReport, demand: ResourceVector) -> ResourceVector:
+    """``max(demand - free, 0)``; disk and network only where the host declares them.
+
+    Where its VMs hold more than the host has, that is missing before anything else.
+    """
+    missing = [0.0] * len(COMPONENTS)
+    placement_step.missing_of(tuple(demand), tuple(report.free.vector()), tuple(report.capacity.vector()), missing)
+    beyond = report.overcommitted.vector()
+    return ResourceVector(*(lacks + over if lacks > 0 else 0.0 for lacks, over in zip(missing, beyond, strict=True)))
+
+
+def closed(report: HostReport) -> str:
+    """Why a host takes no new VM, whatever it may have free; empty if it does."""
+    if report.unavailable:
+        return f"the hypervisor of {report.id} does not answer ({report.unavailable})"
+    beyond = report.overcommitted.vector()
+    return "" if beyond.is_zero() else f"{report.id} is overcommitted by {beyond}"
+
+
+def reclaim_need(missing: ResourceVector, deflatable: ResourceVector) -> ResourceVector:
+    """The need to send: what is missing, in whole steps of a size, and never more than can be deflated."""
+    need = [0.0] * len(COMPONENTS)
+    placement_step.need_of(tuple(missing), tuple(deflatable), need)
+    return ResourceVector(*need)
+
+
+def low_priority(report: HostReport) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What a host's low-priority VMs are charged, and what they have above their minimums, in ``COMPONENTS``' order.
+
+    The same as of `allocations_of`, without making those rows: every report is read for this.
+    """
+    charged, above = [0.0] * len(COMPONENTS), [0.0] * len(COMPONENTS)
+    for vm in report.vms:
+        if vm.priority is Priority.FIXED:
+            continue
+        current, minimum = vm.current.__dict__, vm.minimum.__dict__
+        for at, component in enumerate(COMPONENTS):
+            has = current[component]
+            charged[at] += has
+            above[at] += max(has - minimum[component], 0.0)
+        charged[_MEMORY] += vm.overhead_mib
+    return tuple(charged), tuple(above)
+
+
+def allocations_of(report: HostReport) -> list[Allocation]:
+    """The rows that policies read: not those of VMs that were stopped on command, which hold no room."""
+    return [vm.allocation() for vm in report.vms if vm.start_size is None]
+
+
+def failed_layer(operation: Operation) -> str | None:
+    """The last layer that was asked and gave less, of a VM that fell short, with its reason."""
+    for outcome in operation.vms:
+        if outcome.errors or outcome.shortfall.vector().is_zero():
+            continue
+        for row in reversed(outcome.ledger):
+            if row.asked > row.verified:
+                return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
+    return None
+
+
+def deflatable_beside(report: HostReport, left_out: Collection[str]) -> ResourceVector:
+    """What can be deflated on a host without the VMs that give nothing."""
+    if not left_out:
+        return report.deflatable.vector()
+    theirs = sum((vm.allocation().deflatable for vm in report.vms if vm.name in left_out), ZERO)
+    return report.deflatable.vector().less(theirs)
+
+
+def has_template(report: HostReport, spec: VMSpec) -> bool:
+    """Whether a host has what a VM is made of; one that does not say may have any template."""
+    if spec.xml is not None or report.templates is None:
+        return True
+    return any(template.name == spec.template for template in report.templates)

@@ -1,0 +1,31 @@
+"""Documents of what the manager has learned, in its store: one by name, replaced as a whole."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from cluster_manager.store import schema
+from cluster_manager.store.engines import upsert
+from cluster_manager.store.transactions import Transactions
+
+
+class KnowledgeRows(Transactions):
+    """The part of the store that holds what was learned."""
+
+    async def knowledge(self, name: str) -> str | None:
+        """The document of a name, as it was saved last."""
+        table = schema.knowledge
+        rows = await self._read(select(table.c.body).where(table.c.name == name))
+        return str(rows[0].body) if rows else None
+
+    async def save_knowledge(self, name: str, body: str) -> None:
+        """Put a document in the place of the last one."""
+
+        async def work(connection: AsyncConnection) -> None:
+            values = {"name": name, "saved_at": self._clock(), "body": body}
+            statement = upsert(self._engine, schema.knowledge).values(**values)
+            del values["name"]
+            await connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))
+
+        await self._write(work)

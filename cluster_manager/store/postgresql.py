@@ -1,0 +1,80 @@
+"""Connections to PostgreSQL by psycopg 3, which speaks through libpq: its URIs, passfiles, TLS, several hosts.
+
+psycopg is imported on first use: a manager on SQLite needs none (extra ``postgresql``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from cluster_manager.errors import StoreError
+from cluster_manager.store.database import PostgreSQL
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+#: ``idle_session_timeout``, by which the server takes the lock from a leader that hangs, came with this version.
+OLDEST_SERVER: Final = 140_000
+#: How long a connection may take to come about, seconds.
+CONNECT_S: Final = 5.0
+#: A dead peer is noticed by TCP within these; a dead manager's connection is the server's to notice.
+KEEPALIVES: Final = {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3, "tcp_user_timeout": 5000}
+#: A writer that hangs in its transaction would hold up the next leader: the server ends it before that one gives up.
+IN_TRANSACTION_MS: Final = 3000
+#: No statement of the manager takes so long; reading a whole store may.
+STATEMENT_MS: Final = 30_000
+
+
+async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> AsyncConnection[Any]:
+    """A new connection in autocommit mode.
+
+    :param name: what the server's list of sessions calls it.
+    :param idle_s: after so long without a statement the server ends the session; 0 for never.
+    :raises StoreError: psycopg or the server cannot be used.
+    """
+    try:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError as error:
+        raise StoreError("a PostgreSQL store needs psycopg: pip install 'ebbtide[postgresql]'") from error
+    try:
+        given = conninfo_to_dict(database.url)
+        # Of several hosts the one that can be written to.
+        options: dict[str, Any] = {"target_session_attrs": "read-write", "application_name": name, **KEEPALIVES}
+        options.update(given)
+        if database.password is not None:
+            options["password"] = database.password
+        async with asyncio.timeout(CONNECT_S):
+            connection = await psycopg.AsyncConnection.connect(**options, autocommit=True)
+    except (psycopg.Error, OSError) as error:
+        raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
+    except TimeoutError as error:
+        raise StoreError(f"cannot use the {database}: no connection within {CONNECT_S:g} s") from error
+    try:
+        if connection.info.server_version < OLDEST_SERVER:
+            raise StoreError(f"cannot use the {database}: its server must be PostgreSQL 14 or newer")
+        async with asyncio.timeout(CONNECT_S):
+            await connection.execute(_session_settings(idle_s))
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, psycopg.Error | TimeoutError):
+            raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
+        raise
+    return connection
+
+
+def _session_settings(idle_s: float) -> str:
+    """What the manager relies on, whatever the server's defaults are; a stricter ``synchronous_commit`` stays."""
+    return (
+        f"SET idle_session_timeout = {round(idle_s * 1000)};"
+        f"SET idle_in_transaction_session_timeout = {IN_TRANSACTION_MS};"
+        f"SET statement_timeout = {STATEMENT_MS};"
+        "SELECT set_config('synchronous_commit', 'on', false)"
+        " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+    )
+
+
+def sentence_of(error: BaseException) -> str:
+    """The driver's words in one line; it never says the password."""
+    return " ".join(str(error).split()) or type(error).__name__

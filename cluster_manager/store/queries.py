@@ -1,0 +1,120 @@
+"""Selects of the lists: filters by columns with indexes, and keyset pages, portable to any database of SQLAlchemy's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select, tuple_
+
+from cluster_manager.store import schema
+from ebbtide.messages.operations import OperationState
+
+
+def vms(
+    limit: int | None,
+    after: str | None,
+    *,
+    host: str | None,
+    phases: list[str] | None,
+    priority: str | None,
+    prefix: str | None,
+) -> Select[Any]:
+    """VMs whose names are taken, by name; all of them where there is no limit."""
+    table = schema.vms
+    query = select(table).where(schema.LIVING).order_by(table.c.name).limit(limit)
+    if after is not None:
+        query = query.where(table.c.name > after)
+    if host is not None:
+        query = query.where(table.c.host == host)
+    if phases is not None:
+        query = query.where(table.c.phase.in_(phases))
+    if priority is not None:
+        query = query.where(table.c.priority == priority)
+    if prefix:
+        query = query.where(table.c.name.startswith(prefix, autoescape=True))
+    return query
+
+
+def plans(
+    limit: int,
+    after: int | None,
+    *,
+    kind: str | None,
+    state: OperationState | None,
+    vm: str | None,
+    host: str | None,
+    since: float | None,
+) -> Select[Any]:
+    """What clients asked for, newest first."""
+    table = schema.plans
+    query = select(table).where(table.c.internal == 0).order_by(table.c.number.desc()).limit(limit)
+    if after is not None:
+        query = query.where(table.c.number < after)
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if state is OperationState.RUNNING:
+        query = query.where(table.c.finished == schema.constant(0))
+    elif state is not None:
+        query = query.where(table.c.outcome == state.value)
+    for column, value in ((table.c.kind, kind), (table.c.vm, vm), (table.c.host, host)):
+        if value is not None:
+            query = query.where(column == value)
+    return query
+
+
+def events(
+    limit: int,
+    after: int | None,
+    *,
+    kind: str | None,
+    vm: str | None,
+    host: str | None,
+    since: float | None,
+    since_id: int | None,
+) -> Select[Any]:
+    """The event log, newest first."""
+    table = schema.events
+    query = select(table).order_by(table.c.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(table.c.id < after)
+    if since is not None:
+        query = query.where(table.c.at >= since)
+    if since_id is not None:
+        query = query.where(table.c.id > since_id)
+    for column, value in ((table.c.kind, kind), (table.c.vm, vm), (table.c.host, host)):
+        if value is not None:
+            query = query.where(column == value)
+    return query
+
+
+def events_after(
+    event_id: int, limit: int, *, kind: str | None = None, vm: str | None = None, host: str | None = None
+) -> Select[Any]:
+    """The event log behind one event, oldest first."""
+    table = schema.events
+    query = select(table).where(table.c.id > event_id).order_by(table.c.id).limit(limit)
+    for column, value in ((table.c.kind, kind), (table.c.vm, vm), (table.c.host, host)):
+        if value is not None:
+            query = query.where(column == value)
+    return query
+
+
+def newest_event() -> Select[Any]:
+    """The row of the latest event, if there is one."""
+    return select(schema.events).order_by(schema.events.c.id.desc()).limit(1)
+
+
+def core_changes(
+    limit: int, after: tuple[float, int, str] | None, *, machine: str | None, since: float | None
+) -> Select[Any]:
+    """Core changes, newest first; of one moment, those of later hosts first, whose names tell them apart."""
+    table = schema.core_changes
+    key = (table.c.at, table.c.sequence, table.c.host)
+    query = select(table).order_by(*(column.desc() for column in key)).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(*key) < tuple_(*after))
+    if machine is not None:
+        query = query.where(table.c.machine == machine)
+    if since is not None:
+        query = query.where(table.c.at >= since)
+    return query

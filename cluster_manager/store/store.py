@@ -1,0 +1,460 @@
+"""The manager's memory: hosts, VMs, plans, events and core changes in a database, every write a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from sqlalchemy import Delete, delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from cluster_manager.plans.plans import (
+    AddVM,
+    Claim,
+    ClaimRemoval,
+    ClaimVM,
+    Effect,
+    Finish,
+    Note,
+    Plan,
+    ReinflationPending,
+    SetGeneration,
+    SetSpec,
+    SetVM,
+    SpawnFollowUp,
+    VMPhase,
+)
+from cluster_manager.store import schema
+from cluster_manager.store.engines import upsert
+from cluster_manager.store.knowledge import KnowledgeRows
+from cluster_manager.store.rows import (
+    RunningVM,
+    StoredChange,
+    StoredEvent,
+    StoredHost,
+    StoredPlan,
+    StoredVM,
+    stored_change,
+    stored_plan,
+    stored_vm,
+)
+from cluster_manager.store.tasks import TaskRows
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.common import LARGEST
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.machines import CoreChange
+from ebbtide.messages.vms import VMSpec
+
+log = structlog.get_logger()
+
+#: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
+_BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STOPPED, VMPhase.MIGRATING))
+#: By how much hosts' clocks may differ, seconds.
+_CLOCKS_S: Final = 60.0
+#: A change from further ahead than this is dated back: what a machine's next host says would come too late for ever.
+_AHEAD_S: Final = 3600.0
+#: A VM that a migration, or a start elsewhere, has to itself.
+_UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
+
+
+class Store(TaskRows, KnowledgeRows):
+    """One open database."""
+
+    # --- plans -----------------------------------------------------------------------------------------------------
+
+    async def add_plan(self, state: Plan, fingerprint: str) -> StoredPlan:
+        """A plan before its first action, together with what it does to its VM's row."""
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(_new_plan(state, fingerprint, now))
+            if (claim := state.claim) is not None and state.vm is not None:
+                for statement in _claiming(state, state.vm, claim, now):
+                    await connection.execute(statement)
+
+        await self._write(work)
+        return StoredPlan(state, fingerprint, now, now)
+
+    async def save_step(self, state: Plan, effects: Iterable[Effect]) -> float:
+        """A plan's next state with its effects, in one transaction.
+
+        :returns: when, in seconds since the epoch.
+        """
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> None:
+            table = schema.plans
+            await connection.execute(update(table).where(table.c.id == state.id).values(**_moving(state, now)))
+            for effect in effects:
+                await self._apply(connection, state, effect, now)
+
+        await self._write(work)
+        return now
+
+    async def _apply(self, connection: AsyncConnection, state: Plan, effect: Effect, now: float) -> None:
+        match effect:
+            case Note(kind, vm, host, sentence):
+                row = {"at": now, "plan": state.id, "vm": vm, "host": host, "kind": kind, "sentence": sentence}
+                await connection.execute(insert(schema.events).values(**row))
+            case SetVM(name, phase, host, sentence, owed):
+                row = _living(name)
+                if name == state.vm:
+                    # While it waited its VM may have been preempted and the name given to another VM.
+                    row = row.where(schema.vms.c.request_id == state.request_id)
+                else:
+                    # A preempted VM whose deletion waits: its name is free when that plan has ended, not before. And
+                    # what was found on this host by that name may be none of ours: ours is where its row says.
+                    row = row.where(schema.vms.c.phase != VMPhase.DELETING.value, schema.vms.c.host == host)
+                await connection.execute(
+                    row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
+                )
+            case SetSpec(name, spec):
+                row = _living(name).where(schema.vms.c.request_id == state.request_id)
+                await connection.execute(row.values(**_sold(spec)))
+            case ReinflationPending(host, owed):
+                table = schema.hosts
+                await connection.execute(update(table).where(table.c.id == host).values(owes_reinflation=int(owed)))
+            case SpawnFollowUp(rest):
+                await connection.execute(_new_plan(rest, rest.id, now))
+                # Where the plan still has the VM to itself, the other one has it from now on.
+                mine = (schema.vms.c.request_id == state.request_id) & schema.vms.c.phase.in_(_UNDER_WAY)
+                await connection.execute(_living(state.vm or "").where(mine).values(request_id=rest.request_id))
+
+    async def unfinished_plans(self) -> list[StoredPlan]:
+        """In the order in which they were made."""
+        table = schema.plans
+        return await self._values(
+            select(table).where(table.c.finished == schema.constant(0)), table.c.number, stored_plan
+        )
+
+    async def plan(self, request_id: str) -> StoredPlan | None:
+        """The plan of a client's request."""
+        table = schema.plans
+        found = await self._plans(select(table).where(table.c.request_id == request_id))
+        return found[0] if found else None
+
+    async def _plans(self, query: Any) -> list[StoredPlan]:
+        return [stored_plan(row) for row in await self._read(query)]
+
+    # --- VMs and hosts ---------------------------------------------------------------------------------------------
+
+    async def vms(self, name: str | None = None) -> list[StoredVM]:
+        """Those whose names are taken, or the one that has this name; by name."""
+        table = schema.vms
+        query = select(table).where(schema.LIVING)
+        return await self._values(
+            query if name is None else query.where(table.c.name == name),
+            table.c.name,
+            stored_vm,
+        )
+
+    async def recorded(self, host: str) -> frozenset[str]:
+        """The VMs that are on a host by this record, whatever the host says."""
+        table = schema.vms
+        query = select(table.c.name).where(schema.LIVING, table.c.host == host)
+        return frozenset(row.name for row in await self._read(query))
+
+    async def running_vms(self, name: str | None = None) -> list[RunningVM]:
+        """Those that run by their rows, or the one that has this name, without their specs; by name."""
+        table = schema.vms
+        query = select(table.c.name, table.c.host, table.c.priority).where(
+            schema.LIVING, table.c.phase == VMPhase.RUNNING.value
+        )
+        query = query if name is None else query.where(table.c.name == name)
+        return await self._values(
+            query, table.c.name, lambda row: RunningVM(row.name, row.host, Priority(row.priority))
+        )
+
+    async def owed_removals(self) -> dict[str, str]:
+        """VMs that may still be on a host and are to be removed there: host by name."""
+        table = schema.vms
+        query = select(table.c.name, table.c.host).where(table.c.owes_removal == schema.constant(1), schema.LIVING)
+        return {row.name: row.host for row in await self._read(query) if row.host}
+
+    async def hosts(self) -> list[StoredHost]:
+        """Every host that has ever reported, by id."""
+        return await self._values(
+            select(schema.hosts),
+            schema.hosts.c.id,
+            lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation)),
+        )
+
+    async def save_hosts(self, reports: Sequence[HostReport]) -> None:
+        """Hosts' reports, without their core changes, in one transaction."""
+        now = self._clock()
+        rows = [
+            {
+                "id": report.id,
+                "owes_reinflation": 0,
+                "seen_at": now,
+                "report": report.model_copy(update={"core_changes": ()}).model_dump_json(),
+            }
+            for report in reports
+        ]
+        statement = upsert(self._engine, schema.hosts)
+        newest = {"seen_at": statement.excluded.seen_at, "report": statement.excluded.report}
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
+
+        await self._write(work)
+
+    async def forget_host(self, host: str, vms: Sequence[str], ends: Sequence[Plan], sentence: str) -> None:
+        """A host that does not come back, in one transaction: its VMs' names are free, these plans have ended."""
+        now = self._clock()
+        gone = {**_phase(VMPhase.ENDED, now), "sentence": sentence, "owes_removal": 0, "deleted_by_owner": 1}
+        row = {"at": now, "plan": None, "host": host, "sentence": sentence}
+        rows = [{**row, "kind": "lost", "vm": vm} for vm in vms] + [{**row, "kind": "host-forgotten", "vm": None}]
+
+        async def work(connection: AsyncConnection) -> None:
+            plans, hosts = schema.plans, schema.hosts
+            for state in ends:
+                await connection.execute(update(plans).where(plans.c.id == state.id).values(**_moving(state, now)))
+            for vm in vms:
+                await connection.execute(_living(vm).where(schema.vms.c.host == host).values(**gone))
+            await connection.execute(delete(hosts).where(hosts.c.id == host))
+            await connection.execute(insert(schema.events), rows)
+
+        await self._write(work)
+
+    async def prune(self, statement: Delete) -> int:
+        """Delete what `cluster_manager.store.pruning` says; returns how many rows."""
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(statement)).rowcount
+
+        return await self._write(work)
+
+    # --- events and core changes -----------------------------------------------------------------------------------
+
+    async def add_event(self, kind: str, vm: str | None, host: str | None, sentence: str) -> None:
+        """A line of the event log that no plan is behind."""
+        row = {"at": self._clock(), "plan": None, "vm": vm, "host": host, "kind": kind, "sentence": sentence}
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(insert(schema.events).values(**row))
+
+        await self._write(work)
+
+    async def events(self, limit: int, vm: str | None = None) -> list[StoredEvent]:
+        """Newest first, of one VM or of all."""
+        query = select(schema.events).order_by(schema.events.c.id.desc()).limit(limit)
+        rows = await self._read(query if vm is None else query.where(schema.events.c.vm == vm))
+        return [StoredEvent(row.at, row.vm, row.host, row.kind, row.sentence) for row in rows]
+
+    async def add_core_changes(
+        self,
+        host: str,
+        changes: Sequence[CoreChange],
+        after: int = LARGEST,
+        reported: Callable[[str], Collection[str]] = lambda host: (),
+    ) -> tuple[int, list[StoredChange]]:
+        """Core changes of a host, each sequence once, with what the store knows of their machines.
+
+        Those of machines that are another host's are dropped (`_of_host`).
+
+        :param reported: the VMs of which a host tells.
+        :returns: the highest sequence of that host: what need not be sent again; and all of that host with a higher
+            sequence than ``after``, in its order.
+        """
+        table = schema.core_changes
+
+        async def work(connection: AsyncConnection) -> tuple[int, list[StoredChange]]:
+            if changes:
+                vms = schema.vms
+                named = select(func.max(vms.c.id)).where(vms.c.name.in_({change.machine for change in changes}))
+                query = select(vms).where(vms.c.id.in_(named.group_by(vms.c.name)))
+                newest = {row.name: row for row in (await connection.execute(query)).all()}
+                at_home = {name for name, row in newest.items() if row.host is not None and name in reported(row.host)}
+                own = await _of_host(
+                    connection, host, {change.machine for change in changes}, newest, at_home, self._clock()
+                )
+                dropped = sorted({change.machine for change in changes} - own)
+                if dropped:
+                    log.info("core changes dropped: of machines that are not there", host=host, machines=dropped[:5])
+                plans = {_plan_of(change) for change in changes if change.cores_after == 0}
+                released = select(schema.plans.c.id).where(
+                    schema.plans.c.id.in_(plans), schema.plans.c.kind == "release"
+                )
+                given_back = set((await connection.execute(released)).scalars())
+                statement = upsert(self._engine, table).on_conflict_do_nothing()
+                latest = self._clock() + _AHEAD_S
+                rows = [
+                    _change_row(host, c, newest.get(c.machine), _plan_of(c) in given_back, latest)
+                    for c in changes
+                    if c.machine in own
+                ]
+                if rows:
+                    await connection.execute(statement, rows)
+            highest = select(func.coalesce(func.max(table.c.sequence), 0)).where(table.c.host == host)
+            # What was dropped is not to come again.
+            found = max(int((await connection.execute(highest)).scalar_one()), *(c.sequence for c in changes), 0)
+            new = (await connection.execute(_changes_of(host, after))).all() if after < found else ()
+            return found, [stored_change(row) for row in new]
+
+        return await self._write(work)
+
+    async def acknowledged(self) -> dict[str, int]:
+        """The highest sequence of each host that has core changes here."""
+        table = schema.core_changes
+        query = select(table.c.host, func.max(table.c.sequence).label("highest")).group_by(table.c.host)
+        return {row.host: row.highest for row in await self._read(query)}
+
+    async def core_changes(self, machine: str | None, limit: int) -> list[StoredChange]:
+        """Newest first, of one machine or of all."""
+        table = schema.core_changes
+        query = select(table).order_by(table.c.at.desc(), table.c.sequence.desc()).limit(limit)
+        return _changes(await self._read(query if machine is None else query.where(table.c.machine == machine)))
+
+    async def core_changes_of(self, host: str, after: int) -> list[StoredChange]:
+        """Those of a host with a higher sequence, in its order."""
+        return _changes(await self._read(_changes_of(host, after)))
+
+    async def core_changes_since(self, at: float) -> list[StoredChange]:
+        """All after a moment, and each machine's last one before it, oldest first."""
+        table = schema.core_changes
+        before = select(table.c.machine, func.max(table.c.at).label("at")).where(table.c.at <= at)
+        last = before.group_by(table.c.machine).subquery()
+        joined = select(table).join(last, (table.c.machine == last.c.machine) & (table.c.at == last.c.at))
+        older = _changes(await self._read(joined.order_by(table.c.sequence)))
+        recent = select(table).where(table.c.at > at).order_by(table.c.at, table.c.host, table.c.sequence)
+        return older + _changes(await self._read(recent))
+
+    # --- anything --------------------------------------------------------------------------------------------------
+
+    async def rows(self, query: Any) -> Sequence[Any]:
+        """The rows of a select of `cluster_manager.store.queries`."""
+        return await self._read(query)
+
+
+def _living(name: str) -> Any:
+    """An update of the row that holds a name."""
+    table = schema.vms
+    return update(table).where(table.c.name == name, schema.LIVING)
+
+
+def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
+    """The columns that a phase sets."""
+    return {"phase": phase.value, **({"ended_at": now} if phase is VMPhase.ENDED else {})}
+
+
+def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
+    """The statements by which a new plan claims its VM's row."""
+    match claim:
+        case AddVM(host, spec, sentence):
+            row = insert(schema.vms).values(
+                name=vm,
+                host=host,
+                phase=VMPhase.PLACING.value,
+                **_sold(spec),
+                sentence=sentence,
+                owes_removal=0,
+                request_id=state.request_id,
+                generation=0,
+                deleted_by_owner=0,
+            )
+            return [_living(vm).values(**_phase(VMPhase.ENDED, now)), row]
+        case ClaimVM(phase):
+            changes = _phase(phase, now) if phase is not None else {}
+            return [_living(vm).values(**changes, request_id=state.request_id)]
+        case ClaimRemoval(phase):
+            changes = {**_phase(phase, now), "request_id": state.request_id, "owes_removal": 0}
+            # What the manager owes is no owner's wish, unless a deletion before it was.
+            return [_living(vm).values(**changes, **({} if state.internal else {"deleted_by_owner": 1}))]
+        case SetGeneration(generation):
+            return [_living(vm).values(generation=generation)]
+
+
+def _new_plan(state: Plan, fingerprint: str, now: float) -> Any:
+    """The insert of a plan's row, behind all others."""
+    number = select(func.coalesce(func.max(schema.plans.c.number), 0) + 1).scalar_subquery()
+    return insert(schema.plans).values(
+        id=state.id,
+        request_id=state.request_id,
+        fingerprint=fingerprint,
+        internal=int(state.internal),
+        number=number,
+        started_at=now,
+        kind=state.kind,
+        vm=state.vm,
+        **_moving(state, now),
+    )
+
+
+def _moving(state: Plan, now: float) -> dict[str, Any]:
+    """The columns of a plan that may change with each of its steps."""
+    end = state.instruction
+    return {
+        "state": state.model_dump_json(),
+        "finished": int(state.finished),
+        "host": state.host,
+        "outcome": end.state.value if isinstance(end, Finish) else None,
+        "updated_at": now,
+    }
+
+
+def _sold(spec: VMSpec) -> dict[str, Any]:
+    """The columns of what a VM is sold as."""
+    return {"spec": spec.model_dump_json(), "priority": spec.priority.value}
+
+
+def _plan_of(change: CoreChange) -> str:
+    """The id of the plan whose command a core change came of, if one did."""
+    return change.cause.rpartition(".")[0]
+
+
+async def _of_host(
+    connection: AsyncConnection,
+    host: str,
+    machines: set[str],
+    newest: Mapping[str, Any],
+    at_home: Collection[str],
+    now: float,
+) -> set[str]:
+    """The machines of which a host may tell: its own by the record, those that a plan is at work on there, and those
+    of which it told last, so that the end of one that has moved away still comes in.
+
+    :param newest: by name the newest row of a VM.
+    :param at_home: those of which their own host tells: no other one has a say, whatever the dates of its changes.
+    """
+    plans, table = schema.plans, schema.core_changes
+    under_way = select(plans.c.vm).where(
+        plans.c.finished == schema.constant(0), plans.c.host == host, plans.c.vm.in_(machines)
+    )
+    own = {name for name, row in newest.items() if row.host == host}
+    own |= set((await connection.execute(under_way)).scalars())
+    if not (others := machines - own - set(at_home)):
+        return own
+    # A moment to come is no news: one that said so would be believed for ever.
+    told = select(table.c.machine, func.max(table.c.at).label("at"))
+    last = told.where(table.c.machine.in_(others), table.c.at <= now + _CLOCKS_S).group_by(table.c.machine).subquery()
+    joined = select(table.c.machine).join(last, (table.c.machine == last.c.machine) & (table.c.at == last.c.at))
+    return own | set((await connection.execute(joined.where(table.c.host == host))).scalars())
+
+
+def _change_row(host: str, change: CoreChange, vm: Any, released: bool, latest: float) -> dict[str, Any]:
+    """The row of a core change, with what the newest row of its VM says of it.
+
+    :param released: whether its owner had the VM given back.
+    :param latest: no change is dated later.
+    """
+    spec = VMSpec.model_validate_json(vm.spec) if vm is not None else None
+    owners = released or (vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER))
+    return {
+        **change.model_dump(),
+        "at": min(change.at, latest),
+        "host": host,
+        "variable": int(spec is None or spec.priority.value != "fixed"),
+        "by_owner": int(owners and change.cores_after == 0),
+    }
+
+
+def _changes_of(host: str, after: int) -> Any:
+    """The core changes of a host with a higher sequence, in its order."""
+    table = schema.core_changes
+    return select(table).where(table.c.host == host, table.c.sequence > after).order_by(table.c.sequence)
+
+
+def _changes(rows: Sequence[Any]) -> list[StoredChange]:
+    return [stored_change(row) for row in rows]

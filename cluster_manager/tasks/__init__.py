@@ -1,0 +1,1 @@
+"""Tasks and the machines they run on; what was learned of the machines."""

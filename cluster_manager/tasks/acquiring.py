@@ -1,0 +1,277 @@
+"""Service of the acquirer: keeps a pool of harvest VMs for tasks, those that change least, as many as the work needs.
+
+The decisions are `matcher.acquire.acquirer`'s. What is held, and what was leaving, is read from the store and nothing
+else, so that a manager that is killed anywhere finds its machines again, and goes on with what it had begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+from typing import Final
+
+import structlog
+from sqlalchemy import func, select
+
+from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.store import schema
+from cluster_manager.store.store import Store
+from cluster_manager.store.tasks import TaskNote
+from cluster_manager.tasks.machines import TaskMachines
+from cluster_manager.tasks.tasks import TaskService
+from ebbtide.matcher.acquire import acquirer
+from ebbtide.matcher.acquire.acquirer import (
+    Acquirer,
+    Deallocate,
+    Decommission,
+    Emptied,
+    Event,
+    Instruction,
+    Machine,
+    PeriodOver,
+    advance_all,
+)
+from ebbtide.matcher.acquire.net_changes import View
+from ebbtide.matcher.acquire.provision import Provider, calls, news, unfinished
+from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.messages.tasks import AcquirerMachineStatus, AcquirerRequestStatus, AcquirerStatus, Standing
+
+log = structlog.get_logger()
+
+#: How long a look may go on while the term ends, seconds.
+STOP_S: Final = 1.0
+#: Of the events that say when a period ended.
+_LOOKED: Final = "acquirer-looked"
+#: Of those that say that a machine leaves.
+_DECOMMISSIONED: Final = "acquirer-decommissioned"
+
+
+class AcquirerService:
+    """Runs from `start` to `stop`, for one term.
+
+    :param settings: None: there is no acquirer.
+    :param machines: its own; it asks for other names than the tasks' service does.
+    :param check: raises where this manager does not lead.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        settings: AcquirerSettings | None,
+        tasks: TaskService,
+        machines: TaskMachines,
+        store: Store,
+        check: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._machines = machines
+        self._store = store
+        self._check = check
+        self._clock = clock
+        self._work: asyncio.Task[None] | None = None
+        self._provider: Provider | None = None
+        #: When the tasks' service was told that a machine leaves.
+        self._told: dict[str, float] = {}
+        self._views: dict[str, View] = {}
+        self._first = True
+        self.state = Acquirer()
+        #: Held during a look, from one state to the next.
+        self.looking = asyncio.Lock()
+        #: Why the last look came to nothing; empty where it did not.
+        self.trouble = ""
+
+    async def recall(self, provider: Provider) -> None:
+        """What an earlier term held, what was leaving and when its last period ended; before any task is matched.
+
+        :raises StoreError: it cannot be read.
+        """
+        if (settings := self._settings) is None:
+            return
+        table, now = schema.events, self._clock()
+        query = select(table.c.at).where(table.c.kind == _LOOKED).order_by(table.c.id.desc()).limit(1)
+        last = next((float(row.at) for row in await self._store.rows(query)), -math.inf)
+        provision = await provider.look()
+        leaving = await self._left(settings, provision.machines | provision.silent)
+        state = Acquirer(leaving, next_at=min(last + settings.period_s, now + settings.period_s))
+        self.state, _ = advance_all(state, news(state, provision, now), settings.options())
+        self._provider = provider
+        self._tasks.closed = self._closed
+        self._tell()
+
+    async def _left(self, settings: AcquirerSettings, names: Set[str]) -> dict[str, Machine]:
+        """Of VMs that are there, those that were decommissioned since they were placed."""
+        table, now = schema.events, self._clock()
+        ours = table.c.vm.startswith(settings.prefix, autoescape=True)
+        # The last of either kind for each name: a name is given again.
+        last = select(func.max(table.c.id)).where(ours, table.c.kind.in_((_DECOMMISSIONED, "placed")))
+        query = select(table).where(table.c.id.in_(last.group_by(table.c.vm)), table.c.kind == _DECOMMISSIONED)
+        return {
+            row.vm: Machine(row.vm, now, acquirer.Standing.LEAVING, row.at, row.sentence.removeprefix(_leaves(row.vm)))
+            for row in await self._store.rows(query)
+            if row.vm in names
+        }
+
+    def start(self) -> None:
+        """Begin, if there is anything to do; after `recall`."""
+        if self._settings is not None and self._provider is not None:
+            self._work = asyncio.create_task(self._run(self._settings, self._provider), name="acquirer")
+
+    async def stop(self) -> None:
+        """What is under way goes on; the machines stay."""
+        if self._work is not None:
+            with contextlib.suppress(TimeoutError):
+                # A query that is broken off costs its connection.
+                async with asyncio.timeout(STOP_S), self.looking:
+                    self._work.cancel()
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+            self._work = None
+
+    async def _run(self, settings: AcquirerSettings, provider: Provider) -> None:
+        while True:
+            try:
+                async with self.looking:
+                    await self._look(settings, provider)
+                self.trouble = ""
+            except (StoreError, RequestError) as error:
+                # The term ends, the store comes back, or what was asked for is asked for again.
+                if self.trouble != str(error):
+                    log.warning("the acquirer could not go on", why=str(error))
+                self.trouble = str(error)
+            except Exception as error:
+                log.exception("the acquirer could not go on, by a defect of the manager")
+                self.trouble = f"a defect of the manager: {error}"
+            await asyncio.sleep(settings.look_s)
+
+    async def _look(self, settings: AcquirerSettings, provider: Provider) -> None:
+        self._check()
+        provision = await provider.look()
+        events: list[Event] = news(self.state, provision, self._clock())
+        options = settings.options()
+        found, instructions = advance_all(self.state, events, options)
+        if self._first and len(found.kept) + len(found.coming) + provision.under_way < options.least_machines:
+            # What an earlier term wanted may never have been asked for, or has gone in the meantime.
+            found = replace(found, next_at=-math.inf)
+        await self._see([one.name for one in found.kept])
+        events = [Emptied(one.name) for one in found.machines.values() if self._is_empty(one.name)]
+        if self._tasks.looked_at is not None and not self._tasks.trouble:
+            # Without an answer of the engine it is not known what is wanted.
+            wanted = sum(task.order.cores for task in self._tasks.unfinished.values())
+            events.append(PeriodOver(self._clock(), self._views, float(wanted)))
+        after, more = advance_all(found, events, options)
+        instructions += more
+        # Written down first: a period that was looked at is not looked at again after a crash.
+        await self._store.save_tasks([], self._notes(after, instructions))
+        self._first = False
+        self.state = after
+        self._tell()
+        again = [one for one in unfinished(after, provision) if one not in instructions]
+        refused: RequestError | None = None
+        for call in calls(provider, [*again, *instructions], _log):
+            try:
+                await call
+            except RequestError as error:
+                # What is refused does not keep the others; all are given again, as long as they are wanted.
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    async def _see(self, names: list[str]) -> None:
+        """What is known of machines; those of which no host tells are left out."""
+        cores = await self._machines.cores(names)
+        last = self._machines.last_changes()
+        busy = {task.occupies for task in self._tasks.unfinished.values()}
+        busy |= {machine.name for machine in self._tasks.machines.values() if machine.foreign_cores}
+        now = self._clock()
+        self._views = {
+            name: View(float(cores[name]), max(now - last[name].at, 0.0) if name in last else math.inf, name in busy)
+            for name in names
+            if name in cores
+        }
+
+    def _is_empty(self, name: str) -> bool:
+        """Whether nothing runs on a leaving machine, and nothing will: the tasks' service has looked since."""
+        told, looked_at = self._told.get(name), self._tasks.looked_at
+        if told is None or looked_at is None or looked_at <= told or self._tasks.trouble:
+            return False
+        machine = self._tasks.machines.get(name)
+        foreign = machine.foreign_cores if machine is not None else 0
+        return not foreign and not any(task.occupies == name for task in self._tasks.unfinished.values())
+
+    def _closed(self, names: Iterable[str]) -> frozenset[str]:
+        """Of an engine's machines, those of ours that we do not hold: the engine may know names that no VM has now."""
+        assert self._settings is not None, "recalled"
+        ours = {name for name in names if self._settings.number_of(name) is not None}
+        return frozenset(ours - {one.name for one in self.state.kept})
+
+    def _tell(self) -> None:
+        """Note since when machines take no new task."""
+        now = self._clock()
+        self._told = {name: self._told.get(name, now) for name in self._closed(self.state.machines)}
+
+    def _notes(self, after: Acquirer, instructions: Iterable[Instruction]) -> list[TaskNote]:
+        notes = []
+        if after.next_at != self.state.next_at:
+            log.info(_LOOKED, why=after.sentence)
+            notes.append(TaskNote(_LOOKED, None, after.sentence))
+        for one in instructions:
+            if isinstance(one, Decommission):
+                notes.append(TaskNote(_DECOMMISSIONED, one.machine, f"{_leaves(one.machine)}{one.why}"))
+            elif isinstance(one, Deallocate) and self.state.machines[one.machine].standing != "empty":
+                notes.append(TaskNote("acquirer-gave-back", one.machine, f"nothing runs on {one.machine} any more"))
+        return notes
+
+    def status(self) -> AcquirerStatus:
+        """What it holds, and why."""
+        state, settings = self.state, self._settings
+        if settings is None:
+            said = "there is no acquirer: the engine file has no table [acquirer]"
+            return AcquirerStatus(on=False, sentence=said, cores=0, wanted_cores=0, machines=(), requests=())
+        held: dict[str, list[str]] = {}
+        for task in self._tasks.unfinished.values():
+            if task.occupies is not None:
+                held.setdefault(task.occupies, []).append(task.name)
+        return AcquirerStatus(
+            on=True,
+            sentence=self.trouble or state.sentence,
+            next_at=state.next_at if math.isfinite(state.next_at) else None,
+            utilisation=state.utilisation,
+            cores=int(sum(self._views[one.name].cores for one in state.kept if one.name in self._views)),
+            wanted_cores=sum(task.order.cores for task in self._tasks.unfinished.values()),
+            machines=tuple(
+                _shown(one, self._views.get(one.name), held.get(one.name, ()))
+                for one in sorted(state.machines.values(), key=lambda one: settings.number_of(one.name) or 0)
+            ),
+            requests=tuple(
+                AcquirerRequestStatus(number=one.number, at=one.at, replaces=one.replaces, sentence=one.why)
+                for one in state.requests.values()
+            ),
+        )
+
+
+def _shown(machine: acquirer.Machine, view: View | None, tasks: Iterable[str]) -> AcquirerMachineStatus:
+    unchanged_s = view.unchanged_s if view is not None and math.isfinite(view.unchanged_s) else None
+    return AcquirerMachineStatus(
+        name=machine.name,
+        standing=Standing(machine.standing.value),
+        cores=int(view.cores) if view is not None else None,
+        came_at=machine.came_at,
+        unchanged_s=unchanged_s,
+        leaves_at=machine.leaves_at,
+        tasks=tuple(tasks),
+        sentence=machine.why,
+    )
+
+
+def _leaves(machine: str) -> str:
+    """What the sentence of such an event begins with."""
+    return f"{machine} leaves: "
+
+
+def _log(told: Decommission) -> None:
+    log.info("a machine leaves", machine=told.machine, why=told.why)

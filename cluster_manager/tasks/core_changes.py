@@ -1,0 +1,238 @@
+"""Core changes from the hosts' reports, and the ranking of machines that the matcher makes of them.
+
+Changes are acknowledged by host and sequence, whichever incarnation of the agent sent them: an agent keeps its
+sequence over a restart, and one that lost it goes on above what the manager acknowledges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import dropwhile, islice, takewhile
+from typing import Any, Final
+
+import structlog
+
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.store.rows import StoredChange
+from cluster_manager.store.store import Store
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.matcher.match.ranking import Machine, Rank, RankedMachine, rank_machines
+from ebbtide.matcher.match.rounds import LIVE_PREDICTION
+from ebbtide.matcher.predict import memory
+from ebbtide.matcher.predict.calibration import Calibration
+from ebbtide.matcher.predict.changes import WINDOW_S, whole_cores
+from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
+from ebbtide.matcher.predict.self_check import SelfCheck
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.machines import CalibrationCurve, CalibrationReport, Decile, MachineRanking
+from ebbtide.messages.vms import VMState
+from ebbtide.rest.rates import Buckets, Rate
+
+log = structlog.get_logger()
+
+#: So many machines are ranked before the loop's other work gets its turn.
+BATCH: Final = 1000
+#: Predictions of a decile from which on its error says something.
+ENOUGH: Final = 200
+_VERSION: Final = 1
+#: Core changes that are taken of one host; what is left comes again with its next reports.
+_TAKEN: Final = Rate(per_s=2.0, burst=5000.0)
+
+
+class CoreChanges:
+    """What machines' cores did, and what follows from it.
+
+    :param clock: seconds since the epoch.
+    :param options: of the prediction engine.
+    :param monotonic: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hosts: Hosts,
+        clock: Callable[[], float],
+        options: PredictorOptions = LIVE_PREDICTION,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._clock = clock
+        self._monotonic = monotonic
+        self._taken = Buckets()
+        #: The highest sequence of each host that is stored.
+        self._acknowledged: dict[str, int] = {}
+        #: The highest sequence of each host that the predictor knows.
+        self._learned: dict[str, int] = {}
+        #: What the machines' changes teach, learned change by change, and how well its predictions come true.
+        self._options = options
+        self.predictor = Predictor(clock() - WINDOW_S, options)
+        self.check = SelfCheck(self.predictor)
+        #: How well the predictions of tasks came true, when their attempts were released.
+        self.tasks = Calibration()
+
+    async def load(self, found: Mapping[str, Any] | None = None) -> None:
+        """Recall what earlier runs have stored.
+
+        :param found: what `document` wrote: it is gone on with, and changes that it does not know are learned.
+            None, or one that cannot be read: the past day is learned again.
+        """
+        self._acknowledged = await self._store.acknowledged()
+        if found is not None and self._resume(found):
+            await self._catch_up()
+            return
+        self._learned = dict(self._acknowledged)
+        now = self._clock()
+        self.predictor = Predictor(now - WINDOW_S, self._options)
+        for stored in await self._store.core_changes_since(now - WINDOW_S):
+            self.predictor.observe(stored, min(stored.at, now), stored.variable)
+        self.check = SelfCheck(self.predictor)
+
+    def document(self) -> Callable[[], dict[str, Any]]:
+        """What writes down all that was learned up to now; it may be called elsewhere, and later."""
+        self.check.advance(self._clock())
+        known, learned = self.predictor.copy(), dict(self._learned)
+        check, tasks = self.check.document(), self.tasks.document()
+
+        def written() -> dict[str, Any]:
+            predictor = memory.document(known)
+            return {"version": _VERSION, "predictor": predictor, "learned": learned, "check": check, "tasks": tasks}
+
+        return written
+
+    def calibration(self) -> CalibrationReport:
+        """Whether predictions come true."""
+        self.check.advance(self._clock())
+        return CalibrationReport(machines=_curve(self.check.calibration), tasks=_curve(self.tasks))
+
+    def _resume(self, found: Mapping[str, Any]) -> bool:
+        """Whether it could be gone on with; if not, nothing is changed."""
+        try:
+            if found.get("version") != _VERSION:
+                raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
+            predictor = memory.restored(found["predictor"], self._options)
+            check = SelfCheck(predictor)
+            check.resume(found["check"])
+            tasks = Calibration.of(found["tasks"])
+            learned = {str(host): int(sequence) for host, sequence in found["learned"].items()}
+        except (InvalidField, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("what was learned cannot be read, and is learned again", why=str(error))
+            return False
+        self.predictor, self.check, self.tasks, self._learned = predictor, check, tasks, learned
+        return True
+
+    async def _catch_up(self) -> None:
+        """Learn what was stored after the document was written, in the order in which it happened."""
+        new: list[StoredChange] = []
+        for host, sequence in self._acknowledged.items():
+            if sequence > self._learned.get(host, 0):
+                new += await self._store.core_changes_of(host, self._learned.get(host, 0))
+                self._learned[host] = sequence
+        now = self._clock()
+        for stored in sorted(new, key=lambda stored: stored.at):
+            self._observe(stored, min(max(stored.at, self.predictor.now), now))
+
+    def acknowledged(self, host: str) -> int:
+        """Up to which sequence the host need not send again."""
+        return self._acknowledged.get(host, 0)
+
+    async def take(self, report: HostReport) -> int:
+        """Store what a report brings. A sequence that is stored already is passed over.
+
+        :returns: up to which sequence the host need not send again.
+        """
+        known, now = self.acknowledged(report.id), self._monotonic()
+        unknown = sorted((c for c in report.core_changes if c.sequence > known), key=lambda change: change.sequence)
+        changes = list(takewhile(lambda _: not self._taken.take(report.id, _TAKEN, now), unknown))
+        if changes:
+            learned = self._learned.get(report.id, 0)
+            self._acknowledged[report.id], new = await self._store.add_core_changes(
+                report.id, changes, learned, cache(self._reported)
+            )
+            for change in changes:
+                log.info("core change", machine=change.machine, host=report.id, why=change.cause)
+            self._learn(report.id, new)
+        return self.acknowledged(report.id)
+
+    def _reported(self, host: str) -> frozenset[str]:
+        """The VMs of which a host tells."""
+        known = self._hosts.get(host)
+        return frozenset(vm.name for vm in known.report.vms) if known is not None else frozenset()
+
+    async def ranking(
+        self, duration_s: float, name: str | None = None, *, most: int | None = None, after: Rank | None = None
+    ) -> list[MachineRanking]:
+        """The running machines, or the one of a name, for a task of this duration, best first, unknown ones last.
+
+        :param most: so many at the most.
+        :param after: the rank behind which they begin.
+
+        The pool that teaches the distribution is every VM whose cores can be taken; a fixed VM keeps its cores while it
+        lives, so it neither teaches nor has a probability.
+
+        :raises InvalidField: a duration that is negative or not finite.
+        """
+        now = self._clock()
+        rows = await self._store.running_vms(name)
+        self.check.advance(now)
+        hosts: dict[str, str | None] = {}
+        batches: list[list[RankedMachine]] = []
+        for begin in range(0, len(rows), BATCH):
+            machines = []
+            for row in rows[begin : begin + BATCH]:
+                reported = self._hosts.vm(row.host, row.name)
+                if reported is not None and reported.state is VMState.STOPPED:
+                    continue  # It has powered itself off: no task can run there.
+                # Whole cores that it has now, as its host last reported.
+                cores = whole_cores(reported.current.cpu_cores if reported is not None else 0.0)
+                machines.append(Machine(row.name, cores, variable=row.priority is not Priority.FIXED))
+                hosts[row.name] = row.host
+            batches.append(rank_machines(machines, self.predictor, now, duration_s))
+            await asyncio.sleep(0)
+        found: Iterator[RankedMachine] = heapq.merge(*batches, key=lambda ranked: ranked.rank)
+        if after is not None:
+            found = dropwhile(lambda ranked: ranked.rank <= after, found)
+        return [
+            MachineRanking(
+                machine=ranked.name,
+                host=hosts[ranked.name],
+                cores=ranked.cores,
+                since_change_s=ranked.since_change_s,
+                last_change=ranked.last_change.value if ranked.last_change is not None else None,
+                duration_s=duration_s,
+                completion_probability=ranked.completion_probability,
+            )
+            for ranked in islice(found, most)
+        ]
+
+    def _learn(self, host: str, changes: list[StoredChange]) -> None:
+        """Take in what is new of a host, each change once, whichever reports came at the same time."""
+        now = self._clock()
+        self.check.advance(now)
+        for stored in changes:
+            if stored.sequence <= self._learned.get(host, 0):
+                continue
+            self._learned[host] = stored.sequence
+            self._observe(stored, now)
+
+    def _observe(self, stored: StoredChange, now: float) -> None:
+        if stored.variable:
+            self.check.observe(stored)
+        self.predictor.observe(stored, now, stored.variable)
+
+
+def _curve(found: Calibration) -> CalibrationCurve:
+    return CalibrationCurve(
+        count=found.count,
+        brier=found.brier,
+        worst_error=found.worst_error(ENOUGH),
+        deciles=tuple(
+            Decile(low=row.low, count=row.count, predicted=row.predicted, observed=row.observed)
+            for row in found.curve()
+        ),
+    )

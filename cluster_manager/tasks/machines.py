@@ -1,0 +1,79 @@
+"""View of the machines that an engine has: their cores now, and how long they keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import select
+
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.plans import VMPhase
+from cluster_manager.store import schema
+from cluster_manager.store.store import Store
+from cluster_manager.tasks.core_changes import CoreChanges
+from ebbtide.deflation.allocations import Priority
+from ebbtide.matcher.match.matching import MatchOptions
+from ebbtide.matcher.match.rounds import LIVE, Pool
+from ebbtide.matcher.predict.changes import LastChange, whole_cores
+from ebbtide.matcher.predict.predictor import Predictor
+from ebbtide.messages.vms import VMSpec, VMState
+
+
+class TaskMachines:
+    """Reads the store and the hosts' reports.
+
+    :param options: of the match maker.
+    """
+
+    def __init__(self, store: Store, hosts: Hosts, core_changes: CoreChanges, options: MatchOptions = LIVE) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._core_changes = core_changes
+        self._options = options
+        self._predictor: Predictor | None = None
+        self._variable: frozenset[str] = frozenset()
+
+    def changed(self) -> None:
+        """There are new core changes."""
+        self._predictor = None
+
+    async def cores(self, names: Collection[str]) -> dict[str, int]:
+        """Whole cores of those that are VMs of this manager; 0 where one does not run.
+
+        A host that is silent counts with its last report, and a VM that no report tells of is left out: unknown is not
+        zero.
+        """
+        table = schema.vms
+        found = {}
+        variable = set()
+        names = sorted(names)
+        # SQLite takes a limited number of values in one statement.
+        for begin in range(0, len(names), 500):
+            query = select(table).where(table.c.name.in_(names[begin : begin + 500]), schema.LIVING)
+            for row in await self._store.rows(query):
+                if row.phase != VMPhase.RUNNING.value:
+                    found[row.name] = 0
+                elif (reported := self._hosts.vm(row.host, row.name)) is not None:
+                    off = reported.state is VMState.STOPPED
+                    found[row.name] = 0 if off else whole_cores(reported.current.cpu_cores)
+                if VMSpec.model_validate_json(row.spec).priority is not Priority.FIXED:
+                    variable.add(row.name)
+        self._variable = frozenset(variable)
+        return found
+
+    def last_changes(self) -> Mapping[str, LastChange]:
+        """The last core change of each machine, as far as one is remembered."""
+        return self._core_changes.predictor.lasts()
+
+    def pool(self) -> Pool:
+        """What the machines have shown up to now, and whether their cores can be taken: of those last asked for.
+
+        The predictor is a copy, so that it can be asked in another thread.
+        """
+        if self._predictor is None:
+            self._predictor = self._core_changes.predictor.copy()
+        return Pool(self._predictor, self._variable, self._options)
+
+    def settle(self, predicted: float, completed: bool) -> None:
+        """What was predicted of a task's attempt, and whether it came true."""
+        self._core_changes.tasks.add(predicted, completed)

@@ -1,0 +1,134 @@
+"""Tasks as clients see them."""
+
+from __future__ import annotations
+
+from cluster_manager.store.store import Store
+from cluster_manager.store.tasks import stored_task, tasks_query
+from cluster_manager.tasks.tasks import TaskService
+from ebbtide.matcher.match.tasks import Task, TaskPhase
+from ebbtide.messages.tasks import (
+    EngineMachineStatus,
+    EngineStatus,
+    MachineOffer,
+    ManagedTask,
+    TaskExplanation,
+    TaskPage,
+    TaskState,
+)
+from ebbtide.rest.pages import cursor_of, key_of
+
+
+class TaskPages:
+    """Reads the service and the store."""
+
+    def __init__(self, service: TaskService, store: Store) -> None:
+        self._service = service
+        self._store = store
+
+    async def tasks(
+        self,
+        limit: int,
+        after: str | None,
+        *,
+        state: TaskState | None = None,
+        machine: str | None = None,
+        prefix: str | None = None,
+    ) -> TaskPage:
+        """Newest first.
+
+        :raises InvalidField: a cursor of something else.
+        """
+        key = key_of("tasks", after, (int,))
+        phase = TaskPhase(state.value) if state is not None else None
+        query = tasks_query(limit + 1, key[0] if key else None, state=phase, machine=machine, prefix=prefix)
+        rows = [stored_task(row) for row in await self._store.rows(query)]
+        shown = tuple(self.shown(row.task) for row in rows[:limit])
+        return TaskPage(tasks=shown, next=cursor_of("tasks", (rows[limit - 1].number,)) if len(rows) > limit else None)
+
+    def shown(self, task: Task) -> ManagedTask:
+        """One task."""
+        order = task.order
+        return ManagedTask(
+            name=order.name,
+            state=TaskState(task.phase.value),
+            cores=order.cores,
+            duration_s=order.duration_s,
+            restartable=order.restartable,
+            max_attempts=order.max_attempts,
+            preemption_aversion=order.preemption_aversion,
+            checkpoint_s=order.checkpoint_s,
+            command=order.command,
+            machine=task.machine,
+            attempts=task.begun,
+            preemptions=task.preemptions,
+            submitted_at=task.submitted_at,
+            started_at=task.began_at,
+            ended_at=task.ended_at,
+            exit_code=task.exit_code,
+            output=self._service.output(task),
+            sentence=self._sentence(task),
+        )
+
+    def explanation(self, task: Task) -> TaskExplanation:
+        """Why it waits, and what it waits for."""
+        waiting = [name for name, one in self._service.unfinished.items() if one.phase is TaskPhase.WAITING]
+        waits = task.phase is TaskPhase.WAITING and not task.stop
+        choice = self._service.choices.get(task.name) if waits else None
+        return TaskExplanation(
+            task=self.shown(task),
+            waits_for=choice.waits_for if choice is not None else None,
+            sentence=self._sentence(task),
+            ahead=waiting.index(task.name) if waits and task.name in waiting else 0,
+            offers=tuple(
+                MachineOffer(
+                    machine=offer.machine,
+                    wait_s=offer.wait_s,
+                    expected_s=offer.expected_s,
+                    compared_s=offer.compared_s,
+                    completion_probability=offer.completion_probability,
+                )
+                for offer in (choice.offers if choice is not None else ())
+            ),
+        )
+
+    def engine(self) -> EngineStatus:
+        """What runs the tasks."""
+        service = self._service
+        held: dict[str, list[str]] = {}
+        for task in service.unfinished.values():
+            if task.occupies is not None:
+                held.setdefault(task.occupies, []).append(task.name)
+        if service.kind == "none":
+            sentence = "no engine is configured, so that no task can be submitted"
+        else:
+            asked = "it has not been asked yet" if service.looked_at is None else "it answers"
+            sentence = service.trouble or asked
+        return EngineStatus(
+            kind=service.kind,
+            reachable=service.looked_at is not None and not service.trouble,
+            sentence=sentence,
+            looked_at=service.looked_at,
+            machines=tuple(
+                EngineMachineStatus(
+                    name=machine.name,
+                    up=machine.up,
+                    cores=machine.usable_cores,
+                    most_cores=machine.most_cores,
+                    known=machine.name in service.known,
+                    drained=machine.drained,
+                    tasks=tuple(held.get(machine.name, ())),
+                    foreign_cores=machine.foreign_cores,
+                )
+                for machine in sorted(service.machines.values(), key=lambda machine: machine.name)
+            ),
+        )
+
+    def _sentence(self, task: Task) -> str:
+        choice = self._service.choices.get(task.name)
+        waits = task.phase is TaskPhase.WAITING and not task.stop
+        sentence = choice.sentence if waits and choice is not None else task.sentence
+        if waits and task.preemptions and choice is not None:
+            sentence = f"{task.sentence}; {sentence}"
+        if not task.final and self._service.trouble:
+            sentence += f"; the engine cannot be used: {self._service.trouble}"
+        return sentence

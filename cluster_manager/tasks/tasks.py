@@ -1,0 +1,343 @@
+"""Service of the tasks: looks at the engine again and again, stores what follows, and has the engine do it.
+
+The decisions are `matcher.match.turns`'; here they are stored before they are carried out, so that a manager that
+is killed anywhere goes on from its store and from what the engine shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+import structlog
+
+from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.store.tasks import StoredTask, TaskNote, TaskRows
+from ebbtide.matcher.engines.interface import Engine
+from ebbtide.matcher.engines.records import OUTPUT
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.errors import EngineError, EngineRefused
+from ebbtide.matcher.match.attempts import AttemptState, EngineMachine, Look, task_of
+from ebbtide.matcher.match.rounds import Choice, Pool
+from ebbtide.matcher.match.tasks import (
+    Cancel,
+    Drain,
+    Forget,
+    Instruction,
+    Release,
+    SetCores,
+    Submit,
+    Task,
+    TaskOrder,
+    TaskPhase,
+    Undrain,
+    cancelled,
+    outcome,
+)
+from ebbtide.matcher.match.turns import Turn, turn, without
+from ebbtide.messages.tasks import TaskRequest, TaskSpec
+
+log = structlog.get_logger()
+
+#: Unfinished tasks at a time.
+MOST_TASKS: Final = 100_000
+
+
+class Machines(Protocol):
+    """What is known of the engine's machines; see `cluster_manager.tasks.machines.TaskMachines`."""
+
+    def changed(self) -> None: ...
+
+    async def cores(self, names: Collection[str]) -> dict[str, int]: ...
+
+    def pool(self) -> Pool: ...
+
+    def settle(self, predicted: float, completed: bool) -> None: ...
+
+
+class TaskService:
+    """Runs from `start` to `stop`, for one term.
+
+    :param engine: None: tasks are refused.
+    :param check: raises where this manager does not lead; called before everything that the engine is to do.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: TaskRows,
+        machines: Machines,
+        engine: Engine | None,
+        settings: EngineSettings,
+        check: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._known = machines
+        self._engine = engine
+        self._settings = settings
+        self._check = check
+        self._clock = clock
+        #: Those that have not ended, by name, in their order.
+        self._tasks: dict[str, Task] = {}
+        self._lock = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._ready = False
+        #: Attempts of tasks that have ended, which the engine was told to forget.
+        self._forgotten: set[str] = set()
+        self.choices: Mapping[str, Choice] = {}
+        self.machines: Mapping[str, EngineMachine] = {}
+        #: Machines of this manager among them.
+        self.known: frozenset[str] = frozenset()
+        #: Of machines, those that take no new task: the acquirer's, as long as it does not hold them.
+        self.closed: Callable[[Iterable[str]], frozenset[str]] = lambda names: frozenset()
+        self.looked_at: float | None = None
+        #: Why the engine cannot be used; empty where it can.
+        self.trouble = ""
+
+    @property
+    def kind(self) -> str:
+        """Of the engine."""
+        return self._engine.kind if self._engine is not None else "none"
+
+    @property
+    def unfinished(self) -> Mapping[str, Task]:
+        """Tasks that have not ended, in the order in which they get their turn."""
+        return self._tasks
+
+    async def start(self) -> None:
+        """Recall the tasks, and begin. Raises StoreError."""
+        self._tasks = {stored.task.name: stored.task for stored in await self._store.unfinished_tasks()}
+        if self._engine is not None:
+            self._work = asyncio.create_task(self._run(self._engine), name="tasks")
+
+    async def stop(self) -> None:
+        """What runs goes on."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+            self._work = None
+        if self._engine is not None:
+            await self._engine.stop()
+
+    def wake(self) -> None:
+        """Cores have changed: look now."""
+        self._known.changed()
+        self._news.set()
+
+    # --- what clients ask for --------------------------------------------------------------------------------------
+
+    async def submit(self, request: TaskRequest, owner: str) -> Task:
+        """Take a task on; the same request again gets the same task.
+
+        :param owner: who asks for it, by the name of the token.
+        :raises RequestError: 403, 409.
+        """
+        if self._engine is None:
+            raise RequestError(409, "this manager has no engine to run tasks: see its option --engine-file")
+        spec, fingerprint = request.task, _fingerprint(request.task)
+        user = self._settings.users.get(owner, self._settings.user)
+        if self._settings.users and user is None:
+            raise RequestError(403, f"{owner} has no user for its tasks: see [users] in the manager's engine file")
+        async with self._lock:
+            repeated = await self._store.task(request_id=request.request_id)
+            if repeated is not None:
+                if repeated.fingerprint != fingerprint:
+                    raise RequestError(409, f"request {request.request_id} was another one", "request_id")
+                return self._tasks.get(repeated.task.name, repeated.task)
+            if await self._store.task(name=spec.name) is not None:
+                raise RequestError(409, f"there is a task named {spec.name} already", "task.name")
+            if len(self._tasks) >= MOST_TASKS:
+                raise RequestError(409, f"there are {MOST_TASKS} tasks that have not ended")
+            now = self._clock()
+            # Not to be guessed: it is in the names of what its attempts write.
+            task = Task(_order(spec, user), secrets.token_hex(16), now)
+            note = TaskNote("task-submitted", None, f"{spec.name} was submitted: {spec.cores} cores")
+            await self._store.add_task(task, request.request_id, fingerprint, note)
+            self._tasks[task.name] = task
+        self._news.set()
+        return task
+
+    async def cancel(self, name: str) -> Task:
+        """End a task, whether it has begun or not; harmless where it has ended.
+
+        :raises RequestError: 404.
+        """
+        async with self._lock:
+            task = await self.task(name)
+            changed = cancelled(task)
+            if changed != task:
+                await self._store.save_tasks([changed])
+                self._tasks[name] = changed
+        self._news.set()
+        return changed
+
+    async def task(self, name: str) -> Task:
+        """:raises RequestError: 404."""
+        stored = self._tasks.get(name)
+        if stored is not None:
+            return stored
+        found = await self._store.task(name=name)
+        if found is None:
+            raise RequestError(404, f"there is no task named {name}", "name")
+        return found.task
+
+    def output(self, task: Task) -> str | None:
+        """The file with what the last attempt that has begun prints."""
+        directory = self._settings.directory
+        if directory is None or not task.began_attempt:
+            return None
+        return str(directory / replace(task, attempt=task.began_attempt).attempt_name(self._settings.label) / OUTPUT)
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+
+    async def _run(self, engine: Engine) -> None:
+        while True:
+            self._news.clear()
+            try:
+                await self._cycle(engine)
+                self._say("")
+            except EngineError as error:
+                self._say(str(error))
+            except StoreError as error:
+                # The term ends, or the store comes back.
+                log.warning("the tasks could not be looked after", why=str(error))
+            except Exception:
+                log.exception("the tasks could not be looked after, by a defect of the manager")
+            try:
+                async with asyncio.timeout(self._settings.period_s):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            log.info("the engine answers") if not trouble else log.warning("the engine cannot be used", why=trouble)
+
+    async def _cycle(self, engine: Engine) -> None:
+        self._check()
+        if not self._ready:
+            await engine.start()
+            self._ready = True
+        label = self._settings.label
+        look = await engine.look({task.attempt_name(label) for task in self._tasks.values()})
+        cores = await self._known.cores(look.machines)
+        # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
+        # meanwhile: what they submit gets its turn after this one, as does what they change.
+        tasks, pool = dict(self._tasks), self._known.pool()
+        closed = self.closed(look.machines)
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, self._clock(), label, closed)
+        async with self._lock:
+            made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
+            await self._store.save_tasks(made.changed, self._notes(made.changed))
+            self._take(made)
+            self.known = frozenset(cores)
+        await self._carry_out(engine, made.instructions)
+        await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
+
+    def _take(self, made: Turn) -> None:
+        for task in made.changed:
+            if (came := outcome(self._tasks[task.name], task)) is not None:
+                self._known.settle(*came)
+            if task.final:
+                self._tasks.pop(task.name, None)
+            else:
+                self._tasks[task.name] = task
+        self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()
+
+    def _notes(self, changed: Iterable[Task]) -> list[TaskNote]:
+        notes = []
+        for task in changed:
+            before = self._tasks[task.name]
+            if task.final:
+                kind, sentence = f"task-{task.phase.value}", f"{task.name}: {task.sentence}"
+            elif task.preemptions > before.preemptions:
+                kind = "task-preempted"
+                sentence = f"{task.name} was broken off on {before.machine} ({before.sentence}): {task.sentence}"
+            elif task.phase is TaskPhase.RUNNING and before.phase is not TaskPhase.RUNNING:
+                kind, sentence = "task-started", f"{task.name} runs on {task.machine}, attempt {task.attempt}"
+            else:
+                continue
+            log.info(kind, task=task.name, machine=task.machine or before.machine, why=task.sentence)
+            notes.append(TaskNote(kind, task.machine or before.machine, sentence))
+        return notes
+
+    async def _carry_out(self, engine: Engine, instructions: Iterable[Instruction]) -> None:
+        """One after another; what is refused does not keep the others, an engine that is silent does."""
+        refused = []
+        for instruction in instructions:
+            self._check()
+            try:
+                await _do(engine, instruction)
+            except EngineRefused as error:
+                log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
+                refused.append(str(error))
+        if refused:
+            raise EngineRefused(refused[0])
+
+    async def _end_orphaned_attempts(self, orphaned_attempts: Iterable[str], look: Look) -> list[Instruction]:
+        """Attempts that no unfinished task has: of tasks that have ended, and of earlier attempts."""
+        instructions: list[Instruction] = []
+        self._forgotten &= set(look.attempts)
+        for attempt in orphaned_attempts:
+            found = task_of(attempt, self._settings.label)
+            if attempt in self._forgotten or found is None:
+                continue
+            name, key, _ = found
+            stored = self._tasks.get(name) or _task(await self._store.task(name=name))
+            if stored is None or stored.key != key:
+                log.warning("the engine has an attempt of a task that is not in the store", attempt=attempt)
+                self._forgotten.add(attempt)
+            elif look.attempts[attempt].lives:
+                instructions.append(Cancel(attempt))
+            elif look.attempts[attempt].state is AttemptState.ENDED:
+                instructions.append(Forget(attempt))
+                self._forgotten.add(attempt)
+        return instructions
+
+
+async def _do(engine: Engine, instruction: Instruction) -> None:
+    match instruction:
+        case Submit(attempt, order):
+            await engine.submit(attempt, order)
+        case Release(attempt, machine):
+            await engine.release(attempt, machine)
+        case Cancel(attempt, begun_too):
+            await engine.cancel(attempt, begun_too)
+        case Forget(attempt):
+            await engine.forget(attempt)
+        case SetCores(machine, cores):
+            await engine.set_usable_cores(machine, cores)
+        case Drain(machine, reason):
+            await engine.drain(machine, reason)
+        case Undrain(machine):
+            await engine.undrain(machine)
+
+
+def _task(stored: StoredTask | None) -> Task | None:
+    return stored.task if stored is not None else None
+
+
+def _fingerprint(spec: TaskSpec) -> str:
+    """The body as it is stored; without what is younger than stored bodies, where it was not given."""
+    younger = {"preemption_aversion": 0.0, "checkpoint_s": None}
+    return spec.model_dump_json(exclude={name for name, silent in younger.items() if getattr(spec, name) == silent})
+
+
+def _order(spec: TaskSpec, user: str | None) -> TaskOrder:
+    return TaskOrder(
+        spec.name,
+        spec.command,
+        spec.cores,
+        spec.duration_s,
+        spec.restartable,
+        spec.max_attempts,
+        spec.preemption_aversion,
+        spec.checkpoint_s,
+        user,
+    )

@@ -1,0 +1,285 @@
+"""Pages of the site that are made from the code and from the results of runs, when `make docs` builds it.
+
+Nothing of them is written by hand: the commands come from the Typer application, the options from the daemons' own
+parsers, the routes from the OpenAPI documents, the figures from the files in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import app_adapters.main
+import cluster_manager.main
+import guestagent.main
+import hostagent.main
+from ebbtide.cli.main import app
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RESULTS: Final = ROOT / "benchmarks/results"
+#: More figures than these are folded away below the table of a benchmark.
+SHOWN: Final = 24
+MADE: Final = "*Made by `docs/_hooks.py` from {}.*\n"
+#: File, figure, and what it says.
+HIGHLIGHTS: Final = (
+    ("cascade", "agent_to_bare", "a deflation by the agent, beside the same calls made bare on the same guest"),
+    ("cascade", "side_by_side_64_vms", "64 VMs in one reclaim, every call of libvirt takes 1 s, beside one VM"),
+    ("cascade", "loop_stall_ms", "longest stall of the agent's event loop in a deflation"),
+    ("cascade", "virtio_mem_mib_s", "memory taken by virtio-mem alone"),
+    ("cascade", "balloon_mib_s", "memory taken by the balloon alone (Proxmox's rule gives 10 MiB/s)"),
+    ("latency", "with_application_50_s", "half of the memory of a VM of half of the host, with its application"),
+    ("latency", "without_application_50_s", "the same without the application, by swap on a fast disk (missed, below)"),
+    ("idle", "agent_cpu_20_vms", "CPU of the agent with 20 settled VMs"),
+    ("idle", "agent_resident_20_vms", "resident memory of the agent with 20 settled VMs"),
+    ("cpu", "quota_50", "a parallel compile on half of the CPU: by quota"),
+    ("cpu", "off_lining_50", "the same by CPUs off line"),
+    ("cpu", "both_50", "the same by both (four emulated vCPUs hinder each other on two cores)"),
+    ("throughput", "total", "memcached beside a batch VM deflated by half, both rates together"),
+    (
+        "memcached", "application_to_hypervisor_zipf_4k_50_5000",
+        "memcached with half of its memory, swap behind it at 5,000 reads/s: hits with the application",
+    ),
+    ("memcached", "shrink_seconds", "1 GiB taken from memcached"),
+    ("memcached", "shrink_during_get_p99_ms", "p99 of its gets meanwhile"),
+    ("jvm", "follows_to_stays_50_mean", "mean response time of a JVM whose heap follows its memory to one half"),
+    ("simulator", "jobs_14000000_s", "14 million jobs in the job simulator"),
+    ("simulator", "plain_1000000_to_simulator", "a plain Python loop over heapq, a million jobs"),
+    ("matcher", "decisions_1000_per_s", "decisions of the match maker over 1,000 machines"),
+)  # fmt: skip
+
+
+def cell(text: object) -> str:
+    """Text as one cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
+
+
+def number(value: float) -> str:
+    """A figure with three significant digits, and none behind the point from 1,000 on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def parameters(command: Any) -> Iterator[tuple[object, ...]]:
+    """The arguments and options of a command of Typer's."""
+    for parameter in command.params:
+        shown = ", ".join((*parameter.opts, *parameter.secondary_opts))
+        name = shown if shown.startswith("-") else str(parameter.name).upper()
+        if "--help" not in parameter.opts and not getattr(parameter, "hidden", False):
+            default = parameter.default
+            plain = isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != ""
+            yield f"`{name}`", getattr(parameter, "help", None) or "", f"`{default}`" if plain else ""
+
+
+def commands(command: Any, path: str, depth: int) -> Iterator[str]:
+    """One command with its options, then those below it."""
+    inner = getattr(command, "commands", {})
+    yield f"{'#' * depth} `{path}`\n"
+    yield (command.help or "").split("\f")[0].split("\n:param")[0].strip() + "\n"
+    if command.epilog:
+        shown = command.epilog.removeprefix("Example: ").split("; ")
+        yield "```sh\n" + "\n".join(shown) + "\n```\n"
+    rows = list(parameters(command))
+    if rows:
+        yield table(("argument or option", "meaning", "default"), rows)
+    for name in inner:
+        # Asked for: a command's module is imported when it is.
+        below = command.get_command(None, name)
+        yield from commands(below, f"{path} {name}", min(depth + 1, 3))
+
+
+def cli() -> str:
+    """The page of the commands."""
+    made = "\n".join(commands(typer.main.get_command(app), "ebb", 2))
+    return f"# Commands\n\n{MADE.format('the Typer application in `ebbtide/cli/main.py`')}\n{made}"
+
+
+def options(parser: argparse.ArgumentParser) -> str:
+    """The options of a daemon."""
+    rows: list[tuple[object, ...]] = []
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS or isinstance(action, (argparse._HelpAction, argparse._VersionAction)):
+            continue
+        names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+        formatter = parser._get_formatter()
+        text = formatter._expand_help(action) if action.help else ""
+        rows.append((f"`{names}`", ("**needed**; " if action.required and action.option_strings else "") + text))
+    return table(("option", "meaning"), rows)
+
+
+def configuration() -> str:
+    """The page of the daemons' options."""
+    daemons = {
+        "ebb-manager": cluster_manager.main._parser(),
+        "ebb-hostagent": hostagent.main._parser(),
+        "ebb-guestagent": guestagent.main.build_parser(),
+    }
+    parts = ["# Configuration\n", MADE.format("the daemons' own option parsers")]
+    parts.append(
+        "The daemons are configured by options; secrets are read from files that the options name. The manager's "
+        "engine file (tasks, prediction, the acquirer) is described in [tasks](tasks.md#settings) and "
+        "[acquirer](acquirer.md). The names of the access options are the same for manager and host agent: "
+        "[security](security.md).\n"
+    )
+    for name, parser in daemons.items():
+        parts.append(f"## `{name}`\n\n{parser.description}\n\n{options(parser)}")
+    parser = app_adapters.main.build_parser()
+    parts.append(f"## `ebb-adapter`\n\n{parser.description}\n\nEvery adapter has the first four options.\n")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                parts.append(f"### `ebb-adapter {name}`\n\n{options(below)}")
+    return "\n".join(parts)
+
+
+def routes(name: str, title: str) -> str:
+    """The page of a daemon's routes."""
+    document = json.loads((ROOT / "docs/openapi" / f"{name}.json").read_text(encoding="utf-8"))
+    source = f"the OpenAPI 3.1 document [{name}.json](../openapi/{name}.json)"
+    parts = [f"# {title}\n", MADE.format(source), f"{document['info']['summary']}\n"]
+    grouped: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            grouped.setdefault(route["tags"][0], []).append((method.upper(), path, route))
+    for tag, found in grouped.items():
+        parts.append(f"## {tag}\n")
+        rows: list[tuple[object, ...]] = []
+        for method, path, route in found:
+            given = ", ".join(f"`{each['name']}`" for each in route.get("parameters", ()) if each.get("in") == "query")
+            answers = ", ".join(sorted(route["responses"]))
+            rows.append((f"`{method} {path}`", route["summary"], given, body_of(route), answers))
+        parts.append(table(("route", "what", "query", "body", "answers"), rows))
+    parts.append("## Bodies\n")
+    for schema, described in document.get("components", {}).get("schemas", {}).items():
+        if "properties" in described:
+            parts.append(f"### {schema}\n")
+            if described.get("description"):
+                parts.append(cell(re.split(r"\n\s*:param", described["description"])[0]) + "\n")
+            needed = described.get("required", ())
+            fields = [
+                (f"`{field}`", kind(what), "yes" if field in needed else "", what.get("description", ""))
+                for field, what in described["properties"].items()
+            ]
+            parts.append(table(("field", "type", "required", "meaning"), list(fields)))
+    return "\n".join(parts)
+
+
+def body_of(route: dict[str, Any]) -> str:
+    """The name of a route's request body."""
+    content = route.get("requestBody", {}).get("content", {})
+    return ", ".join(kind(each["schema"]) for each in content.values())
+
+
+def kind(schema: dict[str, Any]) -> str:
+    """The type of a field in a word or two."""
+    if "$ref" in schema:
+        return str(schema["$ref"].rsplit("/", 1)[-1])
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            return " or ".join(dict.fromkeys(kind(each) for each in schema[key]))
+    if schema.get("type") == "array":
+        return f"list of {kind(schema.get('items', {}))}"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    return f"`{schema['const']}`" if "const" in schema else str(schema.get("type", "any"))
+
+
+def figures(found: dict[str, Any]) -> str:
+    """The figures of one benchmark as a table."""
+    rows: list[tuple[object, ...]] = []
+    for name, figure in found.items():
+        runs = figure["runs"]
+        spread = f"{number(min(runs))} to {number(max(runs))}" if len(runs) > 1 else ""
+        rows.append((f"`{name}`", number(figure["value"]), spread, figure["unit"], figure["of"]))
+    return table(("figure", "median", "least to most", "unit", "beside, or of"), rows)
+
+
+def results() -> str:
+    """The page of measured figures."""
+    files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    parts = ["# Results\n", MADE.format("the files in `benchmarks/results`, which `make bench` writes")]
+    parts.append(
+        "Medians, with the least and the most of the runs beside them; how each is measured stands in "
+        "[Benchmarks](benchmarks.md). All of it is measured on two cores under emulation, so compare ratios, not "
+        "seconds.\n"
+    )
+    chosen: list[tuple[object, ...]] = []
+    for file, name, what in HIGHLIGHTS:
+        figure = files.get(file, {}).get("figures", {}).get(name)
+        if figure is not None:
+            unit = "times" if figure["unit"] == "ratio" else figure["unit"]
+            count = f"{min(figure['runs']):.3g} to {max(figure['runs']):.3g}"
+            chosen.append((what, f"{number(figure['value'])} {unit}", count, f"[{file}](#{file})"))
+    parts += ["## In short\n", table(("what", "median", "least to most", "benchmark"), chosen)]
+    parts.append(
+        "**Missed.** Sharma et al. 2019 (Fig. 8b) deflate a VM two to three times faster with its application than "
+        "without; here the application makes it slower. **Withdrawn** until they are measured again: the comparison "
+        "with Slurm's own choice, and the picks of the Spark policy ([Benchmarks](benchmarks.md) says why).\n"
+    )
+    for name, document in files.items():
+        machine, found = document["machine"], document["figures"]
+        parts.append(f"## {name}\n")
+        runs = max(len(figure["runs"]) for figure in found.values())
+        parts.append(
+            f"{document['date'][:10]}, version {document['version']}, {machine['cpus']} cores ({machine['cpu']}), "
+            f"{machine['memory_mib'] / 1024:.1f} GiB, {runs} runs; `make bench NAME={name}` measures it again.\n"
+        )
+        shown = figures(found)
+        if len(found) > SHOWN:
+            inside = "".join(f"    {line}\n" for line in shown.splitlines())
+            shown = f'??? note "{len(found)} figures"\n\n{inside}'
+        parts.append(shown)
+    return "\n".join(parts)
+
+
+def summary(path: Path) -> str:
+    """The first paragraph of a module's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0]
+
+
+def modules() -> str:
+    """The page of all modules that are installed, by rooms."""
+    parts = ["# Modules\n", MADE.format("the first paragraph of each module's docstring")]
+    parts.append("What each room is for: [architecture](architecture.md).\n")
+    for program in ("ebbtide", "hostagent", "guestagent", "app_adapters", "cluster_manager"):
+        parts.append(f"## {program}\n")
+        for package in sorted(path.parent for path in (ROOT / program).rglob("__init__.py")):
+            name = package.relative_to(ROOT).as_posix()
+            rows: list[tuple[object, ...]] = [
+                (f"`{path.stem}`", summary(path)) for path in sorted(package.glob("*.py")) if path.stem != "__init__"
+            ]
+            parts.append(f"### {name}/\n\n{cell(summary(package / '__init__.py'))}\n")
+            if rows:
+                parts.append(table(("module", "what it is"), rows))
+    return "\n".join(parts)
+
+
+PAGES: Final = {
+    "internals/modules.md": modules,
+    "reference/cli.md": cli,
+    "reference/configuration.md": configuration,
+    "reference/rest-manager.md": lambda: routes("manager", "Routes of the manager"),
+    "reference/rest-hostagent.md": lambda: routes("hostagent", "Routes of the host agent"),
+    "research/results.md": results,
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made; called by MkDocs."""
+    for name, make in PAGES.items():
+        files.append(File.generated(config, name, content=make()))
+    return files

@@ -1,0 +1,1 @@
+"""Library and command line of Ebbtide: policies, messages, REST parts, matcher, simulator, client, lab and demo."""

@@ -1,0 +1,175 @@
+"""A CA and certificates for mutual TLS in a lab. Needs the extra ``certificates``."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from ebbtide.errors import EbbError
+from ebbtide.lab.state import write_private
+from ebbtide.messages.common import Name
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+#: The common name by which host agents know their manager.
+MANAGER = "ebb-manager"
+_CA = "ca"
+#: Clocks of a lab differ.
+_EARLIER = datetime.timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """Whose certificate: its common name, and the names and addresses where it listens."""
+
+    name: str
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def manager(cls, addresses: Iterable[str]) -> Self:
+        return cls(MANAGER, tuple(addresses))
+
+    @classmethod
+    def host(cls, text: str) -> Self:
+        """:param text: ``ID`` or ``ID=ADDRESS``; without an address the host is reached by its id. Raises EbbError."""
+        name, _, address = text.partition("=")
+        try:
+            TypeAdapter(Name).validate_python(name)
+        except ValidationError:
+            raise EbbError(f"{name!r} is no name of a host: lower-case letters, digits and hyphens, 1 to 40") from None
+        if name in (MANAGER, _CA):
+            raise EbbError(f"no host may be called {name}: its certificate would be taken for another one's")
+        return cls(name, (address or name,))
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A CA in a directory: ``ca.pem`` and ``ca.key``."""
+
+    directory: Path
+    certificate: x509.Certificate
+    key: EllipticCurvePrivateKey
+
+    @classmethod
+    def in_directory(cls, directory: Path, days: int) -> Self:
+        """The one that is there, else a new one. Raises EbbError if it cannot be read or written."""
+        _need_cryptography()
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if (directory / "ca.pem").exists():
+                certificate = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+                key = load_pem_private_key((directory / "ca.key").read_bytes(), None)
+                if not isinstance(key, ec.EllipticCurvePrivateKey):
+                    raise EbbError(f"{directory / 'ca.key'} is not a key that `ebb certificates` made")
+                return cls(directory, certificate, key)
+            key = ec.generate_private_key(ec.SECP256R1())
+            certificate = _signed(None, key, key, Purpose("Ebbtide CA", ()), days)
+            _write(directory / _CA, certificate, key)
+        except (OSError, ValueError) as error:
+            raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
+        return cls(directory, certificate, key)
+
+
+def make_certificates(authority: Authority, purposes: Sequence[Purpose], days: int) -> list[Path]:
+    """Write ``NAME.pem`` and ``NAME.key`` for each, in the place of older ones. Raises EbbError."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    made = []
+    for purpose in purposes:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _signed(authority.certificate, authority.key, key, purpose, days)
+        stem = authority.directory / purpose.name
+        try:
+            _write(stem, certificate, key)
+        except OSError as error:
+            raise EbbError(f"{stem}.pem cannot be written: {error.strerror}") from error
+        made.append(stem.with_name(f"{stem.name}.pem"))
+    return made
+
+
+def _signed(
+    issuer: x509.Certificate | None,
+    signer: EllipticCurvePrivateKey,
+    key: EllipticCurvePrivateKey,
+    purpose: Purpose,
+    days: int,
+) -> x509.Certificate:
+    """A certificate for both directions, since manager and agents call each other; without an issuer, that of a CA."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, purpose.name)])
+    now = datetime.datetime.now(datetime.UTC)
+    is_ca = issuer is None
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.subject if issuer is not None else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not is_ca,
+                key_cert_sign=is_ca,
+                crl_sign=is_ca,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+    )
+    if not is_ca:
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        alternatives = x509.SubjectAlternativeName([_alternative(address) for address in purpose.addresses])
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        builder = builder.add_extension(alternatives, critical=False)
+    return builder.sign(signer, hashes.SHA256())
+
+
+def _alternative(address: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", address):
+            raise EbbError(f"{address!r} is neither an IP address nor a name") from None
+        return x509.DNSName(address)
+
+
+def _write(stem: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(stem.with_name(f"{stem.name}.key"), secret.decode())
+    stem.with_name(f"{stem.name}.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def _need_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise EbbError("this needs the package cryptography: pip install 'ebbtide[certificates]'") from None

@@ -1,0 +1,140 @@
+"""Commands for access: tokens with roles, certificates for a lab, and the options of TLS.
+
+See docs/reference/security.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from ebbtide.cli.certificates import Authority, Purpose, make_certificates
+from ebbtide.cli.commands.options import Json
+from ebbtide.cli.output import print_json
+from ebbtide.errors import EbbError
+from ebbtide.lab.state import new_token, write_private
+from ebbtide.messages.common import Name
+from ebbtide.rest.credentials import command_token, report_token
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.roles import Role
+from ebbtide.rest.tokens import read_token
+from hostagent.state.journal import Journal
+
+DEFAULT_KEY = Path("/etc/ebbtide/hosts.key")
+DEFAULT_STATE = Path("/var/lib/ebbtide/agent")
+
+
+def token_new(
+    role: Annotated[Role, typer.Option(help="What the token is good for.")],
+    name: Annotated[str, typer.Option(help="Whose it is, for logs.")],
+    host: Annotated[str | None, typer.Option(help="Role agent: the only host it may report of.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a token; it is shown once, and its hash goes into the tokens file of a daemon."""
+    for value in (name, host):
+        try:
+            TypeAdapter(Name).validate_python(value if value is not None else "unset")
+        except ValidationError:
+            raise EbbError(f"{value!r} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
+    if (host is not None) != (role is Role.AGENT):
+        raise EbbError("--host is for the role agent only, which needs one")
+    if role is Role.MANAGER:
+        raise EbbError("the role manager is the one of a host agent's --token-file")
+    token = new_token()
+    entry = {"name": name, "role": role.value, "sha256": hashlib.sha256(token.encode()).hexdigest()}
+    if host is not None:
+        entry["host"] = host
+    if json:
+        print_json({"token": token, "entry": entry})
+        return
+    print(f"# the token, shown once: {token}")
+    print("# for the tokens file:")
+    print("[[token]]")
+    for field, value in entry.items():
+        print(f'{field} = "{value}"')
+
+
+def invite(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host's id, as in ebb-hostagent --id.")],
+    key_file: Annotated[Path, typer.Option(metavar="FILE", help="The manager's; made if missing.")] = DEFAULT_KEY,
+    directory: Annotated[Path, typer.Option(metavar="DIRECTORY", help="Where the two files go.")] = Path(),
+    json: Json = False,
+) -> None:
+    """Invite a host: write its two tokens, one for each direction, made of the manager's key, good for no other host.
+
+    HOST.command-token is its --token-file, HOST.report-token its --manager-token-file. A manager registers no host
+    without them. Run it where the manager's key is.
+    """
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError:
+        raise EbbError(f"{name!r} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
+    try:
+        if not key_file.exists():
+            write_private(key_file, new_token() + "\n")
+        key = read_token(key_file)
+        made = {"command": directory / f"{name}.command-token", "report": directory / f"{name}.report-token"}
+        write_private(made["command"], command_token(key, name) + "\n")
+        write_private(made["report"], report_token(key, name) + "\n")
+    except OSError as error:
+        raise EbbError(f"{error.filename or key_file} cannot be written: {error.strerror}") from error
+    except AccessError as error:
+        raise EbbError(str(error)) from error
+    if json:
+        print_json({"host": name, **{direction: str(path) for direction, path in made.items()}})
+        return
+    print(f"for {name}: {made['command']} (--token-file), {made['report']} (--manager-token-file)")
+
+
+def epoch(
+    state_dir: Annotated[Path, typer.Option(metavar="DIRECTORY", help="As in ebb-hostagent.")] = DEFAULT_STATE,
+    reset: Annotated[bool, typer.Option("--reset", help="Follow the next manager that commands, whichever.")] = False,
+    json: Json = False,
+) -> None:
+    """Show which leadership of the manager a host agent follows, or forget it; run it on the host.
+
+    An agent refuses a manager of a lower epoch. After the manager's store was lost or restored from a backup that is
+    the one you have: stop the agent, reset, start it. Before that, make sure that no older manager runs.
+    """
+    if not (state_dir / "state.json").is_file():
+        raise EbbError(f"{state_dir} is no state directory of a host agent: it has no state.json")
+    try:
+        journal = Journal(state_dir)
+        before = journal.epoch
+        if reset:
+            journal.forget_epoch()
+    except (OSError, ValueError, KeyError) as error:
+        raise EbbError(f"{state_dir} cannot be used: {error}") from error
+    if json:
+        print_json({"epoch": journal.epoch, "before": before})
+    elif reset:
+        print(f"epoch {before} is forgotten: the agent follows the next manager that commands it")
+    else:
+        print(f"the agent follows the manager with epoch {before}, and later ones")
+
+
+def certificates(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where they go; made if it is not there.")],
+    manager: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Name or IP address of the manager; repeat it. [127.0.0.1, localhost]"),
+    ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(metavar="ID[=ADDRESS]", help="A host and where its agent listens; repeat it.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    json: Json = False,
+) -> None:
+    """Make a CA (or use the one that is there) and certificates of a manager and of hosts, for mutual TLS."""
+    wanted = [Purpose.manager(manager or ["127.0.0.1", "localhost"]), *(Purpose.host(text) for text in host or [])]
+    made = make_certificates(Authority.in_directory(directory, days), wanted, days)
+    if json:
+        print_json({"ca": str(directory / "ca.pem"), "certificates": [str(path) for path in made]})
+        return
+    print(f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)")
+    for path in made:
+        print(f"{path} with {path.with_suffix('.key').name}")

@@ -1,0 +1,175 @@
+"""Commands about hosts, machines and the manager itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ebbtide.cli.commands.options import Json, Manager, TokenFile, ask, seconds
+from ebbtide.cli.output import print_json, print_table, shown, size
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.hosts import HostStatus
+from ebbtide.messages.machines import MachineRanking
+
+
+class HostState(StrEnum):
+    """What a host may be."""
+
+    READY = "ready"
+    OVERCOMMITTED = "overcommitted"
+    UNAVAILABLE = "unavailable"
+    SILENT = "silent"
+
+
+def hosts(
+    state: Annotated[HostState | None, typer.Option(help="Only hosts in this state.")] = None,
+    mode: Annotated[HostMode | None, typer.Option(help="Only hosts of this mode.")] = None,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """List the hosts with their capacity, what is free and what could be reclaimed."""
+    found = ask(manager, token_file, lambda client: client.hosts(state=state, mode=mode))
+    if json:
+        print_json({"hosts": found})
+    else:
+        print_hosts(found)
+
+
+def host(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Show one host."""
+    found = ask(manager, token_file, lambda client: client.host(name))
+    if json:
+        print_json(found)
+    else:
+        print_hosts([found])
+
+
+def forget(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
+    lost_vms: Annotated[bool, typer.Option("--lost-vms", help="Its VMs are gone with it, their names free.")] = False,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Forget a silent host that does not come back. Make sure that it is off: what runs on it goes on unseen."""
+    found = ask(manager, token_file, lambda client: client.forget_host(name, lost_vms=lost_vms))
+    if json:
+        print_json(found)
+    else:
+        print(shown(found.sentence))
+
+
+def print_hosts(found: Sequence[HostStatus]) -> None:
+    """Hosts as a table."""
+    print_table(
+        ("host", "state", "mode", "capacity", "free", "deflatable", "accelerator", "vms"),
+        (
+            (
+                host.id,
+                f"{host.state} {shown(host.state_reason)}".rstrip(),
+                f"{host.mode} ({host.mode_reason})" if host.mode_reason else host.mode.value,
+                size(host.capacity),
+                size(host.free),
+                size(host.deflatable),
+                host.accelerator,
+                " ".join(host.vms) or "-",
+            )
+            for host in found
+        ),
+        "no host has reported yet",
+    )
+
+
+def machines(
+    duration_s: Annotated[float, seconds("How long the task runs.")] = 600.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Rank the machines by the probability that they keep their cores for a task of this duration."""
+    found = ask(manager, token_file, lambda client: client.machines(duration_s))
+    if json:
+        print_json({"machines": found})
+        return
+    print_machines(found)
+
+
+def machine(
+    name: Annotated[str, typer.Argument(metavar="MACHINE", help="The machine's name: that of its VM.")],
+    duration_s: Annotated[float, seconds("How long the task runs.")] = 600.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Show how likely one machine keeps its cores for a task of this duration."""
+    found = ask(manager, token_file, lambda client: client.machine(name, duration_s))
+    if json:
+        print_json(found)
+    else:
+        print_machines([found])
+
+
+def calibration(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Show whether predictions that machines keep their cores come true: reliability by decile, and Brier score."""
+    found = ask(manager, token_file, lambda client: client.calibration())
+    if json:
+        print_json(found)
+        return
+    for what, curve in (("machines", found.machines), ("tasks", found.tasks)):
+        brier = "-" if curve.brier is None else f"{curve.brier:.3f}"
+        worst = "no decile has 200 of them" if curve.worst_error is None else f"{100 * curve.worst_error:.1f} points"
+        print(f"{what}: {curve.count} predictions with an outcome, Brier score {brier}, largest error: {worst}")
+        if curve.deciles:
+            print_table(
+                ("from", "predictions", "predicted", "came true"),
+                ((f"{row.low:.1f}", row.count, f"{row.predicted:.3f}", f"{row.observed:.3f}") for row in curve.deciles),
+                "",
+            )
+
+
+def health(
+    ready: Annotated[bool, typer.Option("--ready", help="Also ask whether one leads and its store answers.")] = False,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Whether the manager runs, and its role."""
+    if ready:
+        found = ask(manager, token_file, lambda client: client.readiness())
+        print_json(found) if json else print(shown(found.sentence))
+        return
+    alive = ask(manager, token_file, lambda client: client.health())
+    print_json(alive) if json else print(f"the manager runs ({alive.role})")
+
+
+def openapi(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Print the OpenAPI document that the manager serves; it is JSON with and without --json."""
+    print_json(ask(manager, token_file, lambda client: client.openapi()))
+
+
+def print_machines(found: Sequence[MachineRanking]) -> None:
+    """A ranking as a table, best first."""
+    print_table(
+        ("machine", "host", "cores", "since last change", "last change", "keeps its cores"),
+        (
+            (
+                row.machine,
+                row.host or "-",
+                row.cores,
+                "-" if row.since_change_s is None else f"{row.since_change_s:.0f} s",
+                row.last_change or "-",
+                "no history" if row.completion_probability is None else f"{row.completion_probability:.2f}",
+            )
+            for row in found
+        ),
+        "there are no machines",
+    )

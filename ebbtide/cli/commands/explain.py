@@ -1,0 +1,99 @@
+"""``ebb explain``: why a VM has its size, what could still be taken, which layers are blocked and what would help."""
+
+from __future__ import annotations
+
+from ebbtide.cli.commands.options import Json, Manager, TokenFile, VMName, ask
+from ebbtide.cli.commands.vms import amounts
+from ebbtide.cli.output import clock, print_json, print_table, shown, size
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import Explanation, VMExplanation
+
+
+def explain(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Say why a VM has its size, what could still be taken, which layers are blocked, and what would help."""
+    found = ask(manager, token_file, lambda client: client.explain(name))
+    if json:
+        print_json(found)
+    else:
+        print_explanation(name, found)
+
+
+def print_explanation(name: str, found: VMExplanation) -> None:
+    """The sentence first; then sizes, layers, what helps, and what was decided."""
+    told = found.explanation
+    if told is None:
+        print(shown(f"{name} is {found.state}: {found.sentence}"))
+        print(shown(f"its host's own word cannot be had: {found.unreachable}"))
+    else:
+        _print_told(told)
+    if found.events:
+        print("\nevents:")
+        print_table(("at", "kind", "what happened"), ((clock(e.at), e.kind, e.sentence) for e in found.events), "")
+
+
+def _print_told(told: Explanation) -> None:
+    print(shown(told.sentence))
+    if told.mode is not HostMode.ACTIVE:
+        because = f" ({told.mode_reason})" if told.mode_reason else ""
+        print(shown(f"its host {told.vm.host} is {told.mode}{because}"))
+    if told.vm.throttled_share is not None:
+        print(f"its quota stopped a vCPU in {told.vm.throttled_share:.0%} of the periods, lately")
+    if told.vm.pressure:
+        print(shown(f"it is shrunk no further: {told.vm.pressure}"))
+    print("\nsizes:")
+    print_table(("what", "size"), _sizes(told), "")
+    print("\nlayers:")
+    print_table(
+        ("layer", "mechanism", "now", "why"),
+        (
+            (row.layer.value, row.mechanism.value, "available" if row.available else "BLOCKED", row.reason)
+            for row in told.findings
+        ),
+        "nothing is known of them",
+    )
+    fixes = _fixes(told)
+    if fixes:
+        print("\nTo put it right; XML counts from the VM's next start:")
+    for text, mechanisms in fixes.items():
+        print(shown(f"\n[{', '.join(mechanisms)}]\n{text}"))
+    if told.resizes:
+        last = told.resizes[-1]
+        print(shown(f"\nlast resize ({last.request_id}, {clock(last.at)}):"))
+        print_table(
+            ("layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
+            ((row.layer.value, row.resource, *amounts(row), row.reason) for row in last.outcome.ledger),
+            last.outcome.sentence,
+        )
+    print("\ndecisions:")
+    print_table(
+        ("at", "kind", "what and why"),
+        (
+            (clock(row.at), row.kind, row.sentence + (f" ({row.repeated + 1} times)" if row.repeated else ""))
+            for row in told.decisions
+        ),
+        "none since its agent was started",
+    )
+
+
+def _fixes(told: Explanation) -> dict[str, list[str]]:
+    """What opens the blocked mechanisms: each text once, with those that it is for."""
+    found: dict[str, list[str]] = {}
+    for row in told.findings:
+        for text in filter(None, row.fix.split("\n\n")):
+            if not row.available:
+                found.setdefault(text, []).append(row.mechanism.value)
+    return found
+
+
+def _sizes(told: Explanation) -> list[tuple[str, str]]:
+    vm = told.vm
+    rows: list[tuple[str, Vector | None]] = [
+        ("nominal", vm.nominal),
+        ("minimum", vm.minimum),
+        ("ceiling", vm.ceiling),
+        ("committed", vm.current),
+        ("what it holds now", told.bound),
+        ("could still be taken", told.deflatable),
+    ]
+    return [(what, size(vector)) for what, vector in rows if vector is not None]

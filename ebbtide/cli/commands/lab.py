@@ -1,0 +1,159 @@
+"""`ebb lab ...` and `ebb demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Annotated
+
+import typer
+
+from ebbtide.cli.commands.cluster import print_machines
+from ebbtide.cli.commands.options import Json
+from ebbtide.cli.commands.vms import amounts
+from ebbtide.cli.output import Steps, print_json, print_table, size
+from ebbtide.client import ManagerClient
+from ebbtide.demo.errors import DemoFailed
+from ebbtide.demo.report import DemoReport
+from ebbtide.demo.scenario import Demo
+from ebbtide.errors import EbbError
+from ebbtide.lab import paths
+from ebbtide.lab.cluster import DEFAULT_HOSTS, HostSlice, Lab
+from ebbtide.lab.image import build_image
+from ebbtide.lab.state import LabState
+
+_DEFAULTS = ", ".join(
+    f"{host.id}=cpu_cores={host.capacity.cpu_cores:g},memory_mib={host.capacity.memory_mib:g}" for host in DEFAULT_HOSTS
+)
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", metavar="ID=cpu_cores=N,memory_mib=N", help=f"A host's slice; repeat it. [{_DEFAULTS}]"),
+]
+
+
+def image_build(json: Json = False) -> None:
+    """Build the guest image, or say where it is cached."""
+    with Steps() as steps:
+        image = build_image(paths.image_cache(), progress=lambda stage, done: steps(f"{done:4.0%} {stage}"))
+    if json:
+        print_json({"key": image.key, "base": str(image.base), "kernel": str(image.kernel),
+                    "initrd": str(image.initrd), "built_s": round(image.built_s, 1)})  # fmt: skip
+        return
+    print(f"{image.base} was built in {image.built_s:.1f} s" if image.built_s else f"{image.base} was cached")
+
+
+def up(host: Hosts = None, json: Json = False) -> None:
+    """Start a manager and host agents on this machine; an up lab is left as it is."""
+    _need_root("the lab")
+    slices = [HostSlice.parse(text) for text in host] if host else None
+    with Steps() as steps:
+        lab = Lab(report=steps)
+        state = lab.up(slices)
+    if json:
+        print_json(lab.status())
+        return
+    names = ", ".join(f"{host.id} ({size(host.capacity)})" for host in state.hosts)
+    print(f"the lab is up: {names}; manager at {state.manager_url}, logs in {lab.logs}")
+
+
+def down(json: Json = False) -> None:
+    """Stop the lab and remove all that it made, but the image cache; also after a crash."""
+    with Steps() as steps:
+        removed = Lab(report=steps).down()
+    if json:
+        print_json({"removed": removed})
+        return
+    print("the lab is down" if removed else "no lab was up")
+
+
+def status(json: Json = False) -> None:
+    """Show what of the lab runs."""
+    found = Lab().status()
+    if json:
+        print_json(found)
+        return
+    print(f"phase {found['phase']}, {found['accelerator']}: {found['accelerator_reason']}")
+    print(f"manager {found['manager']}, token in {found['token_file']}")
+    print("libvirtd answers" if found["libvirtd"] else "libvirtd does not answer: `ebb lab up` starts it again")
+    print_table(
+        ("daemon", "pid", "runs", "log"),
+        ((row["name"], row["pid"] or "-", "yes" if row["running"] else "no", row["log"]) for row in found["daemons"]),
+        "no daemons",
+    )
+    print_table(
+        ("host", "state", "vms"),
+        ((row["id"], row["state"], " ".join(row["vms"]) or "-") for row in found["hosts"]),
+        "no hosts",
+    )
+
+
+def demo(
+    lab: Annotated[bool, typer.Option("--lab", help="Bring a lab up before and down afterwards.")] = False,
+    json: Json = False,
+) -> None:
+    """Deflate two VMs with filled caches for a third one, and give it all back."""
+    with Steps() as steps:
+        home = Lab(report=steps)
+        if lab:
+            _need_root("the lab")
+            if home.file.load() is not None:
+                raise EbbError("a lab is up already; run `ebb demo` without --lab, or `ebb lab down` first")
+            try:
+                home.up()
+                report = _run_demo(home.state(), steps)
+            finally:
+                home.down()
+        else:
+            report = _run_demo(home.state(), steps)
+    if json:
+        print_json(report)
+    else:
+        _print_report(report)
+    if report.failed:
+        names = "; ".join(f"{check.name}: {check.detail}" for check in report.failed)
+        raise DemoFailed(f"{len(report.failed)} of {len(report.checks)} checks failed: {names}")
+
+
+def _run_demo(state: LabState, steps: Steps) -> DemoReport:
+    """The demo in an event loop of its own; SIGTERM ends it as Ctrl-C does, with its VMs removed."""
+
+    async def run() -> DemoReport:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        async with ManagerClient(state.manager_url, state.manager_token_file.read_text().strip()) as client:
+            return await Demo(client, state, steps).run()
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError as error:
+        raise DemoFailed("the demo was called off") from error
+
+
+def _print_report(report: DemoReport) -> None:
+    print(f"{report.accelerator}, {report.seconds:.0f} s")
+    print_table(
+        ("vm", "nominal", "deflated", "restored"),
+        ((vm.name, size(vm.nominal), size(vm.deflated), size(vm.restored)) for vm in report.vms),
+        "no VM was moved",
+    )
+    print()
+    print_table(
+        ("vm", "layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
+        ((vm.name, row.layer.value, row.resource, *amounts(row), row.reason) for vm in report.vms for row in vm.ledger),
+        "the ledger is empty",
+    )
+    print()
+    print_machines(report.ranking)
+    print()
+    print_table(
+        ("", "check", "figures"),
+        (("ok" if check.ok else "FAILED", check.name, check.detail) for check in report.checks),
+        "nothing was checked",
+    )
+
+
+def _need_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise EbbError(f"{what} needs root: libvirt's system instance, the guest image; run it through sudo")

@@ -1,0 +1,172 @@
+"""Commands about the lifecycle of VMs: stop, start, resize, migrate, adopt, release; and the templates of a host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from ebbtide.cli.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask, seconds
+from ebbtide.cli.commands.vms import carry_out
+from ebbtide.cli.output import print_json, print_table, size
+from ebbtide.deflation.allocations import Priority
+from ebbtide.errors import EbbError
+from ebbtide.messages.common import PartialVector, Vector, problem_of
+
+LimitS = Annotated[float, seconds("For the guest's own power-off, then by force.", 3600)]
+LoseDisk = Annotated[bool, typer.Option("--lose-disk", help="What is on a disk that is not shared may be lost.")]
+Component = Annotated[float | None, typer.Option(help="Default: as it is.")]
+
+
+def stop(
+    name: VMName,
+    limit_s: LimitS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Have a VM power off; it keeps its name, its host and its disk, and its room goes to the others."""
+    carry_out(manager, token_file, json, lambda client: client.stop(name, limit_s=limit_s), f"stopping {name}")
+
+
+def start(
+    name: VMName,
+    anywhere: Annotated[bool, typer.Option("--anywhere", help="Elsewhere, where its host has no room.")] = False,
+    lose_disk: LoseDisk = False,
+    deadline_s: DeadlineS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Start a VM that is off; others are deflated for it where that is needed."""
+    carry_out(
+        manager,
+        token_file,
+        json,
+        lambda client: client.start(name, anywhere=anywhere, lose_disk=lose_disk, deadline_s=deadline_s),
+        f"starting {name}",
+    )
+
+
+def resize(
+    name: VMName,
+    cpu_cores: Component = None,
+    memory_mib: Component = None,
+    disk_mib_s: Component = None,
+    network_mib_s: Component = None,
+    minimum_cpu_cores: Component = None,
+    minimum_memory_mib: Component = None,
+    ceiling_cpu_cores: Component = None,
+    ceiling_memory_mib: Component = None,
+    priority: Annotated[Priority | None, typer.Option(help="Default: as it is.")] = None,
+    deadline_s: DeadlineS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Change what a VM is sold as; what its running domain cannot take comes with its next start."""
+    nominal = _partial(
+        "nominal", cpu_cores=cpu_cores, memory_mib=memory_mib, disk_mib_s=disk_mib_s, network_mib_s=network_mib_s
+    )
+    minimum = _partial("minimum", cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib)
+    ceiling = _partial("ceiling", cpu_cores=ceiling_cpu_cores, memory_mib=ceiling_memory_mib)
+    if all(part is None for part in (nominal, minimum, ceiling, priority)):
+        raise typer.BadParameter("name at least one thing to change", param_hint="--cpu-cores, --priority, ...")
+    carry_out(
+        manager,
+        token_file,
+        json,
+        lambda client: client.resize(
+            name, nominal=nominal, minimum=minimum, ceiling=ceiling, priority=priority, deadline_s=deadline_s
+        ),
+        f"resizing {name}",
+    )
+
+
+def migrate(
+    name: VMName,
+    host: Annotated[str | None, typer.Option(help="Where to; default: where it fits best.")] = None,
+    lose_disk: LoseDisk = False,
+    limit_s: LimitS = 60.0,
+    deadline_s: DeadlineS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Stop a VM and start it on another host; where that fails it starts again where it was."""
+    carry_out(
+        manager,
+        token_file,
+        json,
+        lambda client: client.migrate(name, host=host, lose_disk=lose_disk, limit_s=limit_s, deadline_s=deadline_s),
+        f"moving {name}",
+    )
+
+
+def adopt(
+    domain: Annotated[str, typer.Argument(metavar="NAME", help="The domain's name in libvirt.")],
+    host: Annotated[str, typer.Option(help="The host that it runs on.")],
+    as_name: Annotated[str | None, typer.Option("--as", help="Its name from now on; default: the domain's.")] = None,
+    minimum_cpu_cores: Annotated[float, typer.Option(help="What it keeps in any case.")] = 0.0,
+    minimum_memory_mib: Annotated[float, typer.Option(help="What it keeps in any case.")] = 0.0,
+    priority: Annotated[Priority, typer.Option(help="fixed or deflatable.")] = Priority.DEFLATABLE,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Manage a running domain that was made without Ebbtide, at the size that it has."""
+    try:
+        minimum = Vector(cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib)
+    except ValidationError as error:
+        raise EbbError(f"minimum.{problem_of(error).error}") from error
+    carry_out(
+        manager,
+        token_file,
+        json,
+        lambda client: client.adopt(domain, host, name=as_name, priority=priority, minimum=minimum),
+        f"adopting {domain}",
+    )
+
+
+def release(
+    name: VMName,
+    deadline_s: DeadlineS = 60.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Give an adopted VM back: everything that was taken is undone, and it is managed no more."""
+    carry_out(
+        manager, token_file, json, lambda client: client.release(name, deadline_s=deadline_s), f"releasing {name}"
+    )
+
+
+def templates(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """List the templates of a host."""
+    found = ask(manager, token_file, lambda client: client.templates(host))
+    if json:
+        print_json({"templates": found})
+        return
+    print_table(
+        ("template", "shared disk", "largest size", "description"),
+        (
+            (row.name, "yes" if row.shared_disk else "-", size(row.most) if row.most else "-", row.description)
+            for row in found
+        ),
+        f"{host} has no templates",
+    )
+
+
+def _partial(what: str, **components: float | None) -> PartialVector | None:
+    """The components that are given; None if there are none."""
+    given = {component: value for component, value in components.items() if value is not None}
+    try:
+        return PartialVector.model_validate(given) if given else None
+    except ValidationError as error:
+        raise EbbError(f"{what}.{problem_of(error).error}") from error

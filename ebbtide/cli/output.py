@@ -1,0 +1,165 @@
+"""Output of the commands: tables or JSON on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ebbtide.errors import EbbError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from ebbtide.messages.common import Vector
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document; pydantic bodies stand as they do on the wire."""
+    print(json.dumps(plain(data), indent=2))
+
+
+def text_of(body: BaseModel) -> str:
+    """A body as one line of JSON."""
+    return json.dumps(plain(body))
+
+
+def clock(at: float) -> str:
+    """A time of day, in the zone of this machine."""
+    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+
+
+def plain(data: Any) -> Any:
+    """Bodies turned into what JSON knows, also inside lists and mappings."""
+    if hasattr(data, "model_dump"):
+        return data.model_dump(mode="json")
+    if isinstance(data, dict):
+        return {key: plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value) for value in data]
+    return data
+
+
+def shown(text: str) -> str:
+    """Words of guests, hosts and other people, without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Print rows under their headings; the sentence ``empty`` where there are none. Nothing is cut off in a pipe."""
+    rows = list(rows)
+    if not rows:
+        print(shown(empty))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(200, *(sum(len(str(c)) + 3 for c in row) for row in rows)))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(str(cell))) for cell in row))
+    console.print(table)
+
+
+def size(vector: Vector) -> str:
+    """A size in words."""
+    return str(vector.vector())
+
+
+class Steps:
+    """Progress on stderr: a live line on a terminal, a line a step otherwise. Use as a context manager.
+
+    :param quiet: print nothing at all.
+    """
+
+    def __init__(self, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        self._clock = clock
+        self._begin_s = clock()
+        self._status = self._console.status("") if self._console.is_terminal and not quiet else None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, sentence: str) -> None:
+        """A step has begun or something was done."""
+        if self._quiet:
+            return
+        from rich.text import Text
+
+        sentence = shown(sentence)
+        line = Text(f"{self._clock() - self._begin_s:7.1f} s  {sentence}")
+        if self._status is not None:
+            self._status.update(Text(sentence))
+        self._console.print(line, soft_wrap=True)
+
+
+class _Stdout(io.FileIO):
+    """Standard output whose reader may go: what a command does is not undone by that, nor its exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+        #: Nothing more can be written.
+        self.over = False
+
+    def write(self, data: Any) -> int:
+        if not self.over:
+            try:
+                return super().write(data) or 0
+            except BrokenPipeError:
+                self.over = True
+            except OSError as error:
+                self.over = True
+                raise OutputError(f"the output cannot be written: {error.strerror}") from error
+        return len(data)
+
+
+class OutputError(EbbError):
+    """Nothing more can be printed."""
+
+
+def guard_output() -> None:
+    """Have standard output end quietly where its reader goes, and with a sentence where it cannot be written."""
+    sys.stdout.flush()
+    try:
+        raw = _Stdout(sys.stdout.fileno())
+    except io.UnsupportedOperation:  # a program that calls `main` has put something else there
+        return
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+        line_buffering=sys.stdout.isatty(),
+    )
+
+
+def reader_is_gone() -> bool:
+    """Whether what is printed from now on reaches no reader."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Stdout) and raw.over
+
+
+def print_error(sentence: str) -> None:
+    """One error on stderr."""
+    print(f"error: {shown(sentence)}", file=sys.stderr)

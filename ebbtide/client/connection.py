@@ -1,0 +1,233 @@
+"""Connection of the client with the managers: requests, pages of a list, and which of several managers leads."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from ebbtide.client.errors import ClientError, ManagerRefused, ManagerStandsBy, ManagerUnreachable
+from ebbtide.client.tls import tls_problem
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+
+#: Beyond an operation's own deadline, what its plan may take for starting guests and for undoing.
+REQUEST_TIMEOUT_S = 30.0
+#: A stream of events that is silent for so long is dead: the manager gives a sign of life every 15 s.
+SILENT_STREAM_S = 40.0
+#: Rows of one page.
+PAGE = 1000
+#: How long one waits for a manager that leads where several are known, seconds: longer than a take-over takes.
+TAKE_OVER_S: Final = 15.0
+PAUSE_S = 0.5
+#: How long one of several may take for an answer, seconds: a manager that hangs still takes connections.
+ANSWER_S: Final = 10.0
+#: Segments of the manager's routes with the names in them; "." and ".." would be resolved to another path.
+_PATH: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:-]+)+")
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that holds anything but words and names. Raises ClientError before anything is sent."""
+    if not _PATH.fullmatch(path):
+        raise ClientError(f"{path.removeprefix('/v1/')!r} holds an invalid name: letters, digits and . _ : - only")
+
+
+class Managers:
+    """The managers of one store, of which one leads: their base URLs, the one that answered last in front.
+
+    :param urls: one URL, or several with commas between them.
+    """
+
+    def __init__(self, urls: str) -> None:
+        self._urls = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()] or [urls]
+        if any("@" in url.split("://", 1)[-1].split("/", 1)[0] for url in self._urls):
+            # Not repeated here: it may hold a password.
+            raise ClientError("the manager's address must not hold a name or password: it takes a token instead")
+        for url in self._urls:
+            if not _is_address(url):
+                raise ClientError(f"{url!r} is no address of a manager: it must be like http://127.0.0.1:7100")
+
+    @property
+    def url(self) -> str:
+        """Of the one that is asked first."""
+        return self._urls[0]
+
+    @property
+    def several(self) -> bool:
+        """Whether another one may be asked."""
+        return len(self._urls) > 1
+
+    def turn(self) -> None:
+        """The one in front does not answer, or does not lead."""
+        self._urls.append(self._urls.pop(0))
+
+    async def ask(self, once: Callable[[str], Awaitable[T]]) -> T:
+        """Ask one after another until one that leads has answered. What is asked must be harmless when repeated.
+
+        :param once: asks the manager at a URL.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (TAKE_OVER_S if self.several else 0.0)
+        while True:
+            failures: list[ClientError] = []
+            for url in tuple(self._urls):
+                try:
+                    return await once(url)
+                except (ManagerUnreachable, ManagerStandsBy) as error:
+                    failures.append(error)
+                    self.turn()
+            if loop.time() >= until:
+                # A standby that answers says more than one that does not.
+                raise next((error for error in failures if isinstance(error, ManagerStandsBy)), failures[0])
+            await asyncio.sleep(PAUSE_S)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # The port is looked at when it is asked for.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:
+        return False
+
+
+class Connection:
+    """Base of the parts of `ebbtide.client.ManagerClient`: one session with a manager, or with several."""
+
+    def __init__(self, url: str, token: str, *, tls: ssl.SSLContext | None = None) -> None:
+        self._managers = Managers(url)
+        self._token = token
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the manager listens that answered last."""
+        return self._managers.url
+
+    @url.setter
+    def url(self, url: str) -> None:
+        self._managers = Managers(url)
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}"},
+            timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(ssl=self._tls or True),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _list(
+        self, path: str, key: str, model: type[Model], query: Mapping[str, object], limit: int | None = None
+    ) -> list[Model]:
+        """The rows of all pages, or the first ``limit``."""
+        rows: list[Model] = []
+        after: str | None = None
+        while limit is None or len(rows) < limit:
+            page = {"limit": PAGE if limit is None else min(limit - len(rows), PAGE), "after": after}
+            body = await self._request("GET", path, query=query_of({**query, **page}))
+            try:
+                rows += [model.model_validate(row) for row in body[key]]
+                after = body["next"]
+            except (ValidationError, KeyError, TypeError) as error:
+                raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error
+            if after is None:
+                break
+        return rows
+
+    async def _one(
+        self,
+        method: str,
+        path: str,
+        model: type[Model],
+        *,
+        query: dict[str, str] | None = None,
+        body: BaseModel | None = None,
+        headers: dict[str, str] | None = None,
+        held_s: float = 0.0,
+    ) -> Model:
+        """One request and its answer.
+
+        :param held_s: how long the manager may hold its answer back.
+        """
+        answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
+        try:
+            return model.model_validate(answer)
+        except ValidationError as error:
+            raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error
+
+    def _stream(
+        self, path: str, query: dict[str, str], headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise RuntimeError("ManagerClient is used outside of its context")
+        check_path(path)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=SILENT_STREAM_S)
+        return self._session.get(self.url + path, params=query, headers=headers, timeout=limits)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: BaseModel | None = None,
+        headers: dict[str, str] | None = None,
+        held_s: float = 0.0,
+    ) -> Any:
+        if self._session is None:
+            raise RuntimeError("ManagerClient is used outside of its context")
+        check_path(path)
+        answered_s = ANSWER_S if self._managers.several else REQUEST_TIMEOUT_S
+        timeout = aiohttp.ClientTimeout(total=answered_s + held_s)
+        session, data = self._session, body.model_dump(mode="json") if body is not None else None
+        options: dict[str, Any] = {"params": query, "json": data, "headers": headers, "timeout": timeout}
+
+        async def once(url: str) -> Any:
+            try:
+                async with session.request(method, url + path, **options) as answer:
+                    content = await answer.json(content_type=None)
+                    if answer.status >= 400:
+                        raise refusal_of(answer.status, content, "Retry-After" in answer.headers)
+                    return content
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if (why := tls_problem(url, error)) is not None:
+                    raise ManagerUnreachable(f"no connection with {url}: {why}") from error
+                raise ManagerUnreachable(
+                    f"no manager answers at {url}: {str(error) or type(error).__name__}"
+                ) from error
+
+        return await self._managers.ask(once)
+
+
+def query_of(values: Mapping[str, object]) -> dict[str, str]:
+    """Parameters without those that are not given."""
+    return {
+        name: f"{value:.6f}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def refusal_of(status: int, content: Any, may_come: bool = False) -> ManagerRefused:
+    """The error for a 4xx or 5xx. ``may_come``: the answer says when to ask again."""
+    problem = content if isinstance(content, dict) else {}
+    sentence = problem.get("error") or f"the manager answered with status {status}"
+    field = problem.get("field")
+    kind = ManagerStandsBy if status == 503 and may_come else ManagerRefused
+    return kind(status, str(sentence), str(field) if field else None)

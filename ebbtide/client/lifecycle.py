@@ -1,0 +1,120 @@
+"""Client of the lifecycle of VMs: stop, start, resize, migrate, adopt, release, templates."""
+
+from __future__ import annotations
+
+import uuid
+
+from ebbtide.client.connection import Connection
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.common import PartialVector, Vector
+from ebbtide.messages.hosts import TemplateInfo, TemplateList
+from ebbtide.messages.operations import Operation
+from ebbtide.messages.requests import (
+    AdoptRequest,
+    MigrateRequest,
+    ReleaseRequest,
+    ResizeRequest,
+    StartRequest,
+    StopRequest,
+)
+
+
+class LifecycleCalls(Connection):
+    """Methods of `ebbtide.client.ManagerClient`; each returns the running operation."""
+
+    async def stop(self, name: str, *, limit_s: float = 60.0, request_id: str | None = None) -> Operation:
+        """Have a VM power off, by force after ``limit_s`` seconds; it keeps its name, its host and its disk."""
+        body = StopRequest(request_id=request_id or new_request_id(), limit_s=limit_s)
+        return await self._one("POST", f"/v1/vms/{name}/stop", Operation, body=body)
+
+    async def start(
+        self,
+        name: str,
+        *,
+        anywhere: bool = False,
+        lose_disk: bool = False,
+        deadline_s: float = 60.0,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Start a VM that is off. ``anywhere``: on another host where its own has no room."""
+        body = StartRequest(
+            request_id=request_id or new_request_id(), anywhere=anywhere, lose_disk=lose_disk, deadline_s=deadline_s
+        )
+        return await self._one("POST", f"/v1/vms/{name}/start", Operation, body=body)
+
+    async def resize(
+        self,
+        name: str,
+        *,
+        nominal: PartialVector | None = None,
+        minimum: PartialVector | None = None,
+        ceiling: PartialVector | None = None,
+        priority: Priority | None = None,
+        deadline_s: float = 60.0,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Sell a VM as something else; what is left out stays."""
+        body = ResizeRequest(
+            request_id=request_id or new_request_id(),
+            nominal=nominal,
+            minimum=minimum,
+            ceiling=ceiling,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+        return await self._one("PATCH", f"/v1/vms/{name}", Operation, body=body)
+
+    async def migrate(
+        self,
+        name: str,
+        *,
+        host: str | None = None,
+        lose_disk: bool = False,
+        limit_s: float = 60.0,
+        deadline_s: float = 60.0,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Stop a VM where it is and start it elsewhere; where that fails it starts again where it was."""
+        body = MigrateRequest(
+            request_id=request_id or new_request_id(),
+            host=host,
+            lose_disk=lose_disk,
+            limit_s=limit_s,
+            deadline_s=deadline_s,
+        )
+        return await self._one("POST", f"/v1/vms/{name}/migrate", Operation, body=body)
+
+    async def adopt(
+        self,
+        domain: str,
+        host: str,
+        *,
+        name: str | None = None,
+        priority: Priority = Priority.DEFLATABLE,
+        minimum: Vector | None = None,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Manage a running domain that was made without us, at the size that it has."""
+        body = AdoptRequest(
+            request_id=request_id or new_request_id(),
+            host=host,
+            domain=domain,
+            name=name,
+            priority=priority,
+            minimum=minimum or Vector(),
+        )
+        return await self._one("POST", "/v1/adoptions", Operation, body=body)
+
+    async def release(self, name: str, *, deadline_s: float = 60.0, request_id: str | None = None) -> Operation:
+        """Give an adopted VM back as it was."""
+        body = ReleaseRequest(request_id=request_id or new_request_id(), deadline_s=deadline_s)
+        return await self._one("POST", f"/v1/vms/{name}/release", Operation, body=body)
+
+    async def templates(self, host: str) -> list[TemplateInfo]:
+        """The templates of a host."""
+        return list((await self._one("GET", f"/v1/hosts/{host}/templates", TemplateList)).templates)
+
+
+def new_request_id() -> str:
+    """A new request id."""
+    return f"ebb-{uuid.uuid4().hex[:20]}"

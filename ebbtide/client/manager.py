@@ -1,0 +1,319 @@
+"""Client of the manager's REST interface: hosts, VMs, operations, machines and events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from ebbtide.client.connection import query_of, refusal_of
+from ebbtide.client.errors import ManagerUnreachable
+from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
+from ebbtide.client.tasks import TaskCalls
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.commands import ModeCommand, TargetCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.dry_runs import DryRunReport, Forecast
+from ebbtide.messages.explanations import Event, VMExplanation
+from ebbtide.messages.hosts import ForgottenHost, HostStatus, ManagerHealth, Readiness
+from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
+from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.requests import VMRequest
+from ebbtide.messages.vms import ClusterVM, VMSpec
+
+#: How long one long poll waits; short, so that progress is seen while an operation runs.
+POLL_S = 1.0
+#: Between two attempts to go on with a stream, and how many may fail in a row.
+STREAM_PAUSE_S = 1.0
+STREAM_ATTEMPTS = 30
+#: No event is longer; what is, is no stream of a manager.
+LINE_LIMIT = 1024 * 1024
+
+Progress = Callable[[str], None]
+
+
+class ManagerClient(LifecycleCalls, TaskCalls):
+    """One conversation with a manager. Use as an asynchronous context manager.
+
+    :param url: where the manager listens, for example ``http://127.0.0.1:7100``; several, of which one leads, with
+        commas between them.
+    :param token: the bearer token of the manager's users.
+    :param tls: for an https URL; default: whom this machine trusts.
+
+    Every method raises ManagerUnreachable when no manager answers, ManagerRefused for a 4xx or 5xx, and another
+    ClientError for what is not sent at all.
+    """
+
+    async def health(self) -> ManagerHealth:
+        """Whether the manager runs. Needs no token."""
+        return await self._one("GET", "/healthz", ManagerHealth)
+
+    async def readiness(self) -> Readiness:
+        """Whether a manager leads and its store answers; ManagerStandsBy where none does."""
+        return await self._one("GET", "/readyz", Readiness)
+
+    async def openapi(self) -> dict[str, Any]:
+        """The document that describes the manager's API."""
+        return dict(await self._request("GET", "/v1/openapi.json"))
+
+    async def hosts(self, *, state: str | None = None, mode: HostMode | None = None) -> list[HostStatus]:
+        """All hosts that ever reported, or those in a state (``ready``, ``silent``) and of a mode."""
+        return await self._list("/v1/hosts", "hosts", HostStatus, {"state": state, "mode": mode})
+
+    async def host(self, host: str) -> HostStatus:
+        """One host; ManagerRefused with status 404 if there is none of that id."""
+        return await self._one("GET", f"/v1/hosts/{host}", HostStatus)
+
+    async def forget_host(self, host: str, *, lost_vms: bool = False) -> ForgottenHost:
+        """Drop a silent host that does not come back.
+
+        ``lost_vms``: its VMs are gone with it, and their names are free; without it a host that has VMs is refused.
+        """
+        query = {"lost_vms": "true"} if lost_vms else {}
+        return await self._one("DELETE", f"/v1/hosts/{host}", ForgottenHost, query=query)
+
+    async def vms(
+        self,
+        *,
+        host: str | None = None,
+        state: str | None = None,
+        priority: Priority | None = None,
+        prefix: str | None = None,
+    ) -> list[ClusterVM]:
+        """All VMs, or those on a host, in a state, of a priority, whose names begin so."""
+        query = {"host": host, "state": state, "priority": priority, "prefix": prefix}
+        return await self._list("/v1/vms", "vms", ClusterVM, query)
+
+    async def vm(self, name: str) -> ClusterVM:
+        """One VM; ManagerRefused with status 404 if there is none of that name."""
+        return await self._one("GET", f"/v1/vms/{name}", ClusterVM)
+
+    async def create(
+        self,
+        spec: VMSpec,
+        *,
+        policy: PlacementPolicy | None = None,
+        deadline_s: float = 60.0,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Place and start a VM; others are deflated for it where that is needed. Returns the running operation."""
+        body = VMRequest(request_id=request_id or new_request_id(), vm=spec, policy=policy, deadline_s=deadline_s)
+        return await self._one("POST", "/v1/vms", Operation, body=body)
+
+    async def dry_run_creation(
+        self, spec: VMSpec, *, policy: PlacementPolicy | None = None, deadline_s: float = 60.0
+    ) -> DryRunReport:
+        """Where a VM would go and who would give what for it; nothing is changed."""
+        body = VMRequest(request_id=new_request_id(), vm=spec, policy=policy, deadline_s=deadline_s, dry_run=True)
+        return await self._one("POST", "/v1/vms", DryRunReport, body=body)
+
+    async def delete(self, name: str, *, version: str | None = None, request_id: str | None = None) -> Operation:
+        """Stop a VM; its host's deflated VMs grow into the room. Returns the running operation.
+
+        ``version``: of the VM that is meant; ManagerRefused with status 412 if it has another by now.
+        """
+        query = {"request_id": request_id or new_request_id()}
+        return await self._one("DELETE", f"/v1/vms/{name}", Operation, query=query, headers=_if_match(version))
+
+    async def dry_run_deletion(self, name: str) -> DryRunReport:
+        """Who would grow if a VM were deleted; nothing is changed."""
+        query = {"request_id": new_request_id(), "dry_run": "true"}
+        return await self._one("DELETE", f"/v1/vms/{name}", DryRunReport, query=query)
+
+    async def set_target(
+        self,
+        name: str,
+        target: Vector,
+        *,
+        generation: int,
+        deadline_s: float = 60.0,
+        mode: Mode = Mode.ASK,
+        version: str | None = None,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Bring one VM to a size. ``generation`` must be above the VM's. Returns the running operation.
+
+        ``version``: of the VM that is meant; ManagerRefused with status 412 if it has another by now.
+        """
+        body = TargetCommand(
+            request_id=request_id or new_request_id(),
+            generation=generation,
+            target=target,
+            deadline_s=deadline_s,
+            mode=mode,
+        )
+        return await self._one("PUT", f"/v1/vms/{name}/target", Operation, body=body, headers=_if_match(version))
+
+    async def forecast(
+        self, name: str, target: Vector, *, generation: int, deadline_s: float = 60.0, mode: Mode = Mode.ASK
+    ) -> Forecast:
+        """What bringing one VM to a size would come to; nothing is changed."""
+        body = TargetCommand(
+            request_id=new_request_id(),
+            generation=generation,
+            target=target,
+            deadline_s=deadline_s,
+            mode=mode,
+            dry_run=True,
+        )
+        return await self._one("PUT", f"/v1/vms/{name}/target", Forecast, body=body)
+
+    async def explain(self, name: str) -> VMExplanation:
+        """Why a VM has its size, what could still be taken, and what is blocked."""
+        return await self._one("GET", f"/v1/vms/{name}/explain", VMExplanation)
+
+    async def set_mode(
+        self, host: str, mode: HostMode, *, reason: str = "", request_id: str | None = None
+    ) -> Operation:
+        """Change a host's mode. Returns the running operation, which is the host's: wait for it with ``host``."""
+        body = ModeCommand(request_id=request_id or new_request_id(), mode=mode, reason=reason)
+        return await self._one("PUT", f"/v1/hosts/{host}/mode", Operation, body=body)
+
+    async def operations(
+        self,
+        limit: int = 20,
+        *,
+        kind: str | None = None,
+        state: OperationState | None = None,
+        vm: str | None = None,
+        host: str | None = None,
+        since: float | None = None,
+    ) -> list[Operation]:
+        """The latest operations, newest first. ``since``: seconds since the epoch."""
+        query = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
+        return await self._list("/v1/operations", "operations", Operation, query, limit)
+
+    async def operation(self, request_id: str, wait_s: float = 0.0, host: str | None = None) -> Operation:
+        """One operation, of the manager or of a host; waits up to ``wait_s`` seconds for its end."""
+        query = {"wait_s": f"{wait_s:g}"}
+        where = "/v1" if host is None else f"/v1/hosts/{host}"
+        path = f"{where}/operations/{request_id}"
+        return await self._one("GET", path, Operation, query=query, held_s=wait_s)
+
+    async def core_changes(
+        self, machine: str | None = None, limit: int = 100, *, since: float | None = None
+    ) -> list[CoreChange]:
+        """Core changes as the hosts reported them, newest first. ``since``: seconds since the epoch."""
+        query = {"machine": machine, "since": since}
+        return await self._list("/v1/core-changes", "core_changes", CoreChange, query, limit)
+
+    async def machines(self, duration_s: float) -> list[MachineRanking]:
+        """Machines by the probability that they keep their cores for a task of that many seconds, best first."""
+        return await self._list("/v1/machines", "machines", MachineRanking, {"duration_s": duration_s})
+
+    async def machine(self, name: str, duration_s: float) -> MachineRanking:
+        """How likely one machine keeps its cores; ManagerRefused with status 404 if none of that name runs."""
+        return await self._one("GET", f"/v1/machines/{name}", MachineRanking, query={"duration_s": f"{duration_s:g}"})
+
+    async def calibration(self) -> CalibrationReport:
+        """Whether predictions that machines keep their cores come true."""
+        return await self._one("GET", "/v1/calibration", CalibrationReport)
+
+    async def events(
+        self,
+        limit: int = 50,
+        *,
+        kind: str | None = None,
+        vm: str | None = None,
+        host: str | None = None,
+        since: float | None = None,
+        since_id: int | None = None,
+    ) -> list[Event]:
+        """What happened and why, newest first. ``since``: seconds since the epoch; ``since_id``: an event's."""
+        query = {"kind": kind, "vm": vm, "host": host, "since": since, "since_id": since_id}
+        return await self._list("/v1/events", "events", Event, query, limit)
+
+    async def follow_events(
+        self, *, after: int | None = None, kind: str | None = None, vm: str | None = None, host: str | None = None
+    ) -> AsyncIterator[Event]:
+        """Events as they happen, for ever; behind an event, or from now on.
+
+        A stream that breaks off is gone on with behind its last event; only a manager that cannot be reached at first,
+        or for half a minute, is ManagerUnreachable.
+        """
+        query = query_of({"kind": kind, "vm": vm, "host": host})
+        if after is None:
+            # A stream that breaks off before its first event must go on from here, too.
+            after = next((event.id for event in await self.events(1)), 0)
+        failed = 0 if self._managers.several else STREAM_ATTEMPTS
+        while True:
+            url = self.url
+            try:
+                async with self._stream("/v1/events/stream", query, {"Last-Event-ID": str(after)}) as answer:
+                    if answer.status == 503:
+                        raise ValueError("it is not ready")
+                    if answer.status >= 400:
+                        raise refusal_of(answer.status, await answer.json(content_type=None))
+                    failed = 0
+                    async for event in events_in(answer.content.iter_any()):
+                        after = event.id
+                        yield event
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                failed += 1
+                self._managers.turn()
+                if failed > STREAM_ATTEMPTS:
+                    why = str(error) or type(error).__name__
+                    raise ManagerUnreachable(f"no manager answers at {url}: {why}") from error
+            await asyncio.sleep(STREAM_PAUSE_S)
+
+    async def wait(
+        self,
+        operation: Operation,
+        *,
+        limit_s: float = 600.0,
+        progress: Progress | None = None,
+        host: str | None = None,
+    ) -> Operation:
+        """Follow an operation to its end; each new sentence of its progress goes to ``progress``, but for its outcome.
+
+        ``host``: whose operation it is, where it is not the manager's own.
+        Raises TimeoutError after ``limit_s`` seconds; the operation itself goes on.
+        """
+        told = 0
+        async with asyncio.timeout(limit_s):
+            while True:
+                over = operation.state is not OperationState.RUNNING
+                for sentence in operation.progress[told:]:
+                    # The sentence of an operation that has ended is its outcome, which the caller has.
+                    if progress is not None and not (over and sentence == operation.sentence):
+                        progress(sentence)
+                told = max(told, len(operation.progress))
+                if over:
+                    return operation
+                operation = await self.operation(operation.request_id, POLL_S, host)
+
+
+def _if_match(version: str | None) -> dict[str, str] | None:
+    return None if version is None else {"If-Match": f'"{version}"'}
+
+
+async def events_in(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:
+    """Events of a stream of server-sent events (WHATWG HTML); comments are signs of life and nothing more.
+
+    :raises ValueError: it is no stream of a manager.
+    """
+    rest, data = b"", []
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_LIMIT:
+            raise ValueError("a line without an end")
+        for line in (line.rstrip(b"\r").decode() for line in lines):
+            name, _, value = line.partition(":")
+            if name == "data":
+                data.append(value.removeprefix(" "))
+            elif not line and data:
+                yield _event("\n".join(data))
+                data = []
+
+
+def _event(text: str) -> Event:
+    try:
+        return Event.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"no event: {text[:200]}") from error

@@ -1,0 +1,98 @@
+"""Outcome of a deflation: its ledger and its sentence, from the bounds before and after and the layers' accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ebbtide.deflation.bounds import Bound, Reclaimed, reclaimed
+from ebbtide.deflation.cascade.instructions import Outcome
+from ebbtide.deflation.ledger import Layer, LayerAccount, LedgerEntry
+from ebbtide.deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
+
+Accounts = Mapping[Layer, LayerAccount]
+
+
+def deflation_outcome(
+    before: Bound,
+    after: Bound,
+    target: ResourceVector,
+    accounts: Accounts,
+    relinquished: ResourceVector,
+    seconds: float,
+    stopped: str = "",
+    errors: tuple[str, ...] = (),
+) -> Outcome:
+    """The outcome of a cascade.
+
+    :param relinquished: what the application says it gave up; it counts only as the part of the guest layer's that it
+        made possible.
+    :param stopped: why it was called off; empty if it was not.
+    :param errors: calls that failed; where nothing is missing in the end they do not matter.
+    """
+    missing = beyond_rounding(after.size.less(target))
+    given = reclaimed(before, after)
+    return Outcome(
+        before=before,
+        after=after,
+        target=target,
+        ledger=_ledger(before, target, given, accounts, relinquished),
+        shortfall=missing,
+        seconds=seconds,
+        sentence=_sentence(before, after, target, given, accounts, seconds, stopped),
+        errors=errors if not missing.is_zero() else (),
+    )
+
+
+def _ledger(
+    before: Bound, target: ResourceVector, given: Reclaimed, accounts: Accounts, relinquished: ResourceVector
+) -> tuple[LedgerEntry, ...]:
+    enabled = relinquished.smaller(given.guest)
+    verified = {Layer.APPLICATION: enabled, Layer.GUEST: given.guest, Layer.HYPERVISOR: given.hypervisor}
+    wanted = before.size.less(target)
+    return tuple(
+        LedgerEntry(
+            layer=layer,
+            resource=component,
+            asked=round(account.asked[component], 2),
+            promised=round(account.promised[component], 2),
+            verified=round(verified[layer][component], 4),
+            seconds=round(account.seconds, 3),
+            reason=_reason(account, layer, component),
+        )
+        for layer, account in accounts.items()
+        for component in COMPONENTS
+        if wanted[component] > TOLERANCE
+    )
+
+
+def _reason(account: LayerAccount, layer: Layer, component: str) -> str:
+    if layer is Layer.APPLICATION and account.promised[component] == 0 < max(account.promised):
+        return f"promised no {component}"
+    return "; ".join(account.reasons)
+
+
+def _sentence(
+    before: Bound,
+    after: Bound,
+    target: ResourceVector,
+    given: Reclaimed,
+    accounts: Accounts,
+    seconds: float,
+    stopped: str,
+) -> str:
+    asked, missing = before.size.less(target), beyond_rounding(after.size.less(target))
+    if beyond_rounding(asked).is_zero():
+        return "nothing to take: the VM is at or below the target already"
+    parts = f"took {given.total} of {asked} in {seconds:.1f} s"
+    parts += f" (guest {given.guest}; hypervisor {given.hypervisor})"
+    if not missing.is_zero():
+        # One failure may have stopped several layers: it is told once.
+        told = (reason for account in accounts.values() for reason in account.reasons)
+        reasons = dict.fromkeys(part for reason in told for part in reason.split("; "))
+        parts += f"; short of {missing}" + (f", because {'; '.join(reasons)}" if reasons else "")
+    return f"{parts}; stopped: {stopped}" if stopped else parts
+
+
+def beyond_rounding(vector: ResourceVector) -> ResourceVector:
+    """Drop what is below one step of a size: 0.005 cores, 1 MiB (a balloon moves in pages, virtio-mem in blocks)."""
+    return ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(vector, (0.005, 1.0, 0.5, 0.5), strict=True)))

@@ -1,0 +1,360 @@
+"""`ebb lab up`, `down` and `status`: one manager and its host agents as child processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ebbtide.client import ManagerClient
+from ebbtide.deflation.errors import DeflationError
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.errors import EbbError
+from ebbtide.lab import domains, paths, processes, services
+from ebbtide.lab.errors import LabError
+from ebbtide.lab.image import Image, build_image
+from ebbtide.lab.state import Daemon, LabHost, LabState, StateFile, make_directory, new_token, write_private
+from ebbtide.messages.common import Name, Vector
+from ebbtide.messages.hosts import HostStatus
+from ebbtide.rest.credentials import command_token, report_token
+from ebbtide.rest.tokens import read_token
+from hostagent.mechanisms.accelerator import Accelerator, probe_accelerator
+
+Report = Callable[[str], None]
+
+LOOPBACK = "127.0.0.1"
+READY_S = 60.0
+MANAGER = "manager"
+#: All that a lab makes in its directory.
+CONTENTS = ("hosts", "logs", "manager", "tokens", "lab.json")
+
+
+@dataclass(frozen=True)
+class HostSlice:
+    """A declared part of this machine: what one host agent may hand out."""
+
+    id: str
+    capacity: ResourceVector
+
+    @classmethod
+    def parse(cls, text: str) -> HostSlice:
+        """Read ``host-a=cpu_cores=6,memory_mib=3600``. Raises LabError that names what is wrong."""
+        name, _, rest = text.partition("=")
+        try:
+            TypeAdapter(Name).validate_python(name)
+        except ValidationError as error:
+            raise LabError(f"host {name!r} may hold 1 to 40 lower-case letters, digits and hyphens") from error
+        values: dict[str, float] = {}
+        for part in rest.split(","):
+            component, _, value = part.partition("=")
+            try:
+                values[component.strip()] = float(value)
+            except ValueError as error:
+                raise LabError(f"host {name}: {part!r} is not COMPONENT=NUMBER") from error
+        try:
+            capacity = ResourceVector.of(values)
+        except DeflationError as error:
+            raise LabError(f"host {name}: {error}") from error
+        if capacity.cpu_cores <= 0 or capacity.memory_mib <= 0:
+            raise LabError(f"host {name}: cpu_cores and memory_mib must be positive")
+        return cls(name, capacity)
+
+
+DEFAULT_HOSTS = (
+    HostSlice("host-a", ResourceVector(cpu_cores=6, memory_mib=3600)),
+    HostSlice("host-b", ResourceVector(cpu_cores=2, memory_mib=1600)),
+)
+
+
+class Lab:
+    """The lab in one directory. Its methods block; progress goes to ``report``, a sentence a step."""
+
+    def __init__(self, directory: Path | None = None, report: Report = lambda sentence: None) -> None:
+        self.directory = directory or paths.state_dir()
+        self.report = report
+        self.file = StateFile(self.directory)
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    def state(self) -> LabState:
+        """Raises LabError if no lab is up here."""
+        return self.file.running()
+
+    def up(self, hosts: Sequence[HostSlice] | None = None) -> LabState:
+        """Start the lab, or what of it does not run any more. Undone if it fails. Raises LabError."""
+        with self.file.lock():
+            state = self.file.load()
+            if state is not None and state.phase != "up":
+                self.report("clearing away what an unfinished start or stop left behind")
+                self._clear(state)
+                state = None
+            if state is not None:
+                return self._resume(state, hosts)
+            try:
+                return self._start(tuple(hosts or DEFAULT_HOSTS))
+            except BaseException as error:
+                self.report(f"undoing the start: {error or type(error).__name__}")
+                self._clear(self.file.load() or LabState())
+                raise
+
+    def prepare(self, hosts: Sequence[HostSlice]) -> LabState:
+        """What `up` does before it starts the daemons: for host agents that run in the caller's own process.
+
+        Raises LabError, also where a lab is up here; `down` clears away what was made.
+        """
+        with self.file.lock():
+            if self.file.load() is not None:
+                raise LabError(f"there is a lab in {self.directory} already")
+            return self._prepare(tuple(hosts))
+
+    def down(self) -> bool:
+        """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything."""
+        if not self.file.path.exists():
+            return False
+        with self.file.lock():
+            state = self.file.load()
+            if state is None:
+                return False
+            self._clear(state)
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """What runs, as data. Raises LabError if no lab is up here."""
+        state = self.state()
+        seen = {host.id: host for host in self._hosts_seen(state)}
+        return {
+            "state_dir": str(self.directory),
+            "phase": state.phase,
+            "accelerator": state.accelerator,
+            "accelerator_reason": state.accelerator_reason,
+            "image": state.image,
+            "manager": state.manager_url,
+            "token_file": str(state.manager_token_file),
+            "daemons": [
+                {
+                    "name": daemon.name,
+                    "pid": daemon.process.pid if daemon.process else None,
+                    "running": processes.running(daemon.process) is not None,
+                    "log": str(daemon.log),
+                }
+                for daemon in state.daemons
+            ],
+            "services_started": [process.name for process in state.services],
+            "libvirtd": services.LIBVIRTD.answers(),
+            "hosts": [
+                {
+                    "id": host.id,
+                    "state": seen[host.id].state if host.id in seen else "unknown",
+                    "capacity": host.capacity.vector().as_dict(),
+                    "vms": list(seen[host.id].vms) if host.id in seen else [],
+                }
+                for host in state.hosts
+            ],
+        }
+
+    def start_daemon(self, name: str) -> None:
+        """Start one daemon again that has ended. Raises LabError if it runs or cannot be started."""
+        state = self.state()
+        daemon = state.daemon(name)
+        if processes.running(daemon.process):
+            raise LabError(f"{name} runs already")
+        daemon.process = processes.start(name, daemon.argv, daemon.log)
+        self.file.save(state)
+
+    def wait_ready(self, limit_s: float = READY_S) -> None:
+        """Until the manager sees every host ready. Raises LabError with the log of a daemon that ended."""
+        state = self.state()
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            for daemon in state.daemons:
+                if processes.running(daemon.process) is None:
+                    raise LabError(f"{daemon.name} ended; the end of {daemon.log}:\n{processes.tail(daemon.log)}")
+            ready = {host.id for host in self._hosts_seen(state) if host.state in ("ready", "overcommitted")}
+            missing = [host.id for host in state.hosts if host.id not in ready]
+            if not missing:
+                return
+            if time.monotonic() > deadline_s:
+                raise LabError(f"the manager has not heard of {', '.join(missing)} within {limit_s:g} s")
+            time.sleep(0.2)
+
+    # --- up ------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, hosts: tuple[HostSlice, ...]) -> LabState:
+        names = [host.id for host in hosts]
+        if len(set(names)) != len(names):
+            raise LabError(f"two hosts have the same name: {', '.join(names)}")
+        for directory in (self.directory, self.logs):
+            make_directory(directory)
+        state = LabState()
+        self._save(state)
+        services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+        image = build_image(paths.image_cache(), progress=lambda stage, done: self.report(f"guest image: {stage}"))
+        accelerator = self._probe(image)
+        state.image, state.accelerator, state.accelerator_reason = image.key, accelerator.kind, accelerator.reason
+        self._describe(state, image, hosts)
+        self._save(state)
+        return state
+
+    def _start(self, hosts: tuple[HostSlice, ...]) -> LabState:
+        state = self._prepare(hosts)
+        for daemon in state.daemons:
+            self.report(f"starting {daemon.name}")
+            daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
+            self._save(state)
+        self.report("waiting for the hosts to report")
+        self.wait_ready()
+        state.phase = "up"
+        self._save(state)
+        return state
+
+    def _resume(self, state: LabState, hosts: Sequence[HostSlice] | None) -> LabState:
+        wanted = {(host.id, host.capacity) for host in hosts or ()}
+        if wanted and wanted != {(host.id, host.capacity.vector()) for host in state.hosts}:
+            raise LabError("a lab with other hosts is up; take it down first with `ebb lab down`")
+        ended = [daemon for daemon in state.daemons if processes.running(daemon.process) is None]
+        if not ended and services.LIBVIRTD.answers():
+            self.report(f"the lab is already up in {self.directory}")
+            return state
+        services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+        for daemon in ended:
+            self.report(f"{daemon.name} had ended; starting it again")
+            daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
+            self._save(state)
+        self.wait_ready()
+        return state
+
+    def _probe(self, image: Image) -> Accelerator:
+        self.report("probing the accelerator")
+        return probe_accelerator(image.kernel, None, paths.accelerator_cache())
+
+    def _describe(self, state: LabState, image: Image, hosts: tuple[HostSlice, ...]) -> None:
+        """Fill in ports, tokens and command lines."""
+        tokens, manager_dir = self.directory / "tokens", self.directory / "manager"
+        make_directory(tokens)
+        make_directory(manager_dir)
+        manager_port, *agent_ports = free_ports(1 + len(hosts))
+        state.manager_url = f"http://{LOOPBACK}:{manager_port}"
+        state.manager_token_file = self._token(tokens / "manager")
+        key_file = self._token(tokens / "hosts.key")
+        key = read_token(key_file)
+        manager = [program("ebb-manager"), "--listen", f"{LOOPBACK}:{manager_port}"]
+        manager += ["--token-file", str(state.manager_token_file), "--hosts-key-file", str(key_file)]
+        manager += ["--database", str(manager_dir / "manager.sqlite"), "--policy", "best-fit", "--seed", "1"]
+        state.daemons = [Daemon(name=MANAGER, argv=manager, log=self.logs / "manager.log")]
+        for host, port in zip(hosts, agent_ports, strict=True):
+            home = self.directory / "hosts" / host.id
+            disks, agent_state = home / "disks", home / "state"
+            for directory in (home.parent, home, disks, agent_state):
+                make_directory(directory)
+            token, reports = tokens / f"{host.id}.command-token", tokens / f"{host.id}.report-token"
+            write_private(token, command_token(key, host.id) + "\n")
+            write_private(reports, report_token(key, host.id) + "\n")
+            capacity = ",".join(f"{name}={value:g}" for name, value in host.capacity.as_dict().items() if value > 0)
+            agent = [program("ebb-hostagent"), "--id", host.id, "--listen", f"{LOOPBACK}:{port}"]
+            agent += ["--token-file", str(token), "--manager", state.manager_url]
+            agent += ["--manager-token-file", str(reports), "--capacity", capacity]
+            agent += ["--state-dir", str(agent_state), "--disk-dir", str(disks), "--image-dir", str(image.base.parent)]
+            agent += ["--uri", state.uri, "--accelerator", state.accelerator]
+            agent += ["--acpi-verdict", str(paths.acpi_verdict())]
+            state.daemons.append(Daemon(name=host.id, argv=agent, log=self.logs / f"{host.id}.log"))
+            state.hosts.append(
+                LabHost(
+                    id=host.id,
+                    capacity=Vector.of(host.capacity),
+                    url=f"http://{LOOPBACK}:{port}",
+                    token_file=token,
+                    disk_dir=disks,
+                )
+            )
+
+    @staticmethod
+    def _token(path: Path) -> Path:
+        write_private(path, new_token() + "\n")
+        return path
+
+    # --- down ----------------------------------------------------------------------------------------------------
+
+    def _clear(self, state: LabState) -> None:
+        state.phase = "stopping"
+        self._save(state)
+        ours = [daemon.process for daemon in reversed(state.daemons) if processes.running(daemon.process)]
+        if ours:
+            self.report("stopping the daemons")
+        killed = processes.stop([process for process in ours if process is not None])
+        for name in killed:
+            self.report(f"{name} did not end by SIGTERM and was killed")
+        host_ids = [host.id for host in state.hosts]
+        if host_ids:
+
+            def revive() -> None:
+                make_directory(self.logs)
+                services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+
+            if domains.domains_left(host_ids) and not services.LIBVIRTD.answers():
+                revive()
+            if services.LIBVIRTD.answers():
+                domains.remove_domains(state.uri, host_ids, self.report, revive)
+                domains.remove_logs(host_ids)
+        services.stop_services(state, self.report)
+        # The state file goes last, so that a `down` that was interrupted can be repeated.
+        for name in CONTENTS:
+            path = self.directory / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        (self.directory / "lock").unlink(missing_ok=True)
+        if self.directory.is_dir() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
+    def _save(self, state: LabState) -> None:
+        make_directory(self.directory)
+        self.file.save(state)
+
+    def _hosts_seen(self, state: LabState) -> list[HostStatus]:
+        """What the manager says of its hosts; nothing while it does not answer."""
+
+        async def ask() -> list[HostStatus]:
+            async with ManagerClient(state.manager_url, state.manager_token_file.read_text().strip()) as client:
+                return await client.hosts()
+
+        try:
+            return asyncio.run(ask())
+        except (EbbError, OSError):
+            return []
+
+
+def program(name: str) -> str:
+    """One of our own commands, beside the interpreter that runs this. Raises LabError."""
+    for directory in (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent):
+        if (directory / name).is_file():
+            return str(directory / name)
+    found = shutil.which(name)
+    if found is None:
+        raise LabError(f"{name} is not installed beside {sys.executable}; run `make install`")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports on loopback; all different."""
+    sockets = []
+    try:
+        for _ in range(count):
+            probe = socket.socket()
+            sockets.append(probe)
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()

@@ -1,0 +1,144 @@
+"""Removes the domains that the lab's agents left in libvirt: those with our name and our owner, never another."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ebbtide.lab.errors import LabError
+from ebbtide.lab.services import open_libvirt
+from hostagent.libvirt.hypervisor import domain_name
+from hostagent.state import intents
+
+RUN = Path("/run/libvirt/qemu")
+LOGS = Path("/var/log/libvirt/qemu")
+REMOVE_S = 30.0
+#: How often a libvirtd that ended in the middle is brought back before it is given up.
+REVIVALS = 3
+
+
+class _LibvirtGone(LabError):
+    """libvirtd has ended, or hung up."""
+
+
+def remove_domains(
+    uri: str,
+    host_ids: Iterable[str],
+    report: Callable[[str], None],
+    revive: Callable[[], None] | None = None,
+) -> list[str]:
+    """Destroy and undefine the domains of these hosts; returns their names.
+
+    A domain is one of ours if its name begins with ``ebb-HOST.`` and its metadata names HOST as the owner; one that has
+    only the name is left and reported. Raises LabError when libvirt refuses.
+
+    :param revive: makes libvirt answer again where it has ended meanwhile, so that no domain is left without it.
+    """
+    hosts, removed = list(host_ids), list[str]()
+    for attempt in range(1, REVIVALS + 1):
+        try:
+            _remove_all(uri, hosts, report, removed)
+            break
+        except _LibvirtGone as error:
+            if revive is None or attempt == REVIVALS:
+                raise
+            report(f"libvirt went away while domains were being removed, and is brought back: {error}")
+            revive()
+    return removed
+
+
+def _remove_all(uri: str, host_ids: list[str], report: Callable[[str], None], removed: list[str]) -> None:
+    """Adds the names of those that are gone to ``removed``, also where it raises."""
+    import libvirt
+
+    try:
+        connection = open_libvirt(uri)
+    except LabError as error:
+        raise _LibvirtGone(str(error)) from error
+    try:
+        for domain in connection.listAllDomains():
+            name = domain.name()
+            hosts = [host for host in host_ids if name.startswith(domain_name(host, ""))]
+            if not hosts:
+                continue
+            owner = _owner(domain)
+            if owner not in hosts:
+                report(f"{name} is left alone: its owner is {owner or 'not known'}")
+                continue
+            report(f"removing {name}")
+            _remove(connection, domain.UUIDString(), name)
+            removed.append(name)
+    except libvirt.libvirtError as error:
+        if _is_gone(error):
+            raise _LibvirtGone(str(error)) from error
+        raise LabError(f"the domains could not be removed: {error}") from error
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def _is_gone(error: Any) -> bool:
+    """Whether a call ended because its libvirtd did: then the error is one of the connection, not of the driver."""
+    import libvirt
+
+    return error.get_error_domain() == libvirt.VIR_FROM_RPC or error.get_error_code() in (
+        libvirt.VIR_ERR_NO_CONNECT,
+        libvirt.VIR_ERR_INVALID_CONN,
+    )
+
+
+def _remove(connection: Any, uuid: str, name: str) -> None:
+    """Repeat until libvirt knows it no more: a libvirtd that was just started still finds out which domains run."""
+    import libvirt
+
+    problem = "it is still there"
+    deadline_s = time.monotonic() + REMOVE_S
+    while time.monotonic() < deadline_s:
+        try:
+            domain = connection.lookupByUUIDString(uuid)
+            if domain.isActive():
+                domain.destroy()
+            if domain.isPersistent():
+                domain.undefine()
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return
+            if _is_gone(error):
+                raise
+            if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:
+                raise LabError(f"{name} could not be removed: {error}") from error
+            problem = str(error)
+        time.sleep(0.2)
+    raise LabError(f"{name} could not be removed within {REMOVE_S:g} s: {problem}")
+
+
+def domains_left(host_ids: Iterable[str], run: Path = RUN) -> bool:
+    """Whether QEMU processes of these hosts may be alive though libvirtd is not: it keeps a pid file for each."""
+    return any(any(run.glob(domain_name(host, "*.pid"))) for host in host_ids)
+
+
+def remove_logs(host_ids: Iterable[str], logs: Path = LOGS) -> None:
+    """Remove the logs that libvirt wrote about the domains of these hosts."""
+    for host in host_ids:
+        pattern = re.compile(re.escape(domain_name(host, "")) + r"[a-z0-9-]+\.log(\.\d+)?")
+        for path in logs.glob(domain_name(host, "*.log*")):
+            if pattern.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+
+def _owner(domain: Any) -> str | None:
+    import libvirt
+
+    for flags in (libvirt.VIR_DOMAIN_AFFECT_CONFIG, libvirt.VIR_DOMAIN_AFFECT_LIVE):
+        try:
+            text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE, flags)
+        except libvirt.libvirtError:
+            continue
+        intent = intents.from_element(text)
+        if intent is not None:
+            return intent.owner
+    return None

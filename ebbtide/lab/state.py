@@ -1,0 +1,149 @@
+"""State of a lab between `ebb lab up` and `ebb lab down`: one file, written whole after every step."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ebbtide.lab.errors import LabError
+from ebbtide.lab.kvm_device import DeviceAccess
+from ebbtide.messages.common import Name, Vector
+
+FILE = "lab.json"
+
+
+class Process(BaseModel):
+    """A process that the lab started. ``created``: its start time, so that a reused pid is never taken for it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    pid: int
+    created: float
+
+
+class Daemon(BaseModel):
+    """One of our daemons: how it is started, and the process while it runs."""
+
+    name: str
+    argv: list[str]
+    log: Path
+    process: Process | None = None
+
+
+class LabHost(BaseModel):
+    """One host of the lab: a declared slice of this machine with an agent of its own."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: Name
+    capacity: Vector
+    url: str
+    token_file: Path
+    disk_dir: Path
+
+
+class LabState(BaseModel):
+    """The lab as it stands in its file."""
+
+    version: Literal[1] = 1
+    phase: Literal["starting", "up", "stopping"] = "starting"
+    manager_url: str = ""
+    manager_token_file: Path = Path()
+    uri: str = "qemu:///system"
+    accelerator: str = ""
+    accelerator_reason: str = ""
+    image: str = ""
+    hosts: list[LabHost] = []
+    daemons: list[Daemon] = []
+    #: Services of the system that ran nowhere before; in the order in which they were started.
+    services: list[Process] = []
+    #: Whether libvirt's default network came up with the libvirtd that we started.
+    network_started: bool = False
+    #: Who could open /dev/kvm before the lab opened it to libvirt's QEMU user; None if nothing was changed.
+    kvm_before: DeviceAccess | None = None
+
+    def daemon(self, name: str) -> Daemon:
+        """Raises LabError for a name that no daemon has."""
+        for daemon in self.daemons:
+            if daemon.name == name:
+                return daemon
+        raise LabError(f"no daemon of the lab is called {name}; there are {', '.join(d.name for d in self.daemons)}")
+
+
+class StateFile:
+    """The file of a lab in its directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / FILE
+
+    def load(self) -> LabState | None:
+        """None where no lab was started. Raises LabError for a file that cannot be understood."""
+        try:
+            return LabState.model_validate_json(self.path.read_text())
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise LabError(f"{self.path} may be read by root only") from error
+        except ValidationError as error:
+            raise LabError(f"{self.path} is not the state of a lab: {error}") from error
+
+    def running(self) -> LabState:
+        """Raises LabError if no lab is up here."""
+        state = self.load()
+        if state is None:
+            raise LabError(f"no lab is up in {self.directory}; start one with `ebb lab up`")
+        return state
+
+    def save(self, state: LabState) -> None:
+        """Write it whole or not at all."""
+        write_private(self.path, state.model_dump_json(indent=1) + "\n")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One `up` or `down` at a time. Raises LabError while another one is at work."""
+        make_directory(self.directory)
+        with (self.directory / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise LabError(f"another `ebb lab` is at work in {self.directory}") from error
+            yield
+
+
+def make_directory(path: Path) -> None:
+    """A directory that QEMU's user may pass through but not list."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o711)
+    except PermissionError as error:
+        raise LabError(f"{path} cannot be made: the lab needs root, or another {path.parent}") from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one that only its owner can read."""
+    # A new file of ours, 0600: in a directory of others a name that can be guessed may be there, or lead elsewhere.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def new_token() -> str:
+    """A random bearer token."""
+    return secrets.token_urlsafe(32)

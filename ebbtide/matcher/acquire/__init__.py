@@ -1,0 +1,1 @@
+"""Decision which harvest machines to keep, to ask for and to give back."""

@@ -1,0 +1,245 @@
+"""Dask as an engine: a worker's resource ``core``, one worker named with each task. Needs no root anywhere.
+
+Dask knows no held tasks: what is held is a file beside the records, and is submitted when it is released. The scheduler
+keeps a task for as long as it is published under its attempt's name, also while no manager is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import cloudpickle
+import distributed
+
+from ebbtide.matcher.engines import dask_inside
+from ebbtide.matcher.engines.records import Record, Records, exit_code_of, merged, shell_of
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.errors import EngineRefused, EngineSettingsError, EngineUnreachable
+from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
+from ebbtide.matcher.match.tasks import TaskOrder
+
+# Workers and scheduler need not have this package installed.
+cloudpickle.register_pickle_by_value(dask_inside)
+
+#: Half of it has no types.
+_dask: Final[Any] = distributed
+#: How often an attempt is asked to end before it is killed.
+POLITE: Final = 5
+#: How `dask_inside.run` says what its command ended with.
+_EXIT_CODE: Final = re.compile(r"^RuntimeError\('exit code ([0-9]{1,3})'\)$")
+
+
+class Dask:
+    """One scheduler and its workers, which carry the names of machines."""
+
+    kind = "dask"
+
+    def __init__(self, settings: EngineSettings) -> None:
+        if settings.directory is None or settings.dask_scheduler is None:
+            raise EngineSettingsError("directory and dask_scheduler must be given")
+        self._settings = settings
+        self._directory: Path = settings.directory
+        self._records = Records(settings.directory)
+        self._client: Any = None
+        self._addresses: dict[str, str] = {}
+        self._drained: dict[str, str] = {}
+        #: Workers that attempts are on, by address.
+        self._places: dict[str, str] = {}
+        self._asked: dict[str, int] = {}
+
+    async def start(self) -> None:
+        await self._records.check()
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                await client.close(timeout=2)
+
+    async def look(self, wanted: Collection[str]) -> Look:
+        before = await self._records.read(wanted)
+        held = await asyncio.to_thread(self._held)
+        async with self._connected() as client:
+            found = await client.run_on_scheduler(dask_inside.survey, f"{self._settings.label}.")
+        after = await self._records.read({*wanted, *found["tasks"], *held})
+        self._addresses = {worker["name"]: worker["address"] for worker in found["workers"]}
+        self._drained = {worker["name"]: worker["drained"] for worker in found["workers"]}
+        places = {attempt: self._addresses.get(task["worker"] or "") for attempt, task in found["tasks"].items()}
+        self._places = {attempt: address for attempt, address in places.items() if address is not None}
+        seen = {attempt: Seen(AttemptState.HELD) for attempt in held}
+        for attempt, task in found["tasks"].items():
+            seen[attempt] = _seen(task, before.get(attempt, Record()))
+        for attempt in held:
+            if after[attempt].claim is not Claim.NONE and attempt not in found["tasks"]:
+                # Sealed before it was released; or its scheduler has lost it, with all that it had.
+                seen[attempt] = Seen(AttemptState.GONE)
+        return Look({worker["name"]: _machine(worker) for worker in found["workers"]}, merged(seen, before, after))
+
+    async def submit(self, attempt: str, order: TaskOrder) -> None:
+        body = json.dumps({"command": list(order.command), "cores": order.cores})
+        await self._records.prepare(attempt, self._settings.user)
+        try:
+            await asyncio.to_thread(self._hold, attempt, body)
+        except OSError as error:
+            raise EngineUnreachable(f"cannot write to {self._directory}: {error.strerror}") from error
+
+    async def release(self, attempt: str, machine: str) -> None:
+        try:
+            body = json.loads(await asyncio.to_thread(self._held_path(attempt).read_text))
+        except FileNotFoundError:
+            return
+        argv = [*shell_of(self._directory, attempt), machine, *body["command"]]
+        async with self._connected() as client:
+            address = self._address(machine)
+            if self._drained.get(machine):
+                raise EngineRefused(f"dask: {machine} takes no new task: {self._drained[machine]}")
+            future = client.submit(
+                dask_inside.run,
+                argv,
+                key=attempt,
+                workers=[address],
+                allow_other_workers=False,
+                resources={"core": body["cores"]},
+                retries=0,
+                pure=False,
+            )
+            # Keeps it at the scheduler when this client is gone.
+            await client.publish_dataset(future, name=attempt, override=True)
+
+    async def cancel(self, attempt: str, begun_too: bool = True) -> None:
+        record = await self._records.seal(attempt)
+        if record.claim is Claim.SEALED:
+            await self._drop(attempt)
+            return
+        if not begun_too:
+            return
+        self._asked[attempt] = asked = self._asked.get(attempt, 0) + 1
+        number = signal.SIGTERM if asked <= POLITE else signal.SIGKILL
+        shell = shell_of(self._directory, attempt)
+        async with self._connected() as client:
+            # Where the scheduler has it; one that it has lost may be anywhere. Its record says what its command wants.
+            workers = [self._places[attempt]] if attempt in self._places else list(self._addresses.values())
+            await client.run(dask_inside.end, shell, int(number), workers=workers)
+
+    async def forget(self, attempt: str) -> None:
+        await self._drop(attempt)
+
+    async def set_usable_cores(self, machine: str, cores: int) -> None:
+        async with self._connected() as client:
+            await client.run(dask_inside.set_cores, cores, workers=[self._address(machine)])
+
+    async def drain(self, machine: str, reason: str) -> None:
+        async with self._connected() as client:
+            await client.run_on_scheduler(dask_inside.mark_drained, self._address(machine), reason)
+        self._drained[machine] = reason
+
+    async def undrain(self, machine: str) -> None:
+        await self.drain(machine, "")
+
+    def _address(self, machine: str) -> str:
+        try:
+            return self._addresses[machine]
+        except KeyError:
+            raise EngineRefused(f"dask: there is no worker {machine}") from None
+
+    async def _drop(self, attempt: str) -> None:
+        """Have neither the scheduler nor the directory hold it any more."""
+        self._asked.pop(attempt, None)
+        async with self._connected() as client:
+            with contextlib.suppress(KeyError):
+                await client.unpublish_dataset(attempt)
+            await client.cancel([_dask.Future(attempt, client)], force=True)
+        await asyncio.to_thread(self._held_path(attempt).unlink, missing_ok=True)
+
+    def _held_path(self, attempt: str) -> Path:
+        return self._directory / f"{attempt}.held"
+
+    def _hold(self, attempt: str, body: str) -> None:
+        path = self._held_path(attempt)
+        if path.exists():
+            return
+        handle, written = tempfile.mkstemp(dir=self._directory, prefix=".held.")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(written).replace(path)
+
+    def _held(self) -> set[str]:
+        """Attempts that were taken on and not dropped: held ones, unless the scheduler has them."""
+        return {path.stem for path in self._directory.glob(f"{self._settings.label}.*.held")}
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        """A connection, made where there is none; one that breaks is dropped."""
+        limit_s = self._settings.answer_s
+        try:
+            async with asyncio.timeout(limit_s):
+                if self._client is None or self._client.status != "running":
+                    await self._connect()
+                assert self._client is not None
+                yield self._client
+        except (OSError, TimeoutError) as error:
+            await self.stop()
+            why = str(error) or f"no answer within {limit_s:g} s"
+            raise EngineUnreachable(f"dask: {self._settings.dask_scheduler}: {why}") from error
+
+    async def _connect(self) -> None:
+        await self.stop()
+        settings, security = self._settings, None
+        if settings.dask_ca_file is not None:
+            security = _dask.Security(
+                require_encryption=True,
+                tls_ca_file=str(settings.dask_ca_file),
+                tls_client_cert=str(settings.dask_certificate_file),
+                tls_client_key=str(settings.dask_key_file),
+            )
+        # Known before it is connected: one that is not closed would complain when it is collected.
+        self._client = _dask.Client(
+            settings.dask_scheduler,
+            asynchronous=True,
+            set_as_default=False,
+            name="ebb-manager",
+            security=security,
+            timeout=settings.answer_s,
+        )
+        await self._client
+
+
+def _seen(task: Mapping[str, Any], record: Record) -> Seen:
+    """A key of the scheduler, with what its record said before."""
+    state, worker = task["state"], task["worker"]
+    if state == "processing":
+        begun = record.claim is Claim.BEGUN
+        return Seen(AttemptState.RUNNING if begun else AttemptState.RELEASED, worker)
+    if state in ("memory", "erred", "released", "forgotten"):
+        # Kept as a result: the attempt returned, and so its command ended with 0.
+        found = _EXIT_CODE.search(task["reason"])
+        code = 0 if state == "memory" else exit_code_of(int(found[1])) if found else None
+        reason = "" if code is not None else " ".join(task["reason"].split())[:300]
+        return Seen(AttemptState.ENDED, worker, exit_code=code, reason=reason)
+    if record.claim is Claim.BEGUN:
+        # It was on a worker that is gone, and would begin again, which its record forbids.
+        return Seen(AttemptState.ENDED, worker, reason="its worker is gone")
+    return Seen(AttemptState.RELEASED, worker)
+
+
+def _machine(worker: Mapping[str, Any]) -> EngineMachine:
+    cores = worker["cores"]
+    return EngineMachine(
+        name=worker["name"],
+        most_cores=int(worker["threads"]),
+        usable_cores=int(cores) if cores is not None else 0,
+        up=bool(worker["running"]),
+        drained=worker["drained"],
+        foreign_cores=int(worker["others"]),
+    )

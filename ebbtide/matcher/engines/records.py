@@ -1,0 +1,328 @@
+"""Records of attempts: a claim when one begins, its end, and what its command printed.
+
+They lie in a directory that every machine sees under the same path. It belongs to the manager; in it each attempt has a
+directory of its own, which the manager makes and gives to the attempt's user. A claim is made by a hard link, which
+exactly one of many can make, on NFS too; so an attempt runs once at the most, whatever its engine forgets or repeats.
+
+What is in an attempt's directory may be made by its command: the manager opens regular files of the directory's owner
+only, never through a link, never waiting, and reads no more than a record can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+import os
+import pwd
+import re
+import secrets
+import shlex
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from ebbtide.matcher.errors import EngineSettingsError, EngineUnreachable
+from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, Seen
+
+T = TypeVar("T")
+
+#: What an attempt ends with that may not begin, and one that cannot write its record.
+CLAIMED, UNRECORDED = 99, 98
+#: A shell's code for what a signal has ended, and above.
+SIGNALLED: Final = 128
+#: No record is longer, bytes.
+RECORD_LIMIT: Final = 4096
+#: In an attempt's directory: its claim, its end, what its command prints.
+CLAIM, END, OUTPUT = "claim", "end", "out"
+
+#: A claim is touched so often while its command runs, seconds.
+BEAT_S: Final = 3.0
+#: One from further ahead than this was dated by its command, seconds: file systems keep one clock.
+_AHEAD_S: Final = 60.0
+_MACHINE: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+#: What opening says of links, sockets, and devices without a driver.
+_NO_RECORD: Final = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM}
+
+#: Arguments: the directory, the attempt, the machine, the command.
+SCRIPT: Final = f"""\
+directory=$1/$2 machine=$3
+shift 3
+record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
+printf 'begun %s %s\\n' "$(date +%s.%N)" "$machine" > "$record" && sync "$record" || exit {UNRECORDED}
+if ! ln "$record" "$directory/{CLAIM}" 2> /dev/null; then
+    rm -f "$record"
+    exit {CLAIMED}
+fi
+rm -f "$record"
+sync "$directory"
+# The claim grows no older while this shell lives.
+shell=$$
+( while sleep {BEAT_S:g} && kill -0 "$shell"; do touch -c "$directory/{CLAIM}"; done ) > /dev/null 2>&1 &
+heart=$!
+"$@" > "$directory/{OUTPUT}" 2>&1 &
+child=$!
+trap 'kill -TERM "$child" 2> /dev/null' TERM INT HUP
+wait "$child"
+code=$?
+while kill -0 "$child" 2> /dev/null; do
+    wait "$child"
+    code=$?
+done
+kill "$heart" 2> /dev/null
+record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
+printf '%s %s\\n' "$code" "$(date +%s.%N)" > "$record" && sync "$record" && mv "$record" "$directory/{END}"
+exit "$code"
+"""
+
+
+def batch_script(directory: Path, attempt: str, command: Collection[str], machine: str) -> str:
+    """The script of one attempt, for an engine that runs scripts.
+
+    :param machine: an expression of the shell.
+    """
+    words = shlex.join([str(directory), attempt])
+    return f'#!/bin/sh\nset -- {words} "{machine}" {shlex.join(command)}\n{SCRIPT}'
+
+
+def shell_of(directory: Path, attempt: str) -> list[str]:
+    """How the command line of an attempt begins, for an engine that runs programs; no other attempt's does."""
+    return ["/bin/sh", "-c", SCRIPT, "ebbtide", str(directory), attempt]
+
+
+def exit_code_of(code: int) -> int | None:
+    """What a command ended with, by what its attempt did; None: the attempt's own codes say nothing of a command."""
+    return code if 0 <= code <= 255 and code not in (CLAIMED, UNRECORDED) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What there is of one attempt. Times are seconds since the epoch."""
+
+    claim: Claim = Claim.NONE
+    begun_at: float | None = None
+    machine: str | None = None
+    exit_code: int | None = None
+    ended_at: float | None = None
+    #: Since it was touched last.
+    silent_s: float | None = None
+
+
+class Records:
+    """The records in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def check(self) -> None:
+        """:raises EngineSettingsError: they cannot be written here, or others can write them."""
+        await asyncio.to_thread(self._check)
+
+    def _check(self) -> None:
+        try:
+            with self._opened() as root:
+                found = os.fstat(root)
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise EngineSettingsError(
+                    f"directory {self.directory} must belong to the manager's own user (uid {os.geteuid()}) and be "
+                    "writable by no other: tasks get directories of their own in it (chown, chmod 0711)"
+                )
+            with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".check.") as file:
+                linked = Path(f"{file.name}.link")
+                os.link(file.name, linked)
+                linked.unlink()
+        except OSError as error:
+            raise EngineSettingsError(f"directory {self.directory} cannot be used: {error.strerror}") from error
+
+    async def prepare(self, attempt: str, user: str | None = None) -> None:
+        """Make an attempt's directory; harmless where it is there.
+
+        :param user: whose attempt it is; None: the manager's own.
+        """
+        await self._in_thread(lambda: self._prepare(attempt, user))
+
+    def _prepare(self, attempt: str, user: str | None = None) -> None:
+        with self._opened() as root:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(attempt, 0o700, dir_fd=root)
+            if user is not None and os.geteuid() == 0:
+                try:
+                    found = pwd.getpwnam(user)
+                except KeyError as error:
+                    raise OSError(errno.ENOENT, f"there is no user {user} on this machine") from error
+                with _directory(attempt, root) as own:
+                    os.fchown(own, found.pw_uid, found.pw_gid)
+            os.fsync(root)
+
+    async def read(self, attempts: Collection[str]) -> dict[str, Record]:
+        """The records of these attempts."""
+        return await self._in_thread(lambda: self._read_all(attempts))
+
+    def _read_all(self, attempts: Collection[str]) -> dict[str, Record]:
+        if not attempts:
+            return {}
+        # The file system's own time: machines and its server may have others.
+        with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".now.") as file:
+            now = os.fstat(file.fileno()).st_mtime
+        with self._opened() as root:
+            return {attempt: _read(root, attempt, now) for attempt in attempts}
+
+    async def owners(self, attempts: Collection[str]) -> dict[str, int]:
+        """Whose attempts these are, by uid; those without a directory are left out: they were never ours."""
+        return await self._in_thread(lambda: self._owners(attempts))
+
+    def _owners(self, attempts: Collection[str]) -> dict[str, int]:
+        owners = {}
+        with self._opened() as root:
+            for attempt in attempts:
+                with contextlib.suppress(FileNotFoundError):
+                    owners[attempt] = os.stat(attempt, dir_fd=root, follow_symlinks=False).st_uid
+        return owners
+
+    async def seal(self, attempt: str) -> Record:
+        """Claim an attempt, so that it never begins, unless it has. Returns its record."""
+        return await self._in_thread(lambda: self._seal(attempt))
+
+    def _seal(self, attempt: str) -> Record:
+        # Before it is submitted there is none yet.
+        self._prepare(attempt)
+        name = f".seal.{secrets.token_hex(8)}"
+        with self._opened() as root, _directory(attempt, root) as own:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            handle = os.open(name, flags, 0o600, dir_fd=own)
+            try:
+                os.write(handle, b"sealed\n")
+                os.fsync(handle)
+                with contextlib.suppress(FileExistsError):
+                    os.link(name, CLAIM, src_dir_fd=own, dst_dir_fd=own, follow_symlinks=False)
+            finally:
+                os.close(handle)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=own)
+            os.fsync(own)
+            return _read(root, attempt)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            raise EngineUnreachable(f"the records in {self.directory} cannot be used: {error.strerror}") from error
+
+    def _opened(self) -> contextlib.AbstractContextManager[int]:
+        return _directory(str(self.directory))
+
+
+@contextlib.contextmanager
+def _directory(path: str, parent: int | None = None) -> Iterator[int]:
+    """A directory, open; never through a link."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _read(root: int, attempt: str, now: float | None = None) -> Record:
+    try:
+        with _directory(attempt, root) as own:
+            claim, touched_at = _content(own, CLAIM)
+            end, _ = _content(own, END)
+    except FileNotFoundError:
+        return Record()
+    except OSError as error:
+        if error.errno not in _NO_RECORD:
+            raise
+        # Where tasks have the manager's own user, one may have put something else there.
+        return Record(Claim.BEGUN)
+    record = _claim(claim)
+    if record.claim is Claim.BEGUN:
+        if now is not None:
+            silent_s = now - touched_at
+            record = replace(record, silent_s=max(silent_s, 0.0) if silent_s > -_AHEAD_S else math.inf)
+        if ended := _end(end):
+            record = replace(record, exit_code=ended[0], ended_at=ended[1])
+    return record
+
+
+def _content(own: int, name: str) -> tuple[str | None, float]:
+    """A record's text and when it was touched; None where there is none, and empty for what is no record."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=own)
+    except FileNotFoundError:
+        return None, 0.0
+    except OSError as error:
+        if error.errno in _NO_RECORD:
+            return "", 0.0
+        raise
+    try:
+        found = os.fstat(handle)
+        owners = {os.fstat(own).st_uid, os.geteuid()}
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners or found.st_size > RECORD_LIMIT:
+            return "", found.st_mtime
+        return os.read(handle, RECORD_LIMIT).decode(errors="replace"), found.st_mtime
+    finally:
+        os.close(handle)
+
+
+def _claim(text: str | None) -> Record:
+    """A claim that says nothing that can be, is one all the same: no attempt can begin beside it."""
+    if text is None:
+        return Record()
+    words = text.split()
+    if words == ["sealed"]:
+        return Record(Claim.SEALED)
+    begun_at = _time(words[1]) if len(words) == 3 and words[0] == "begun" else None
+    if begun_at is None or not _MACHINE.fullmatch(words[2]):
+        return Record(Claim.BEGUN)
+    return Record(Claim.BEGUN, begun_at, words[2])
+
+
+def _end(text: str | None) -> tuple[int, float] | None:
+    words = (text or "").split()
+    if len(words) != 2 or not re.fullmatch(r"[0-9]{1,3}", words[0], re.ASCII):
+        return None
+    ended_at = _time(words[1])
+    return (int(words[0]), ended_at) if ended_at is not None and int(words[0]) <= 255 else None
+
+
+def _time(word: str) -> float | None:
+    return float(word) if re.fullmatch(r"[0-9]{1,11}(\.[0-9]{1,9})?", word, re.ASCII) else None
+
+
+def merged(seen: Mapping[str, Seen], before: Mapping[str, Record], after: Mapping[str, Record]) -> dict[str, Seen]:
+    """What an engine shows, with the records.
+
+    :param before: read before the engine was asked: a claim in there is older than the engine's answer.
+    :param after: read afterwards: one that had ended by then has its end in there.
+    :returns: with the exit code that the engine has; with that of the record only where the engine has none.
+    """
+    merged = {}
+    for attempt in {*seen, *after}:
+        found = seen.get(attempt, NOTHING)
+        over = found.state in (AttemptState.ENDED, AttemptState.GONE)
+        record = (after if over else before).get(attempt, Record())
+        if found is NOTHING and record == Record():
+            continue
+        if found.state is AttemptState.RUNNING and record.claim is Claim.NONE:
+            # The engine has given it its cores, and its command is about to begin.
+            record = after.get(attempt, record)
+        claim, exit_code = record.claim, record.exit_code
+        if over and found.exit_code is not None and (exit_code is not None or found.exit_code < SIGNALLED):
+            # The engine's word comes before that of a file, which the command could have written. Where command and
+            # attempt were killed there is no end, and the code is that of the signal: it was broken off.
+            exit_code = found.exit_code
+            claim = Claim.BEGUN if exit_code == 0 else claim
+        merged[attempt] = replace(
+            found,
+            claim=claim,
+            machine=found.machine or record.machine,
+            begun_at=record.begun_at,
+            silent_s=record.silent_s,
+            exit_code=exit_code if over else None,
+            ended_at=record.ended_at if over else None,
+        )
+    return merged

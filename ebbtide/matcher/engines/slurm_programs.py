@@ -1,0 +1,90 @@
+"""Slurm's own programs as child processes, each with a limit of time, none with anything of our environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+
+#: Words in which Slurm's programs say that slurmctld does not answer; their exit codes are all 1.
+_UNREACHABLE: Final = (
+    "unable to contact slurm controller",
+    "connection refused",
+    "timed out",
+    "communication connection failure",
+    "zero bytes were transmitted",
+    "slurmctld is not responding",
+    "i/o error",
+    "backup controller",
+    "transport endpoint is not connected",
+    "connection reset by peer",
+)
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class SlurmPrograms:
+    """Runs them.
+
+    :param conf: slurm.conf, where it is not where Slurm looks for it.
+    :param answer_s: how long one may take.
+    """
+
+    def __init__(self, conf: Path | None, answer_s: float) -> None:
+        self._environment: Mapping[str, str] = {
+            "PATH": os.environ.get("PATH", _PATH),
+            "LC_ALL": "C",
+            **({"SLURM_CONF": str(conf)} if conf is not None else {}),
+        }
+        self._answer_s = answer_s
+
+    async def run(self, *argv: str, text: str = "") -> str:
+        """What a program prints.
+
+        :param text: what it reads.
+        :raises EngineUnreachable: slurmctld does not answer.
+        :raises EngineRefused: it says no, in its own words.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=self._environment,
+                cwd="/",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except FileNotFoundError as error:
+            raise EngineUnreachable(f"there is no program {argv[0]} here: install Slurm's client") from error
+        try:
+            async with asyncio.timeout(self._answer_s):
+                output, errors = await process.communicate(text.encode())
+        except TimeoutError as error:
+            raise EngineUnreachable(f"{argv[0]} did not end within {self._answer_s:g} s") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            said = " ".join((errors or output).decode(errors="replace").split())
+            kind = EngineUnreachable if any(words in said.lower() for words in _UNREACHABLE) else EngineRefused
+            raise kind(f"{argv[0]}: {said[:500] or f'it ended with {process.returncode}'}")
+        return output.decode(errors="replace")
+
+    async def json(self, *argv: str) -> dict[str, Any]:
+        """What a program prints, read as JSON. Raises as `run`."""
+        output = await self.run(*argv, "--json")
+        try:
+            found = json.loads(output)
+        except ValueError as error:
+            raise EngineUnreachable(f"{argv[0]} printed no JSON") from error
+        if not isinstance(found, dict):
+            raise EngineUnreachable(f"{argv[0]} printed another JSON than expected")
+        # A controller that does not answer is an error in the document, with an exit code of 0.
+        for problem in found.get("errors") or []:
+            raise EngineUnreachable(f"{argv[0]}: {problem.get('error') or problem.get('description') or problem}")
+        return found

@@ -1,0 +1,1 @@
+"""Choice of a machine for each task; tasks as state machines."""

@@ -1,0 +1,288 @@
+"""Fleet of machines, what runs on each and when it will have room: a of Eq. 2 for one task on all machines at once.
+
+A machine's tasks end at known times, so the room that it will have grows in known steps; they are kept as a table, by
+whole cores and by whole steps of memory, of when there is so much. Room that is promised to tasks that wait counts as
+taken: without, all that wait wait for the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.matcher.predict.ages import Floats
+from ebbtide.matcher.predict.expected_time import remaining_s
+from ebbtide.matcher.predict.predictor import Predictor
+from ebbtide.matcher.predict.rolling import Integers
+
+#: Steps of memory in the table: the largest machine has so many.
+MEMORY_STEPS: Final = 64
+_EPSILON: Final = 1e-9
+#: Changes that are kept to be told.
+_TOLD: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A task that holds room of a machine, or is promised it."""
+
+    task: str
+    cores: float
+    memory_mib: float
+    #: When it began (for a promise: now) and is expected to end, on the predictor's clock.
+    started_at: float
+    ends_at: float
+
+
+class Fleet:
+    """The machines that tasks can run on. Rows of the arrays are the predictor's.
+
+    :param most_cores: that a task may wait for; a larger one runs where it has room at once, or not at all.
+    :param memory_step_mib: memory that becomes free counts in whole steps; what is free now counts exactly.
+    """
+
+    def __init__(self, predictor: Predictor, most_cores: int = 128, memory_step_mib: float = 2048.0) -> None:
+        for name, value in (("most_cores", most_cores), ("memory_step_mib", memory_step_mib)):
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidField(name, f"must be above 0 and finite, but is {value!r}")
+        self.predictor = predictor
+        self._most_cores = most_cores
+        self._step_mib = memory_step_mib
+        self._running: dict[int, list[Running]] = {}
+        self._promised: dict[int, list[Running]] = {}
+        self._where: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self.cores: Floats = np.zeros(0)
+        self.memory_mib: Floats = np.zeros(0)
+        #: What runs, and what is promised beside it.
+        self.used_cores: Floats = np.zeros(0)
+        self.used_mib: Floats = np.zeros(0)
+        self.promised_cores: Floats = np.zeros(0)
+        self.promised_mib: Floats = np.zeros(0)
+        #: 1: the machine's cores cannot be taken.
+        self.lasting: Floats = np.zeros(0)
+        #: When the first of what runs should end; and the moment up to which tasks that overrun are counted.
+        self._first_end: Floats = np.zeros(0)
+        self._now = predictor.now
+        #: Rows to fill again. Rows that changed, one after another; and how many of the first have been forgotten.
+        self._stale: set[int] = set()
+        self._touched: list[int] = []
+        self._untold = 0
+        #: When each machine has row-many cores (steps of memory); -inf: now, inf: never.
+        self._cores_at: Floats = np.zeros((most_cores + 1, 0))
+        self._memory_at: Floats = np.zeros((MEMORY_STEPS + 1, 0))
+
+    def put(self, machine: str, cores: float, memory_mib: float = math.inf, lasting: bool = False) -> None:
+        """A machine has so much now, whatever runs there. Without a figure memory does not matter.
+
+        :param lasting: its cores cannot be taken, so that the history of the others says nothing of it.
+        :raises InvalidField: sizes that are negative or no numbers.
+        """
+        for name, value in (("cores", cores), ("memory_mib", memory_mib)):
+            if not value >= 0:
+                raise InvalidField(name, f"must not be negative, but is {value!r}")
+        row = self.predictor.row(machine)
+        self._fit()
+        self._names[row] = machine
+        if self.lasting[row] != float(lasting):
+            self._forget_touched()
+        self.cores[row], self.memory_mib[row], self.lasting[row] = cores, memory_mib, float(lasting)
+        self._changed(row)
+
+    def remove(self, machine: str) -> list[str]:
+        """A machine is gone; returns the tasks that ran there."""
+        row = self.predictor.rows.get(machine)
+        if row is None or row not in self._names:
+            return []
+        ended = self._running.pop(row, [])
+        for task in ended:
+            del self._where[task.task]
+        self._promised.pop(row, None)
+        del self._names[row]
+        self.cores[row] = self.memory_mib[row] = 0.0
+        self._changed(row)
+        return [task.task for task in ended]
+
+    def start(self, machine: str, task: Running) -> None:
+        """A task runs on a machine now. More than there is room for is taken as it is: the machine may have shrunk.
+
+        :raises InvalidField: an unknown machine, or a task that runs already.
+        """
+        row = self.predictor.rows.get(machine)
+        if row is None or row not in self._names:
+            raise InvalidField("machine", f"{machine!r} is not known")
+        if task.task in self._where:
+            raise InvalidField("task", f"{task.task!r} runs already")
+        self._running.setdefault(row, []).append(task)
+        self._where[task.task] = row
+        self._changed(row)
+
+    def end(self, task: str) -> None:
+        """A task does not run any more. One that is not known is none."""
+        row = self._where.pop(task, None)
+        if row is not None:
+            self._running[row] = [other for other in self._running[row] if other.task != task]
+            self._changed(row)
+
+    def promise(self, row: int, task: Running) -> None:
+        """Room of a machine is kept for a task that waits, until `forget_promises`."""
+        self._promised.setdefault(row, []).append(task)
+        self._changed(row)
+
+    def forget_promises(self) -> None:
+        """A new round of decisions begins."""
+        rows, self._promised = list(self._promised), {}
+        for row in rows:
+            self._changed(row)
+
+    def lasts(self, row: int) -> bool:
+        """Whether the cores of a row's machine cannot be taken."""
+        return bool(self.lasting[row] > 0.0)
+
+    def name(self, row: int) -> str:
+        """The machine of a row."""
+        return self._names[row]
+
+    def rows(self) -> Iterable[int]:
+        """The rows of the machines that there are."""
+        return self._names.keys()
+
+    def tasks(self, machine: str) -> list[Running]:
+        """What runs on a machine, in the order in which it began."""
+        row = self.predictor.rows.get(machine)
+        return list(self._running.get(row, [])) if row is not None else []
+
+    def free_cores(self, rows: Integers | None = None) -> Floats:
+        """Cores not in use, by row or of some rows, promised ones among them.
+
+        Below 0 where a machine has shrunk under what runs.
+        """
+        self.advance(self._now)
+        return self.cores - self.used_cores if rows is None else self.cores[rows] - self.used_cores[rows]
+
+    def touched(self) -> int:
+        """A mark, for `touched_since`."""
+        return self._untold + len(self._touched)
+
+    def touched_since(self, mark: int) -> list[int] | None:
+        """Rows of machines whose room has changed since a mark; None: too many to be told, or more than their room."""
+        return self._touched[mark - self._untold :] if mark >= self._untold else None
+
+    def advance(self, now: float) -> None:
+        """Tasks that overrun their estimates are seen to as of now, and tables filled."""
+        self._fit()
+        if now != self._now:
+            overdue = np.flatnonzero(self._first_end <= max(now, self._now))
+            self._now = now
+            for row in overdue.tolist():
+                self._changed(row)
+        if self._stale:
+            for row in self._stale:
+                self._fill(row)
+            self._stale.clear()
+
+    def waits_s(self, cores: float, memory_mib: float, now: float, rows: Integers | None = None) -> Floats:
+        """a of Eq. 2: how long until each machine has room, by row, or of some rows; infinite where it never will.
+
+        The same as `simulator.nodes.backfilling.reservation`, which the simulator asks machine by machine, but that
+        memory that becomes free counts in whole steps. A task that overruns its estimate is expected to end after a
+        share of its age.
+        """
+        self.advance(now)
+        whole = math.ceil(cores - _EPSILON)
+        steps = math.ceil(memory_mib / self._step_mib - _EPSILON)
+        of = slice(None) if rows is None else rows
+        free = (self.cores[of] - self.used_cores[of] - self.promised_cores[of] >= cores - _EPSILON) & (
+            self.memory_mib[of] - self.used_mib[of] - self.promised_mib[of] >= memory_mib - _EPSILON
+        )
+        at = np.maximum(
+            self._cores_at[whole][of] if whole <= self._most_cores else np.inf,
+            self._memory_at[steps][of] if steps <= MEMORY_STEPS else np.inf,
+        )
+        waits: Floats = np.where(free, 0.0, np.maximum(at - now, 0.0))
+        return waits
+
+    def _fit(self) -> None:
+        """As many columns as the predictor has rows."""
+        size, wanted = len(self.cores), len(self.predictor.state.last_s)
+        if size == wanted:
+            return
+        more = wanted - size
+        for name in (
+            "cores",
+            "memory_mib",
+            "used_cores",
+            "used_mib",
+            "promised_cores",
+            "promised_mib",
+            "lasting",
+        ):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
+        self._first_end = np.concatenate([self._first_end, np.full(more, np.inf)])
+        for name in ("_cores_at", "_memory_at"):
+            table = getattr(self, name)
+            setattr(self, name, np.concatenate([table, np.full((len(table), more), np.inf)], axis=1))
+
+    def _changed(self, row: int) -> None:
+        """What is known of a machine is stale; its columns are filled when they are asked for."""
+        self._stale.add(row)
+        self._touched.append(row)
+        if len(self._touched) > _TOLD:
+            self._forget_touched()
+
+    def _forget_touched(self) -> None:
+        """More has changed than is told."""
+        self._untold += len(self._touched) + 1
+        self._touched.clear()
+
+    def _fill(self, row: int) -> None:
+        """The table's columns of one machine: when there will be how much room."""
+        running, promised = self._running.get(row, ()), self._promised.get(row, ())
+        self.used_cores[row] = math.fsum([task.cores for task in running])
+        self.used_mib[row] = math.fsum([task.memory_mib for task in running])
+        self.promised_cores[row] = math.fsum([task.cores for task in promised])
+        self.promised_mib[row] = math.fsum([task.memory_mib for task in promised])
+        self._first_end[row] = min([task.ends_at for task in running], default=math.inf)
+        cores, memory = self._cores_at[:, row], self._memory_at[:, row]
+        if row not in self._names:
+            cores[:] = memory[:] = np.inf
+            return
+        now = self._now
+        ends = [
+            (task.ends_at if task.ends_at > now else self._end(task), task.cores, task.memory_mib) for task in running
+        ]
+        ends += [(task.ends_at, task.cores, task.memory_mib) for task in promised]
+        ends.sort()
+        self._column(cores, float(self.cores[row]), 1.0, [(at, held) for at, held, _ in ends])
+        has_mib = float(self.memory_mib[row])
+        self._column(memory, has_mib, self._step_mib, [(at, held) for at, _, held in ends])
+
+    def _end(self, task: Running) -> float:
+        """When a task that overruns its estimate is expected to end, as it looks now."""
+        return self._now + float(remaining_s(task.ends_at, task.started_at, self._now))
+
+    @staticmethod
+    def _column(column: Floats, has: float, step: float, tasks: list[tuple[float, float]]) -> None:
+        """When so many steps are free: as the tasks end, one after another."""
+        most = len(column) - 1
+        if math.isinf(has):
+            # As it mostly was.
+            if column[most] != -math.inf:
+                column[:] = -math.inf
+            return
+        free = has - math.fsum([amount for _, amount in tasks])
+        filled = 0
+        at = -math.inf
+        for ends_at, amount in (*tasks, (math.inf, 0.0)):
+            until = min(max(math.floor(free / step + _EPSILON), -1), most) + 1
+            if until > filled:
+                column[filled:until] = at
+                filled = until
+            free += amount
+            at = ends_at
+        column[filled:] = math.inf

@@ -1,0 +1,372 @@
+"""Tasks as a state machine: what an engine shows comes in, instructions for it come out. Pure.
+
+Every instruction follows from a task's stored state and from what the engine shows, and may be given again: a manager
+that is killed between storing a state and carrying out an instruction gives it again after the next look.
+
+A task that has begun is begun again only where it is declared restartable. One that is not, and whose machine shrinks
+under it, goes on with the cores that are left; one whose machine goes is a failed task, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Literal
+
+from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, EngineMachine, Seen, attempt_name
+from ebbtide.matcher.policies.victims import choose_victims
+
+#: A released attempt that has not begun after so many seconds is taken back and matched again.
+BEGIN_LIMIT_S: Final = 15.0
+#: An attempt that its engine has lost runs as long as its record is touched at least so often, seconds.
+HEARTBEAT_LIMIT_S: Final = 15.0
+#: One that its engine has is believed to run for so long without; its machine may be slow.
+SILENCE_LIMIT_S: Final = 120.0
+LOST: Final = "its engine has lost it, and its command goes on"
+#: The same where its engine says that it runs, and its command has not begun: before it may come what nodes prepare.
+LAUNCH_LIMIT_S: Final = 45.0
+#: So often an engine may end an attempt that has not begun.
+MOST_LAUNCHES: Final = 5
+
+
+class TaskPhase(StrEnum):
+    """Where a task stands."""
+
+    WAITING = "waiting"
+    RELEASED = "released"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL: Final = frozenset({TaskPhase.DONE, TaskPhase.FAILED, TaskPhase.CANCELLED})
+#: Why an attempt is being ended: its owner wants no more of it; its cores were taken; it did not begin where it should;
+#: its engine knows something else of it than its record.
+Stop = Literal["", "cancel", "preempt", "again", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOrder:
+    """A task as it is asked for.
+
+    :param cores: whole cores.
+    :param duration_s: how long it is expected to run; None: unknown.
+    :param restartable: it may be begun again after it was broken off.
+    :param max_attempts: so often it is begun at the most.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    cores: int = 1
+    duration_s: float | None = None
+    restartable: bool = False
+    max_attempts: int = 5
+    #: Of preemption, 0 to 1, and seconds between two saves of its work (`matcher.match.matching.Demand`).
+    preemption_aversion: float = 0.0
+    checkpoint_s: float | None = None
+    #: As whom its command runs, where the engine has users; None: as its settings say.
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task and how far it is. Times are seconds since the epoch."""
+
+    order: TaskOrder
+    #: Tells it apart from earlier tasks of its name.
+    key: str
+    submitted_at: float
+    phase: TaskPhase = TaskPhase.WAITING
+    attempt: int = 1
+    machine: str | None = None
+    stop: Stop = ""
+    released_at: float | None = None
+    #: Of the present attempt, or of the last one.
+    began_at: float | None = None
+    #: The number of the last attempt that has begun; 0: none.
+    began_attempt: int = 0
+    ended_at: float | None = None
+    exit_code: int | None = None
+    #: Attempts that have begun, and those of them that were broken off.
+    begun: int = 0
+    preemptions: int = 0
+    #: Attempts that an engine ended before they began, one after another.
+    launches: int = 0
+    sentence: str = "it waits to be matched"
+    #: The longest that an attempt ran that was broken off; s.
+    ran_s: float = 0.0
+    #: P_c of the present attempt when it was released; None where history was silent.
+    predicted: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.order.name
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will become of it."""
+        return self.phase in FINAL
+
+    @property
+    def occupies(self) -> str | None:
+        """The machine on which it holds cores."""
+        return self.machine if self.phase in (TaskPhase.RELEASED, TaskPhase.RUNNING) else None
+
+    def attempt_name(self, label: str) -> str:
+        """Of the present attempt, or the last one."""
+        return attempt_name(label, self.name, self.key, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Give the engine an attempt, held."""
+
+    attempt: str
+    order: TaskOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let an attempt begin, on this machine and nowhere else."""
+
+    attempt: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Make sure that an attempt never begins; end it if it has.
+
+    :param begun_too: False: one that has begun goes on.
+    """
+
+    attempt: str
+    begun_too: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The engine need not keep an attempt that has ended."""
+
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetCores:
+    """From now on so many whole cores of a machine can be used."""
+
+    machine: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A machine takes no new task; what runs there goes on."""
+
+    machine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """It takes tasks again."""
+
+    machine: str
+
+
+Instruction = Submit | Release | Cancel | Forget | SetCores | Drain | Undrain
+
+
+def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task, tuple[Instruction, ...]]:
+    """A task after a look at its present attempt.
+
+    :param seen: None: neither the engine nor a record knows it.
+    :param now: seconds since the epoch.
+    """
+    seen = seen or NOTHING
+    attempt = task.attempt_name(label)
+    if task.final:
+        if seen.lives:
+            return task, (Cancel(attempt),)
+        return task, (Forget(attempt),) if seen.state is AttemptState.ENDED else ()
+    if not seen.lives:
+        return _over(task, seen, now, attempt)
+    limit_s = BEGIN_LIMIT_S
+    if seen.state is AttemptState.RUNNING and seen.claim is Claim.NONE:
+        # It has its cores there, and its command has not begun.
+        seen, limit_s = replace(seen, state=AttemptState.RELEASED), LAUNCH_LIMIT_S
+    if seen.claim is Claim.SEALED:
+        # Sealed, and its engine does not know yet.
+        return task, (Cancel(attempt),)
+    if task.stop == "again" and seen.claim is Claim.BEGUN:
+        # It has begun after all.
+        task = replace(task, stop="")
+    if task.stop:
+        return _as_shown(task, seen, now), (Cancel(attempt, begun_too=task.stop != "again"),)
+    if seen.claim is Claim.BEGUN and seen.state is not AttemptState.RUNNING:
+        # The engine would begin it once more, which its record forbids; and it ends what it does not know.
+        task = _as_shown(task, replace(seen, state=AttemptState.RUNNING), now)
+        return replace(task, stop="lost", sentence="the engine forgot that it had begun"), (Cancel(attempt),)
+    if seen.silent_s is not None and seen.silent_s > SILENCE_LIMIT_S:
+        sentence = f"its command is gone from {seen.machine}, and the engine does not know"
+        return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
+    task = _as_shown(task, seen, now)
+    if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > limit_s:
+        sentence = f"{task.machine} did not begin it within {limit_s:g} s: it is matched again"
+        return replace(task, stop="again", sentence=sentence), (Cancel(attempt, begun_too=False),)
+    return task, ()
+
+
+def _runs(seen: Seen) -> bool:
+    return seen.silent_s is not None and seen.silent_s <= HEARTBEAT_LIMIT_S
+
+
+def _as_shown(task: Task, seen: Seen, now: float) -> Task:
+    """The phase that a living attempt has."""
+    if seen.state is AttemptState.HELD:
+        if task.phase is TaskPhase.WAITING:
+            return task
+        # The release did not arrive, or its manager was killed before it: it is matched again.
+        return replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None)
+    machine = seen.machine or task.machine
+    if seen.state is AttemptState.RELEASED:
+        if task.phase is TaskPhase.RELEASED and task.machine == machine:
+            return task
+        return replace(task, phase=TaskPhase.RELEASED, machine=machine, released_at=task.released_at or now)
+    if task.phase is TaskPhase.RUNNING:
+        return task if task.machine == machine else replace(task, machine=machine)
+    began_at = seen.begun_at if seen.begun_at is not None else now
+    return replace(
+        task,
+        phase=TaskPhase.RUNNING,
+        machine=machine,
+        began_at=began_at,
+        began_attempt=task.attempt,
+        begun=task.begun + 1,
+        launches=0,
+        sentence=task.sentence if task.stop else f"it runs on {machine}",
+    )
+
+
+def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple[Instruction, ...]]:
+    """An attempt that its engine is done with, or does not know."""
+    forget: tuple[Instruction, ...] = (Forget(attempt),)
+    if seen.claim is Claim.BEGUN and _runs(seen) and seen.exit_code is None:
+        # The engine has lost it, or thinks so; it is not begun again while its command goes on.
+        task = _as_shown(task, replace(seen, state=AttemptState.RUNNING), now)
+        return replace(task, sentence=task.sentence if task.stop else LOST), (Cancel(attempt),) if task.stop else ()
+    if seen.claim is Claim.BEGUN:
+        return _after_run(_as_shown(task, replace(seen, state=AttemptState.RUNNING), now), seen, now), forget
+    if seen.claim is Claim.SEALED:
+        if task.stop == "cancel":
+            return _finished(task, TaskPhase.CANCELLED, "it was cancelled before it began", seen, now), forget
+        return _again(task, task.sentence), forget
+    if task.stop:
+        # Whether it has begun is not known yet: the record will say so, one way or the other.
+        return task, (Cancel(attempt, begun_too=task.stop != "again"),)
+    if seen.state is AttemptState.GONE:
+        # Never given to the engine, or lost by it before it began. The record sees to it that only one begins.
+        return replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None), (Submit(attempt, task.order),)
+    why = seen.reason or "the engine does not say why"
+    if task.launches + 1 >= MOST_LAUNCHES:
+        said = f"it was ended {MOST_LAUNCHES} times before it began: {why}"
+        return _finished(task, TaskPhase.FAILED, said, seen, now), forget
+    sentence = f"it was ended before it began ({why}): it is matched again"
+    return replace(task, stop="again", launches=task.launches + 1, sentence=sentence), (
+        Cancel(attempt, begun_too=False),
+    )
+
+
+def _after_run(task: Task, seen: Seen, now: float) -> Task:
+    """An attempt that has begun, and does not run any more."""
+    if task.stop == "again":
+        task = replace(task, stop="")
+    if seen.exit_code == 0:
+        return _finished(task, TaskPhase.DONE, f"it ran to its end on {task.machine}", seen, now)
+    if task.stop == "cancel":
+        return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}", seen, now)
+    if seen.exit_code is not None and task.stop in ("", "lost"):
+        said = f"its command ended with {seen.exit_code} on {task.machine}"
+        return _finished(task, TaskPhase.FAILED, said, seen, now)
+    why = (
+        task.sentence
+        if task.stop
+        else f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
+    )
+    ended_at = seen.ended_at if seen.ended_at is not None else now
+    ran_s = max(ended_at - task.began_at, 0.0) if task.began_at is not None else 0.0
+    task = replace(task, preemptions=task.preemptions + 1, ran_s=max(ran_s, task.ran_s))
+    if not task.order.restartable:
+        return _finished(task, TaskPhase.FAILED, f"{why}; it is not restartable, so it is not begun again", seen, now)
+    if task.begun >= task.order.max_attempts:
+        return _finished(task, TaskPhase.FAILED, f"{why}; it has been begun {task.begun} times", seen, now)
+    return _again(task, f"{why}; it is to be begun again")
+
+
+def _again(task: Task, sentence: str) -> Task:
+    return replace(
+        task,
+        phase=TaskPhase.WAITING,
+        attempt=task.attempt + 1,
+        machine=None,
+        stop="",
+        released_at=None,
+        sentence=sentence,
+    )
+
+
+def _finished(task: Task, phase: TaskPhase, sentence: str, seen: Seen, now: float) -> Task:
+    ended_at = seen.ended_at if seen.ended_at is not None else now
+    return replace(task, phase=phase, stop="", ended_at=ended_at, exit_code=seen.exit_code, sentence=sentence)
+
+
+def released(task: Task, machine: str, now: float, why: str, predicted: float | None = None) -> Task:
+    """A waiting task that has got its machine.
+
+    :param predicted: how likely that keeps its cores for it; None where history is silent.
+    """
+    return replace(task, phase=TaskPhase.RELEASED, machine=machine, released_at=now, sentence=why, predicted=predicted)
+
+
+def outcome(before: Task, after: Task) -> tuple[float, bool] | None:
+    """What was predicted of an attempt that has ended with this step, and whether it came true; None: neither.
+
+    Only tasks that may be begun again say anything: the others go on when their machine shrinks under them.
+    """
+    if after.predicted is None or not after.order.restartable or before.final:
+        return None
+    if after.preemptions > before.preemptions:
+        return after.predicted, False
+    ended = after.final and after.phase is not TaskPhase.CANCELLED and after.exit_code is not None
+    return (after.predicted, True) if ended else None
+
+
+def cancelled(task: Task) -> Task:
+    """A task that its owner wants no more; what has ended stays as it is."""
+    return task if task.final else replace(task, stop="cancel", sentence="it is being cancelled")
+
+
+def preempted(tasks: Iterable[Task], machines: Mapping[str, EngineMachine]) -> list[Task]:
+    """Tasks that must make room since their machines have shrunk under them, by `matcher.policies.victims`.
+
+    :param tasks: in the order in which they got their turn.
+    """
+    running: dict[str, list[Task]] = {}
+    for task in tasks:
+        if task.occupies is not None:
+            running.setdefault(task.occupies, []).append(task)
+    changed = []
+    for machine in machines.values():
+        # Those that are being ended make room already.
+        here = [task for task in running.get(machine.name, []) if not task.stop]
+        here.sort(key=lambda task: task.began_at or task.released_at or 0.0)
+        cores = [task.order.cores for task in here]
+        goes = [int(task.order.restartable) for task in here]
+        over = sum(cores) - machine.usable_cores
+        choose_victims(cores, [0] * len(here), goes, len(here), over, 0, newest=True)
+        sentence = f"{machine.name} shrank to {machine.usable_cores} cores, which are too few for what ran there"
+        victims = [task for task, gone in zip(here, goes, strict=True) if gone]
+        changed += [replace(task, stop="preempt", sentence=sentence) for task in reversed(victims)]
+    return changed

@@ -1,0 +1,131 @@
+"""One turn of the service: from all tasks and one look at the engine to new states and instructions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ebbtide.matcher.match.attempts import RECOUNTED, EngineMachine, Look, task_of
+from ebbtide.matcher.match.rounds import Choice, Pool, choose
+from ebbtide.matcher.match.tasks import (
+    Drain,
+    Instruction,
+    Release,
+    SetCores,
+    Task,
+    TaskPhase,
+    Undrain,
+    observe,
+    preempted,
+    released,
+)
+
+#: What a machine without a usable core is drained with; what has another reason was drained by an operator.
+NO_CORES: Final = "ebbtide: no core is left"
+#: And one that the acquirer gives back.
+LEAVING: Final = "ebbtide: it is to be given back"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What follows from one look.
+
+    :param changed: tasks with new states, to be stored before any instruction is carried out.
+    :param choices: of the tasks that waited, by name: where to, or why not.
+    :param orphaned_attempts: attempts with our label that are no unfinished task's.
+    :param machines: as they are when the instructions have been carried out.
+    """
+
+    changed: tuple[Task, ...]
+    instructions: tuple[Instruction, ...]
+    choices: Mapping[str, Choice]
+    orphaned_attempts: tuple[str, ...]
+    machines: Mapping[str, EngineMachine]
+
+
+def turn(
+    tasks: Sequence[Task],
+    look: Look,
+    cores: Mapping[str, int],
+    pool: Pool,
+    now: float,
+    label: str,
+    leaving: Set[str] = frozenset(),
+) -> Turn:
+    """The next step of everything.
+
+    :param tasks: those that have not ended, in the order in which they get their turn.
+    :param cores: whole usable cores of the machines that the manager knows; the others keep what the engine says.
+    :param pool: what is known of the machines; its predictor is brought up to now.
+    :param now: seconds since the epoch.
+    :param leaving: machines that take no new task, since they are to be given back.
+    """
+    machines, instructions = _with_cores(look.machines, cores, leaving)
+    states = {task.name: task for task in tasks}
+    for task in tasks:
+        after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
+        states[task.name] = after
+        instructions += steps
+    for task in preempted(states.values(), machines):
+        states[task.name] = task
+    waiting = [task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop]
+    choices = choose(waiting, states.values(), machines, pool, now)
+    for task in waiting:
+        choice = choices[task.name]
+        if choice.machine is not None:
+            states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
+            instructions.append(Release(task.attempt_name(label), choice.machine))
+    changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
+    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines)
+
+
+def without(made: Turn, names: Set[str], label: str) -> Turn:
+    """A turn without these tasks: they have changed since it began, so that nothing of it may be stored or done.
+
+    The next turn sees to them, by what they are then.
+    """
+    if not names:
+        return made
+    return replace(
+        made,
+        changed=tuple(task for task in made.changed if task.name not in names),
+        instructions=tuple(one for one in made.instructions if _whose(one, label) not in names),
+        choices={name: choice for name, choice in made.choices.items() if name not in names},
+    )
+
+
+def _whose(instruction: Instruction, label: str) -> str | None:
+    """The task that an instruction is about; None: a machine."""
+    if isinstance(instruction, SetCores | Drain | Undrain):
+        return None
+    found = task_of(instruction.attempt, label)
+    assert found is not None, "named by us"
+    return found[0]
+
+
+def _with_cores(
+    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], leaving: Set[str]
+) -> tuple[dict[str, EngineMachine], list[Instruction]]:
+    """The machines with the cores that they have by now, and what tells the engine."""
+    instructions: list[Instruction] = []
+    after = {}
+    for name, machine in machines.items():
+        wanted = max(min(cores.get(name, machine.usable_cores), machine.most_cores), 0)
+        if wanted != machine.usable_cores:
+            instructions.append(SetCores(name, wanted))
+        drained = machine.drained
+        reason = LEAVING if name in leaving else NO_CORES if wanted == 0 else ""
+        if reason and not drained:
+            drained = reason
+            instructions.append(Drain(name, drained))
+        elif not reason and drained in (NO_CORES, LEAVING, RECOUNTED):
+            drained = ""
+            instructions.append(Undrain(name))
+        after[name] = replace(machine, usable_cores=wanted, drained=drained)
+    return after, instructions
+
+
+def _orphaned_attempts(tasks: Sequence[Task], look: Look, label: str) -> tuple[str, ...]:
+    mine = {task.attempt_name(label) for task in tasks}
+    return tuple(name for name in look.attempts if name not in mine and task_of(name, label) is not None)

@@ -1,0 +1,1 @@
+"""Task policies of other papers: waiting, intervals, transient servers. Kernels that the simulator compiles."""

@@ -1,0 +1,301 @@
+"""Counts of how long room lasts, by what was seen in the past day: landmarks whose time counts step by step.
+
+`matcher.predict.landmarks` counts a landmark whole, when its horizon is over: the answer is what came of machines
+that stood so four to twenty-eight hours ago. Here each step of a landmark's time counts once it is over: who still had
+the room when it began, and who lost it in it. The chance of each step is then that of the past day, whichever landmark
+it came from, and the product of these lasts (a period life table, as against one by cohorts). What an owner takes away
+counts up to then.
+
+Landmarks that are alike are few, and those of one machine hang together. So a class leans on its neighbours in age,
+those on a wider neighbourhood, and that on the whole pool, each as if so many landmarks had said the same.
+
+Kernel functions over `Period`, as in `matcher.predict.rolling`; the table that they fill is asked by
+`matcher.predict.landmarks.room_lasts`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ebbtide.matcher.predict.ages import PER_DOUBLING, Floats, edge, position
+from ebbtide.matcher.predict.landmarks import AGES, FREE, LEAST, PER_AGE, PER_STEP, STEPS
+from ebbtide.matcher.predict.rolling import NONE, Integers
+
+#: Slices of the window: it is exact to one.
+SLICES: Final = 12
+#: Neighbours in age on either side, from the widest to the closest; weights fall evenly to 0 beyond them.
+WIDTHS: Final = (12, 6, 3)
+#: Landmarks that what a class leans on counts as. From pools other than those that are shown
+#: (docs/internals/matching.md).
+LEANS: Final = 200.0
+
+
+class Period(NamedTuple):
+    """Landmarks of one pool. Rows of the arrays per machine are the caller's; times in seconds."""
+
+    #: [next look, seconds between looks, end of the current slice, seconds of a slice, row, looks so far].
+    clock: Floats
+    #: Per step of time: at which look after its beginning a landmark has it behind itself.
+    due: Integers
+    #: When the landmark of each place in the round of looks began.
+    looked_s: Floats
+    #: Per machine: last change, cores since then (-1: not there), its direction.
+    stood_s: Floats
+    stood_cores: Floats
+    stood_direction: Integers
+    #: Per machine and landmark: class (direction and age; -1: none), cores, how many of FREE are lost, how many of
+    #: these are counted, and in which step each was lost.
+    noted: Integers
+    noted_cores: Floats
+    lost: Integers
+    counted: Integers
+    lost_step: Integers
+    #: Per slice, class (direction, then elapsed time) and cell (step, then free cores: rows of one dimension compile
+    #: quickly): who had the room when the steps that are due at one look began, at the first of them; who lost it.
+    watched: Floats
+    failed: Floats
+    #: Sums over the slices, and over what was known before (the prior).
+    all_watched: Floats
+    all_failed: Floats
+
+
+def period(machines: int, window_s: float, horizon_s: float, every_s: float, now_s: float) -> Period:
+    """Of nothing yet, with room for so many machines."""
+    slice_s = window_s / SLICES
+    steps = min(int(position(horizon_s) / PER_STEP) + 1, STEPS)
+    due = np.array([np.ceil(edge((step + 1) * PER_STEP) / every_s) for step in range(steps)]).astype(np.int64)
+    places = int(due[-1]) + 1
+    shape = (2 * AGES, steps * len(FREE))
+    return Period(
+        np.array([now_s + every_s, every_s, now_s + slice_s, slice_s, 0.0, 0.0]),
+        due,
+        np.zeros(places),
+        np.zeros(machines),
+        np.full(machines, -1.0),
+        np.full(machines, NONE, np.int64),
+        np.full((machines, places), -1, np.int64),
+        np.zeros((machines, places)),
+        np.zeros((machines, places), np.int64),
+        np.zeros((machines, places), np.int64),
+        np.zeros((machines, places, len(FREE)), np.int64),
+        np.zeros((SLICES + 1, *shape)),
+        np.zeros((SLICES + 1, *shape)),
+        np.zeros(shape),
+        np.zeros(shape),
+    )
+
+
+def no_period() -> Period:
+    """Arrays of the right kinds, and nothing in them: where landmarks are counted otherwise."""
+    return Period(
+        np.zeros(6),
+        np.zeros(0, np.int64),
+        np.zeros(0),
+        np.zeros(0),
+        np.zeros(0),
+        np.zeros(0, np.int64),
+        np.zeros((0, 0), np.int64),
+        np.zeros((0, 0)),
+        np.zeros((0, 0), np.int64),
+        np.zeros((0, 0), np.int64),
+        np.zeros((0, 0, 0), np.int64),
+        np.zeros((0, 0, 0)),
+        np.zeros((0, 0, 0)),
+        np.zeros((0, 0)),
+        np.zeros((0, 0)),
+    )
+
+
+def stands(state: Period, machine: int, at_s: float, cores: float, direction: int) -> None:
+    """A machine has so many cores from now on; -1: its owner took it away, and its landmarks end here.
+
+    The looks up to now have been taken (`watch`).
+    """
+    state.stood_s[machine] = at_s
+    state.stood_cores[machine] = cores
+    state.stood_direction[machine] = direction
+    for place in range(len(state.looked_s)):
+        if state.noted[machine, place] < 0:
+            continue
+        after_s = at_s - state.looked_s[place]
+        if cores < 0.0 or after_s < 0.0:
+            # Also one that was noted before the news of an older change came: the machine did not stand so.
+            state.noted[machine, place] = -1
+            continue
+        lost = state.lost[machine, place]
+        while lost < len(FREE) and state.noted_cores[machine, place] - cores > FREE[lost]:
+            state.lost_step[machine, place, lost] = int(position(after_s) / PER_STEP)
+            lost += 1
+        state.lost[machine, place] = lost
+
+
+def leaves(state: Period, machine: int) -> None:
+    """A row is given up: what its machine taught stays."""
+    state.stood_direction[machine] = NONE
+    state.noted[machine] = -1
+
+
+def watch(state: Period, now_s: float) -> None:
+    """Take the looks up to now: count the steps that are over, note how machines stand, forget slices too old."""
+    clock = state.clock
+    if now_s - clock[0] > 2.0 * SLICES * clock[3]:
+        # A pause longer than all that is kept.
+        clock[0] += np.floor((now_s - clock[0]) / clock[1]) * clock[1]
+        state.noted[:] = -1
+    places = len(state.looked_s)
+    while clock[0] <= now_s:
+        while clock[2] <= clock[0]:
+            _forget(state)
+        looks = int(clock[5])
+        first = 0
+        while first < len(state.due):
+            end = first + 1
+            while end < len(state.due) and state.due[end] == state.due[first]:
+                end += 1
+            place = (looks - state.due[first]) % places
+            for machine in range(len(state.stood_s)):
+                if state.noted[machine, place] >= 0:
+                    _count(state, machine, place, first, end)
+            first = end
+        place = looks % places
+        state.looked_s[place] = clock[0]
+        for machine in range(len(state.stood_s)):
+            _note(state, machine, place, clock[0])
+        clock[5] += 1.0
+        clock[0] += clock[1]
+
+
+def _note(state: Period, machine: int, place: int, at_s: float) -> None:
+    """How one machine stands."""
+    state.noted[machine, place] = -1
+    x = state.stood_direction[machine]
+    if x == NONE or state.stood_cores[machine] < 1.0:
+        return
+    age = min(int(position(at_s - state.stood_s[machine]) / PER_AGE), AGES - 1)
+    state.noted[machine, place] = x * AGES + age
+    state.noted_cores[machine, place] = state.stood_cores[machine]
+    state.lost[machine, place] = 0
+    state.counted[machine, place] = 0
+
+
+def _count(state: Period, machine: int, place: int, first: int, end: int) -> None:
+    """The steps from first to before end of one landmark are over."""
+    row = int(state.clock[4])
+    group = state.noted[machine, place]
+    lost, f = state.lost[machine, place], state.counted[machine, place]
+    while f < lost and state.lost_step[machine, place, f] < first:
+        # The news came after the step had been counted: the landmark just ends.
+        f += 1
+    begin = first * len(FREE)
+    state.watched[row, group, begin + f : begin + len(FREE)] += 1.0
+    state.all_watched[group, begin + f : begin + len(FREE)] += 1.0
+    while f < lost and state.lost_step[machine, place, f] < end:
+        cell = state.lost_step[machine, place, f] * len(FREE) + f
+        state.failed[row, group, cell] += 1.0
+        state.all_failed[group, cell] += 1.0
+        f += 1
+    state.counted[machine, place] = f
+    if f == len(FREE):
+        state.noted[machine, place] = -1
+
+
+def _forget(state: Period) -> None:
+    row = (int(state.clock[4]) + 1) % (SLICES + 1)
+    state.clock[4] = row
+    state.clock[2] += state.clock[3]
+    for group in range(2 * AGES):
+        # All landmarks have the first step.
+        if state.watched[row, group, 0] > 0.0 or np.sum(state.watched[row, group]) > 0.0:
+            state.all_watched[group] -= state.watched[row, group]
+            state.all_failed[group] -= state.failed[row, group]
+            state.watched[row, group] = 0.0
+            state.failed[row, group] = 0.0
+
+
+def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
+    """How likely room lasts, from the counts.
+
+    :param lasts: out, as of `matcher.predict.landmarks.fill_lasts`; NaN with fewer than `LEAST` landmarks in all.
+    :returns: how many landmarks there are, of which the first step is over.
+    """
+    total = float(np.sum(state.all_watched[:, 0]))
+    if total < LEAST:
+        lasts[:] = np.nan
+        return total
+    watched, failed = at_risk(state), state.all_failed
+    both_watched, both_failed = watched[:AGES].copy(), failed[:AGES].copy()
+    for age in range(AGES):
+        both_watched[age] += watched[AGES + age]
+        both_failed[age] += failed[AGES + age]
+    shares = np.zeros(both_watched.shape)
+    pooled = _pooled(both_watched, both_failed)
+    for age in range(AGES):
+        shares[age] = pooled
+    for width in WIDTHS:
+        shares = _leaning(both_watched, both_failed, width, shares)
+    steps = len(state.due)
+    for x in range(2):
+        own = _leaning(watched[x * AGES : (x + 1) * AGES], failed[x * AGES : (x + 1) * AGES], WIDTHS[-1], shares)
+        for age in range(AGES):
+            surviving = _surviving(own[age])
+            for f in range(len(FREE)):
+                at = ((x * AGES + age) * len(FREE) + f) * (STEPS + 1)
+                lasts[at : at + steps + 1] = surviving[f :: len(FREE)]
+                # Nobody asks beyond the horizon.
+                lasts[at + steps + 1 : at + STEPS + 1] = surviving[steps * len(FREE) + f]
+    return total
+
+
+def at_risk(state: Period) -> Floats:
+    """Who had the room when each step began: of those at the first of the steps due at one look, the ones left.
+
+    By class and cell, as the counts.
+    """
+    found = state.all_watched.copy()
+    free = len(FREE)
+    for step in range(1, len(state.due)):
+        if state.due[step] == state.due[step - 1]:
+            cell = step * free
+            for group in range(2 * AGES):
+                before = slice(cell - free, cell)
+                found[group, cell : cell + free] = found[group, before] - state.all_failed[group, before]
+    return found
+
+
+def _pooled(watched: Floats, failed: Floats) -> Floats:
+    """The share that loses its room in each cell; where hardly anybody was watched, the rate of the step before."""
+    count, lost = watched.sum(0), failed.sum(0)
+    found = np.zeros(len(count))
+    for cell in range(len(count)):
+        if count[cell] >= LEAST:
+            found[cell] = lost[cell] / count[cell]
+        elif cell >= len(FREE):
+            longer = 2.0 ** (PER_STEP / PER_DOUBLING)
+            found[cell] = 1.0 - (1.0 - found[cell - len(FREE)]) ** longer
+    return found
+
+
+def _leaning(watched: Floats, failed: Floats, width: int, shares: Floats) -> Floats:
+    """The share that loses its room, of neighbours in age, and of what they lean on. All by age and cell."""
+    found = np.zeros(shares.shape)
+    for age in range(AGES):
+        count = np.fmax(LEANS * _surviving(shares[age])[: shares.shape[1]], 1e-9)
+        lost = count * shares[age]
+        for other in range(max(age - width, 0), min(age + width + 1, AGES)):
+            weight = 1.0 - abs(other - age) / (width + 1.0)
+            count += weight * watched[other]
+            lost += weight * failed[other]
+        found[age] = lost / count
+    return found
+
+
+def _surviving(shares: Floats) -> Floats:
+    """Who still has the room when each step begins, and at the end of the last: one step more than there are."""
+    free = len(FREE)
+    kept = np.fmax(1.0 - shares, 0.0)
+    found = np.ones(len(shares) + free)
+    for cell in range(0, len(shares), free):
+        found[cell + free : cell + 2 * free] = found[cell : cell + free] * kept[cell : cell + free]
+    return found

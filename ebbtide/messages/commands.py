@@ -1,0 +1,130 @@
+"""REST bodies of commands: what a manager sends to a host agent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.common import (
+    LARGEST,
+    Body,
+    DomainName,
+    DryRun,
+    Name,
+    RequestId,
+    Seconds,
+    StopSeconds,
+    Vector,
+    cleaned_text,
+)
+from ebbtide.messages.vms import VMSpec
+
+
+class Command(Body):
+    """What every command of a manager to an agent carries."""
+
+    request_id: RequestId
+    epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
+    order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
+
+
+class CreateCommand(Command):
+    """POST /v1/vms of a host agent: start a VM at its nominal size, or deflated."""
+
+    vm: VMSpec
+    start_size: Vector | None = Field(None, description="the size to start at; default: nominal")
+
+
+class StopCommand(Command):
+    """POST /v1/vms/NAME/stop: ask the guest to power off, and cut its power when it has not within ``limit_s``."""
+
+    limit_s: StopSeconds = 60.0
+
+
+class SpecCommand(Command):
+    """PUT /v1/vms/NAME/spec: what the VM is sold from now on."""
+
+    spec: VMSpec
+    deadline_s: Seconds = 60.0
+
+
+class TargetCommand(Command):
+    """PUT /v1/vms/NAME/target of a host agent: bring a VM to a size."""
+
+    generation: int = Field(
+        ge=1, le=LARGEST, strict=True, description="rises with every target; a lower one is refused"
+    )
+    target: Vector
+    deadline_s: Seconds = 60.0
+    mode: Mode = Mode.ASK
+    dry_run: DryRun = False
+
+
+class ReclaimCommand(Command):
+    """POST /v1/reclaims of a host agent: free this much, split in proportion over its VMs."""
+
+    need: Vector = Field(description="amounts to free beyond what is free now")
+    deadline_s: Seconds = 60.0
+    mode: Mode = Mode.ASK
+    dry_run: DryRun = False
+    exclude: tuple[Name, ...] = Field((), description="VMs that give nothing: the room is for them")
+
+
+class ReinflateCommand(Command):
+    """POST /v1/reinflations of a host agent: share this room among the VMs that lack something."""
+
+    room: Vector | None = Field(None, description="what to share; default: all that the host has free")
+    vms: tuple[Name, ...] = Field((), description="who may grow; none named: all but harvest VMs")
+    deadline_s: Seconds = 60.0
+    dry_run: DryRun = False
+
+
+class AdoptCommand(Command):
+    """POST /v1/adoptions: look after a running domain that another program has made, at the size that it has."""
+
+    domain: DomainName
+    name: Name
+    priority: Priority = Priority.DEFLATABLE
+    minimum: Vector = Vector()
+
+
+class ReleaseCommand(Command):
+    """POST /v1/vms/NAME/release: undo everything and look after an adopted domain no more."""
+
+    deadline_s: Seconds = 60.0
+
+
+class ModeCommand(Command):
+    """PUT /v1/mode of a host agent, PUT /v1/hosts/ID/mode of the manager: what the host is to do from now on."""
+
+    mode: HostMode
+    reason: Annotated[
+        str, Field(max_length=200, description="shown wherever the mode is"), AfterValidator(cleaned_text)
+    ] = ""
+
+
+class EpochCommand(Body):
+    """PUT /v1/epoch of a host agent: the manager that asks leads; an earlier one is refused from now on."""
+
+    epoch: int = Field(ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
+
+
+class Budget(Body):
+    """PUT /v1/budget of a host agent: what its harvest VMs may hold together above their minimums."""
+
+    epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
+    order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
+    number: int = Field(ge=1, le=LARGEST, strict=True, description="rises with every budget; a lower one is refused")
+    room: Vector
+
+
+class BudgetStatus(Body):
+    """The answer: the budget in force, which is nothing once a reclaim, a creation or a growth of others revoked it."""
+
+    number: int
+    room: Vector
+    held: Vector = Field(description="what the harvest VMs hold above their minimums now")

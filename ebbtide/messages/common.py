@@ -1,0 +1,149 @@
+"""Bodies and field types that the others are made of: a body, a resource vector, a problem, a page.
+
+Names carry units. A ``target`` is always the size to reach, never an amount; amounts stand only in ledgers and needs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import ResourceVector
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letters, digits and hyphens, 1 to 40")]
+#: No point first: it stands in paths, where ".." is another one.
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,79}$"
+DOMAIN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}$"
+#: What people read in the place of a regular expression.
+_PATTERN_WORDS: Final = {
+    NAME_PATTERN: "must be 1 to 40 lower-case letters, digits and hyphens, with no hyphen first or last",
+    REQUEST_ID_PATTERN: "must be 1 to 80 letters, digits and . _ : -, with no . first",
+    DOMAIN_NAME_PATTERN: "must be 1 to 128 letters, digits and . _ + -, with a letter or digit first",
+}
+RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN, description="makes a repeated request harmless")]
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)]
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
+#: The most that one VM or host has of anything; sums over `MOST_VMS` still are an `Amount`.
+MOST: Final = 1e9
+#: A report is no longer than 256 KiB, which hold fewer.
+MOST_VMS: Final = 1000
+#: No VM has more vCPUs; each is an element of its domain, whether it is plugged or not.
+MOST_CORES: Final = 4096
+#: The largest whole number that any JSON parser keeps exactly; databases hold it too.
+LARGEST: Final = 2**53
+StopSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False, strict=True)]
+DomainName = Annotated[str, Field(pattern=DOMAIN_NAME_PATTERN, description="the domain's name in libvirt")]
+DryRun = Annotated[bool, Field(strict=True, description="say what would be done and change nothing")]
+
+
+#: A scheme, a host and a port: no path, query, fragment or credentials, which would go along with every call.
+Address = Annotated[
+    str,
+    Field(
+        pattern=r"^https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)"
+        r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?$"
+    ),
+]
+
+
+#: Characters of a sentence of another daemon.
+LONGEST: Final = 4000
+
+
+def cleaned_text(text: str, most: int = LONGEST) -> str:
+    """At most so many characters, all printable: lone surrogates and NUL cannot be stored, control characters and
+    changes of direction make a terminal show what is not there. A long one is cut: no reason to refuse the rest.
+    """
+    text = text[:most]
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+#: What a daemon says in words, cleaned wherever it comes in: a host may have been taken over.
+Sentence = Annotated[str, AfterValidator(cleaned_text)]
+
+
+class Body(BaseModel):
+    """Base of all bodies: unknown fields are refused, values cannot be changed after the check, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+class Vector(Body):
+    """A resource vector; what is left out is 0."""
+
+    cpu_cores: Amount = 0.0
+    memory_mib: Amount = 0.0
+    disk_mib_s: Amount = 0.0
+    network_mib_s: Amount = 0.0
+
+    @classmethod
+    def of(cls, vector: ResourceVector) -> Self:
+        return cls(**{name: round(value, 6) for name, value in vector.as_dict().items()})
+
+    def vector(self) -> ResourceVector:
+        return ResourceVector(**self.model_dump())
+
+
+def _of_one(size: Vector) -> Vector:
+    for component, value in size.__dict__.items():
+        if value > MOST:
+            raise InvalidField(component, f"must be at most {MOST:g}")
+    return size
+
+
+#: What one VM or host has.
+Size = Annotated[Vector, AfterValidator(_of_one)]
+
+
+class PartialVector(Body):
+    """Components to change; what is left out stays."""
+
+    cpu_cores: Amount | None = None
+    memory_mib: Amount | None = None
+    disk_mib_s: Amount | None = None
+    network_mib_s: Amount | None = None
+
+    def onto(self, vector: Vector) -> Vector:
+        """The vector with these components."""
+        return vector.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class Problem(Body):
+    """What every 4xx and 5xx answers."""
+
+    error: Sentence = Field(description="one sentence that says what is wrong")
+    field: str | None = Field(None, description="the field that is wrong, where there is one")
+
+
+def problem_of(error: ValidationError | InvalidField) -> Problem:
+    """One sentence, and the field, for a body that does not fit."""
+    if isinstance(error, InvalidField):
+        return Problem(error=str(error), field=error.field)
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    cause = first.get("ctx", {}).get("error")
+    path = ".".join(str(part) for part in first["loc"])
+    if isinstance(cause, InvalidField):
+        field = f"{path}.{cause.field}" if path else cause.field
+        return Problem(error=f"{field} {cause.problem}", field=field)
+    if first["type"] == "string_pattern_mismatch":
+        words = _PATTERN_WORDS.get(first["ctx"]["pattern"], "has characters that are not allowed there, or is too long")
+        return Problem(error=f"{path or 'the body'} {words}", field=path or None)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return Problem(error=f"{path or 'the body'}: {message}", field=path or None)
+
+
+class Health(Body):
+    """The server runs."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Page(Body):
+    """Base of all pages."""
+
+    next: str | None = Field(None, description="`after` of the next page; null: this is the last")

@@ -1,0 +1,103 @@
+"""REST bodies of dry runs: what a command or a request would come to. Nothing is changed."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field
+
+from ebbtide.deflation.cascade.instructions import Outcome
+from ebbtide.deflation.ledger import Layer
+from ebbtide.messages.common import Body, Name, RequestId, Vector
+
+
+class ForecastRow(Body):
+    """One layer and one resource of a dry run; amounts in the unit of the resource's name."""
+
+    layer: Layer
+    resource: str
+    asked: float
+    could: float = Field(description="what it would take or give by the latest readings; nothing of it is verified")
+    reason: str
+
+
+class VMForecast(Body):
+    """What would be done to one VM."""
+
+    name: Name
+    current: Vector = Field(description="as committed")
+    now: Vector = Field(description="the bound, read just now")
+    target: Vector
+    expected: Vector = Field(description="where willing layers would bring it; the application's part is not in it")
+    shortfall: Vector
+    rows: tuple[ForecastRow, ...]
+    sentence: str
+
+    @classmethod
+    def of(cls, name: str, current: Vector, outcomes: tuple[Outcome, ...], sentence: str) -> Self:
+        last = outcomes[-1]
+        return cls(
+            name=name,
+            current=current,
+            now=Vector.of(outcomes[0].before.size),
+            target=Vector.of(outcomes[0].target),
+            expected=Vector.of(last.after.size),
+            shortfall=Vector.of(sum((o.shortfall for o in outcomes[1:]), outcomes[0].shortfall)),
+            rows=tuple(
+                ForecastRow(
+                    layer=entry.layer,
+                    resource=entry.resource,
+                    asked=entry.asked,
+                    could=entry.verified,
+                    reason=entry.reason,
+                )
+                for outcome in outcomes
+                for entry in outcome.ledger
+            ),
+            sentence=sentence,
+        )
+
+
+class Forecast(Body):
+    """The answer to a command with ``dry_run``: what would be done. Nothing has been changed or remembered."""
+
+    request_id: RequestId
+    kind: Literal["target", "reclaim", "reinflate"]
+    host: Name
+    vms: tuple[VMForecast, ...]
+    shortfall: Vector = Vector()
+    sentence: str
+
+
+class HostChoice(Body):
+    """A host that placement would try, in its turn."""
+
+    id: Name
+    fitness: float = Field(ge=0, le=1, description="cosine of demand and free + deflatable (Sharma et al. 2019, §5)")
+    free: Vector = Field(description="beside the VM's overhead and what running placements have chosen")
+    deflatable: Vector
+
+
+class SizeChange(Body):
+    """A VM that would shrink or grow."""
+
+    name: Name
+    before: Vector = Field(description="as its host last reported it")
+    after: Vector
+
+
+class DryRunReport(Body):
+    """The answer to a creation or deletion with ``dry_run``, by the hosts' last reports; layers may give less."""
+
+    request_id: RequestId
+    kind: Literal["create", "delete"]
+    would: Literal["done", "failed"] = Field(description="how the operation would end")
+    sentence: str
+    host: Name | None = Field(None, description="where the VM would be, or is")
+    hosts: tuple[HostChoice, ...] = Field((), description="in the order in which they would be tried")
+    need: Vector = Field(Vector(), description="what would have to be reclaimed on that host")
+    deflated: tuple[SizeChange, ...] = Field((), description="who would shrink, and by how much")
+    grown: tuple[SizeChange, ...] = Field((), description="who would grow")
+    preempted: tuple[Name, ...] = Field((), description="who would be stopped: the last resort")
+    reason: Literal["minimum", "shortfall"] | None = Field(None, description="why anybody would be preempted")
+    steps: tuple[str, ...] = Field((), description="what would be done, a sentence a step")

@@ -1,0 +1,143 @@
+"""REST bodies that explain: decisions with their inputs, events, and what the layers of a VM can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field
+
+from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.common import Body, Name, Page, Vector
+from ebbtide.messages.operations import VMOutcome
+from ebbtide.messages.vms import ManagedState, VMStatus
+
+
+class DecisionKind(StrEnum):
+    """What a decision was about."""
+
+    #: A VM is started and charged with its size.
+    ADMIT = "admit"
+    DEFLATE = "deflate"
+    REINFLATE = "reinflate"
+    #: A size was neither to fall nor to grow.
+    RESIZE = "resize"
+    #: Something that another program had changed was put right, or seen and left.
+    REPAIR = "repair"
+    #: A guest under pressure is shrunk no further and given what there is.
+    PRESSURE = "pressure"
+    #: A memory limit was set or lifted.
+    LIMIT = "limit"
+    #: A command was refused; nothing has changed.
+    REFUSED = "refused"
+    REMOVE = "remove"
+    #: A VM stopped, and not by us.
+    STOPPED = "stopped"
+    MODE = "mode"
+    #: Harvest VMs grow, or give back for others.
+    HARVEST = "harvest"
+    #: The VMs hold more than the host may hand out, or no longer.
+    OVERCOMMITTED = "overcommitted"
+    #: The hypervisor does not answer, or answers again.
+    HYPERVISOR = "hypervisor"
+
+
+class Decision(Body):
+    """One decision: what, and from which inputs, in one sentence."""
+
+    number: int = Field(ge=1, description="counts up in each incarnation of the agent")
+    at: float = Field(description="seconds since the epoch")
+    vm: str | None = None
+    kind: str = Field(description="one of the words of DecisionKind, or a newer one")
+    sentence: str
+    inputs: Mapping[str, float | str] = Field({}, description="what it was decided by; names carry units")
+    outcome: str | None = None
+    repeated: int = Field(0, description="how often the same was decided again since then, without anything between")
+
+
+class Decisions(Body):
+    """GET /v1/decisions of a host agent: oldest first."""
+
+    host: Name
+    incarnation: str = Field(description="numbers begin again with each")
+    decisions: tuple[Decision, ...]
+    newest: int = Field(description="the number of the latest decision of all; 0 where there is none")
+    forgotten: bool = Field(description="whether decisions were asked for that are remembered no more")
+
+
+class FindingRow(Body):
+    """Whether one mechanism can be used on one VM now."""
+
+    mechanism: Mechanism
+    layer: Layer
+    available: bool
+    reason: str = Field(description="why not; where it is available: what is used")
+    fix: str = Field("", description="what would make it available, to be copied")
+
+    @classmethod
+    def of(cls, finding: Finding) -> Self:
+        return cls(
+            mechanism=finding.mechanism,
+            layer=finding.layer,
+            available=finding.available,
+            reason=finding.reason,
+            fix=finding.fix,
+        )
+
+
+class PastResize(Body):
+    """A resize that has ended, with its ledger."""
+
+    at: float = Field(description="seconds since the epoch")
+    request_id: str
+    outcome: VMOutcome
+
+
+class Explanation(Body):
+    """GET /v1/vms/NAME/explain of a host agent: why a VM has the size it has, and what could be done with it."""
+
+    vm: VMStatus
+    sentence: str = Field(description="why it has its size")
+    bound: Vector | None = Field(description="what the host lets it hold, read just now; null: it could not be read")
+    deflatable: Vector = Field(description="what could still be taken down to its minimum")
+    mode: HostMode
+    mode_reason: str = ""
+    findings: tuple[FindingRow, ...]
+    resizes: tuple[PastResize, ...] = Field((), description="the latest, oldest first")
+    decisions: tuple[Decision, ...] = Field((), description="the latest about this VM, oldest first")
+
+
+class EventRow(Body):
+    """One line of the manager's event log."""
+
+    at: float = Field(description="seconds since the epoch")
+    vm: str | None = None
+    host: str | None = None
+    kind: str
+    sentence: str
+
+
+class Event(EventRow):
+    """One line of the manager's event log, with its number."""
+
+    id: int = Field(ge=1, description="counts up; streams resume by it")
+
+
+class EventPage(Page):
+    """GET /v1/events of the manager: newest first."""
+
+    events: tuple[Event, ...]
+
+
+class VMExplanation(Body):
+    """GET /v1/vms/NAME/explain of the manager: the host's explanation, and what the manager itself knows."""
+
+    host: str | None
+    state: ManagedState
+    sentence: str = Field(description="what the manager did with it last, and why")
+    explanation: Explanation | None = Field(description="of the host; null where it cannot be had")
+    unreachable: str | None = Field(None, description="why the host's explanation cannot be had")
+    events: tuple[EventRow, ...] = Field((), description="of this VM, oldest first")

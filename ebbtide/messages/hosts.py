@@ -1,0 +1,128 @@
+"""REST bodies of hosts: report, status, mode and templates; and the health of the manager itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.common import LARGEST, MOST_VMS, Address, Body, Health, Name, Page, Sentence, Size, Vector
+from ebbtide.messages.machines import CoreChange
+from ebbtide.messages.vms import VMStatus
+
+
+class HostTemplate(Body):
+    """A template that a host has."""
+
+    name: Name
+    shared_disk: bool = Field(False, description="its VMs' disks are on storage that other hosts reach too")
+
+
+class TemplateInfo(HostTemplate):
+    """One row of GET /v1/templates."""
+
+    description: str = ""
+    most: Vector | None = Field(None, description="largest size of its VMs; a component that is 0 is not limited")
+
+
+class TemplateList(Body):
+    """GET /v1/templates of a host agent, GET /v1/hosts/ID/templates of the manager; by name."""
+
+    templates: tuple[TemplateInfo, ...]
+
+
+class HostReport(Body):
+    """What an agent tells its manager, regularly and after every change."""
+
+    id: Name
+    url: Address = Field(description="where the agent's REST API listens: scheme, host and port")
+    incarnation: Sentence = Field(description="differs after each start of the agent")
+    sequence: int = Field(
+        0, ge=0, le=LARGEST, description="rises with each change that this incarnation reports; 0: not counted"
+    )
+    capacity: Size
+    free: Size
+    deflatable: Vector
+    vm_overhead_mib: float = Field(ge=0, le=1e6)
+    accelerator: Sentence
+    mode: HostMode = HostMode.ACTIVE
+    mode_reason: Sentence = ""
+    unavailable: Sentence = Field(
+        "", max_length=1000, description="why its hypervisor does not answer; empty if it does"
+    )
+    overcommitted: Vector = Field(Vector(), description="what its VMs are charged beyond its capacity")
+    vms: tuple[VMStatus, ...] = Field(max_length=MOST_VMS)
+    core_changes: tuple[CoreChange, ...] = Field((), max_length=1000)
+    budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
+    budget_number: int = Field(0, ge=0, lt=LARGEST, description="of the latest budget that was granted")
+    templates: tuple[HostTemplate, ...] | None = Field(None, description="null: not said, so any may be there")
+
+
+class ReportReply(Body):
+    """The manager's answer to a report."""
+
+    epoch: int
+    acknowledged: int = Field(description="core changes up to this sequence need not be sent again")
+
+
+class HostStatus(Body):
+    """A host as the manager sees it."""
+
+    id: Name
+    url: str
+    state: Literal["ready", "overcommitted", "unavailable", "silent"] = Field(
+        description="only a ready host gets new VMs; overcommitted: its VMs hold more than it has; unavailable: its "
+        "hypervisor does not answer; a silent one does not report, and is never assumed empty"
+    )
+    state_reason: str = ""
+    seen_at: float
+    capacity: Vector
+    free: Vector
+    deflatable: Vector
+    accelerator: str
+    mode: HostMode = HostMode.ACTIVE
+    mode_reason: str = ""
+    vms: tuple[str, ...]
+    version: str = Field("", description="differs when its capacity, address or mode does")
+
+
+class HostPage(Page):
+    """GET /v1/hosts of the manager: by id."""
+
+    hosts: tuple[HostStatus, ...]
+
+
+class ForgottenHost(Body):
+    """DELETE /v1/hosts/ID of the manager."""
+
+    id: Name
+    vms: tuple[Name, ...] = Field(description="VMs that are gone with it")
+    sentence: str
+
+
+class ModeStatus(Body):
+    """GET /v1/mode of a host agent."""
+
+    mode: HostMode
+    reason: str = ""
+    since: float | None = Field(None, description="seconds since the epoch; null: never changed")
+    sentence: str
+    unfinished: tuple[str, ...] = Field((), description="what is still to be undone, a sentence a VM; mode off only")
+
+
+ManagerRole = Literal["leader", "standby"]
+
+
+class ManagerHealth(Health):
+    """The manager runs, and which role it has at this moment."""
+
+    role: ManagerRole
+
+
+class Readiness(Body):
+    """The manager leads, and its store answers."""
+
+    ready: Literal[True] = True
+    epoch: int
+    sentence: str

@@ -1,0 +1,133 @@
+"""REST bodies of requests: what users and programs send to the manager about VMs."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.common import (
+    Body,
+    DomainName,
+    DryRun,
+    Name,
+    PartialVector,
+    RequestId,
+    Seconds,
+    StopSeconds,
+    Vector,
+)
+from ebbtide.messages.vms import VMSpec
+
+
+class VMRequest(Body):
+    """POST /v1/vms of the manager: place a VM, deflating others where that is needed."""
+
+    request_id: RequestId
+    vm: VMSpec
+    policy: PlacementPolicy | None = Field(None, description="default: as the manager is configured")
+    deadline_s: Seconds = 60.0
+    dry_run: DryRun = False
+
+    @model_validator(mode="after")
+    def _start_fits_priority(self) -> Self:
+        if self.vm.start == "deflated" and self.vm.priority is Priority.FIXED:
+            raise InvalidField("vm.start", "is deflated, but a fixed VM always has its nominal size")
+        return self
+
+
+class StopRequest(Body):
+    """POST /v1/vms/NAME/stop of the manager."""
+
+    request_id: RequestId
+    limit_s: StopSeconds = Field(60.0, description="after this the guest's power is cut")
+
+
+class StartRequest(Body):
+    """POST /v1/vms/NAME/start of the manager."""
+
+    request_id: RequestId
+    anywhere: bool = Field(False, strict=True, description="on another host, where its own has no room for it")
+    lose_disk: bool = Field(False, strict=True, description="what is on a disk that is not shared may be lost")
+    deadline_s: Seconds = 60.0
+
+
+class ResizeRequest(Body):
+    """PATCH /v1/vms/NAME of the manager: what the VM is sold from now on; what is left out stays."""
+
+    request_id: RequestId
+    nominal: PartialVector | None = None
+    minimum: PartialVector | None = None
+    ceiling: PartialVector | None = None
+    priority: Priority | None = None
+    deadline_s: Seconds = 60.0
+
+    def onto(self, spec: VMSpec) -> VMSpec:
+        """The spec with these changes. A ceiling goes with the priority that needs one, a minimum never above nominal.
+
+        :raises InvalidField: the sizes contradict each other, or nothing is to be changed.
+        :raises ValidationError: a value can be none.
+        """
+        if all(part is None for part in (self.nominal, self.minimum, self.ceiling, self.priority)):
+            raise InvalidField("nominal", "or minimum, ceiling or priority must be given")
+        priority = self.priority or spec.priority
+        nominal = self.nominal.onto(spec.nominal) if self.nominal is not None else spec.nominal
+        minimum, shares = spec.minimum, {}
+        if self.minimum is not None:
+            # An absolute one takes the place of a share of nominal.
+            minimum = self.minimum.onto(Vector.of(spec.asked_minimum()))
+            shares = {"minimum_share": None, "utility": None}
+        else:
+            # A minimum that was not asked for again follows a smaller nominal size.
+            minimum = Vector.of(minimum.vector().smaller(nominal.vector()))
+        ceiling = None
+        if priority is Priority.HARVEST:
+            ceiling = spec.ceiling or nominal
+            if self.ceiling is not None:
+                ceiling = self.ceiling.onto(ceiling)
+            else:
+                ceiling = Vector.of(ceiling.vector().larger(nominal.vector()))
+        elif self.ceiling is not None:
+            raise InvalidField("ceiling", "is for harvest VMs")
+        boot_mib = spec.boot_memory_mib
+        if boot_mib is not None:
+            boot_mib = min(boot_mib, nominal.memory_mib)
+        changed = {
+            "priority": priority,
+            "nominal": nominal.model_dump(),
+            "minimum": minimum.model_dump(),
+            "ceiling": ceiling.model_dump() if ceiling is not None else None,
+            "boot_memory_mib": boot_mib,
+        }
+        return VMSpec.model_validate({**spec.model_dump(), **shares, **changed})
+
+
+class MigrateRequest(Body):
+    """POST /v1/vms/NAME/migrate of the manager: stop it where it is, start it elsewhere."""
+
+    request_id: RequestId
+    host: Name | None = Field(None, description="where to; default: where it fits best")
+    lose_disk: bool = Field(False, strict=True, description="what is on a disk that is not shared may be lost")
+    limit_s: StopSeconds = Field(60.0, description="for the guest's own power-off")
+    deadline_s: Seconds = 60.0
+
+
+class AdoptRequest(Body):
+    """POST /v1/adoptions of the manager."""
+
+    request_id: RequestId
+    host: Name
+    domain: DomainName
+    name: Name | None = Field(None, description="its name from now on; default: the domain's")
+    priority: Priority = Priority.DEFLATABLE
+    minimum: Vector = Vector()
+
+
+class ReleaseRequest(Body):
+    """POST /v1/vms/NAME/release of the manager."""
+
+    request_id: RequestId
+    deadline_s: Seconds = 60.0

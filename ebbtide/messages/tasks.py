@@ -1,0 +1,182 @@
+"""REST bodies of tasks: long work that is run where the cores will stay."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from ebbtide.messages.common import Body, Name, Page, RequestId
+
+#: A word of a command; no NUL, which no program can be given.
+Word = Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
+Cores = Annotated[int, Field(ge=1, le=4096, strict=True)]
+#: Up to thirty days.
+Duration = Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False, strict=True)]
+
+
+PreemptionAversion = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+#: Up to thirty days.
+Checkpoint = Annotated[float, Field(gt=0, le=2_592_000, allow_inf_nan=False, strict=True)]
+
+
+class TaskState(StrEnum):
+    """Where a task stands."""
+
+    WAITING = "waiting"
+    RELEASED = "released"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TaskSpec(Body):
+    """A task as it is asked for."""
+
+    name: Name
+    command: tuple[Word, ...] = Field(min_length=1, max_length=64, description="a program and its arguments; no shell")
+    cores: Cores = 1
+    duration_s: Duration | None = Field(None, description="how long it is expected to run; null: unknown")
+    restartable: bool = Field(
+        False, strict=True, description="it may be begun again after it was broken off; else it begins once at the most"
+    )
+    max_attempts: int = Field(5, ge=1, le=100, strict=True, description="so often it is begun at the most")
+    preemption_aversion: PreemptionAversion = Field(
+        0.0,
+        description="of preemption: 0 counts its time only, 0.5 one duration more, 1 waits for the steadiest machine",
+    )
+    checkpoint_s: Checkpoint | None = Field(
+        None, description="it saves its work every so often, and goes on from there; null: it begins again"
+    )
+
+
+class TaskRequest(Body):
+    """POST /v1/tasks."""
+
+    request_id: RequestId
+    task: TaskSpec
+
+
+class ManagedTask(Body):
+    """A task as the manager has it. Times are seconds since the epoch."""
+
+    name: Name
+    state: TaskState
+    cores: int
+    duration_s: float | None
+    restartable: bool
+    max_attempts: int
+    preemption_aversion: float = 0.0
+    checkpoint_s: float | None = None
+    command: tuple[str, ...]
+    machine: str | None = Field(None, description="where it runs, or ran last")
+    attempts: int = Field(ge=0, description="how often it has begun")
+    preemptions: int = Field(ge=0, description="how often it was broken off")
+    submitted_at: float
+    started_at: float | None = Field(None, description="when its last attempt began")
+    ended_at: float | None = None
+    exit_code: int | None = None
+    output: str | None = Field(None, description="the file with what its last attempt prints, on the machines")
+    sentence: str
+
+
+class TaskPage(Page):
+    """GET /v1/tasks of the manager: newest first."""
+
+    tasks: tuple[ManagedTask, ...]
+
+
+class MachineOffer(Body):
+    """What one machine offers a task."""
+
+    machine: Name
+    wait_s: float = Field(description="until it has room")
+    expected_s: float = Field(
+        description="until the task is expected to be done there, with the wait (Agarwal et al. 2023, Eq. 2)"
+    )
+    compared_s: float = Field(
+        description="by what machines are compared: expected_s, and what a preemption counts beyond the time it costs"
+    )
+    completion_probability: float | None = Field(
+        None, description="null without history, and where its cores cannot be taken: neither 0 nor 1"
+    )
+
+
+class TaskExplanation(Body):
+    """GET /v1/tasks/{name}/explanation: why a task waits, and what it waits for."""
+
+    task: ManagedTask
+    waits_for: str | None = Field(None, description="the machine; null: it does not wait for one")
+    sentence: str
+    ahead: int = Field(ge=0, description="waiting tasks that get their turn before it")
+    offers: tuple[MachineOffer, ...] = Field(
+        (), description="of the machines that will have room, best first, 22 at the most"
+    )
+
+
+class EngineMachineStatus(Body):
+    """A machine as the engine has it."""
+
+    name: str
+    up: bool
+    cores: int = Field(description="usable now, whole")
+    most_cores: int = Field(description="what the engine was configured with")
+    known: bool = Field(description="whether it is a VM of this manager, which says how many cores it has")
+    drained: str = Field(description="why it takes no new task; empty: it does")
+    tasks: tuple[Name, ...] = Field(description="that hold cores there")
+    foreign_cores: int = Field(description="held by work that is not this manager's")
+
+
+class Standing(StrEnum):
+    """What the acquirer means to do with a machine."""
+
+    HELD = "held"
+    LEAVING = "leaving"
+    EMPTY = "empty"
+
+
+class AcquirerMachineStatus(Body):
+    """A machine of the acquirer. Times are seconds since the epoch."""
+
+    name: Name
+    standing: Standing = Field(description="held; leaving: it takes no new task; empty: it is being given back")
+    cores: int | None = Field(None, description="usable now, whole; null: no host tells, or it is leaving")
+    came_at: float
+    unchanged_s: float | None = Field(None, description="since its last core change; null: more than a day, or leaving")
+    leaves_at: float | None = Field(None, description="when it began to leave")
+    tasks: tuple[Name, ...] = Field(description="that hold cores there")
+    sentence: str = Field(description="why it was asked for, or why it leaves")
+
+
+class AcquirerRequestStatus(Body):
+    """A machine that was asked for, and has not come."""
+
+    number: int
+    at: float
+    replaces: Name | None = Field(None, description="the machine that leaves when it has come")
+    sentence: str
+
+
+class AcquirerStatus(Body):
+    """GET /v1/acquirer of the manager: the harvest VMs that it keeps for tasks, and why."""
+
+    on: bool
+    sentence: str = Field(description="what the last look came to")
+    next_at: float | None = Field(None, description="when it looks again at what to replace and how many to keep")
+    utilisation: float | None = Field(None, description="wanted cores / cores, at the last look")
+    cores: int = Field(description="of the machines that are held")
+    wanted_cores: int = Field(description="of all tasks that have not ended")
+    machines: tuple[AcquirerMachineStatus, ...]
+    requests: tuple[AcquirerRequestStatus, ...]
+
+
+class EngineStatus(Body):
+    """GET /v1/engine of the manager: what runs the tasks."""
+
+    kind: str = Field(description="slurm, dask, or none")
+    reachable: bool
+    sentence: str
+    looked_at: float | None = Field(None, description="when it answered last, seconds since the epoch")
+    machines: tuple[EngineMachineStatus, ...]

@@ -1,0 +1,186 @@
+"""REST bodies of VMs: the VM as it is asked for, as its host agent sees it and as the manager sees it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ebbtide.deflation.allocations import Allocation, Priority, check_sizes
+from ebbtide.deflation.cascade.pressure import BUDGET_S
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.floors import HARD_FLOOR, effective_minimum
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.utility import size_of_shares
+from ebbtide.messages.common import LARGEST, MOST, MOST_CORES, Amount, Body, Name, Page, Sentence, Size, Vector
+from ebbtide.messages.minimums import AnyShares, Utility
+
+#: Memory that a guest boots with where nothing else is said, MiB.
+LEAST_BOOT_MIB = 384.0
+#: Names of templates that stand for something else: a VM made from XML in a request, and an adopted one.
+XML_TEMPLATE: Final = "xml"
+ADOPTED_TEMPLATE: Final = "adopted"
+RESERVED_TEMPLATES: Final = (XML_TEMPLATE, ADOPTED_TEMPLATE)
+
+
+class VMSpec(Body):
+    """A VM as it is asked for."""
+
+    name: Name
+    priority: Priority = Priority.DEFLATABLE
+    nominal: Size
+    minimum: Size = Vector()
+    minimum_share: AnyShares | None = Field(None, description="the minimum as a share of nominal, instead of minimum")
+    utility: Utility | None = Field(None, description="the minimum by the application's utility, instead of minimum")
+    start: Literal["nominal", "deflated"] = Field("nominal", description="deflated: smaller where nominal does not fit")
+    ceiling: Size | None = Field(None, description="harvest VMs only: up to where they may grow")
+    template: Name = "lab"
+    xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
+    boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        ceiling = self.ceiling.vector() if self.ceiling is not None else None
+        for field, size in (("nominal", self.nominal), ("ceiling", self.ceiling)):
+            if size is not None and size.cpu_cores > MOST_CORES:
+                raise InvalidField(f"{field}.cpu_cores", f"must be at most {MOST_CORES}")
+        check_sizes(self.priority, self.nominal.vector(), self.asked_minimum(), ceiling)
+        if self.boot_memory_mib is not None:
+            if self.boot_memory_mib > self.nominal.memory_mib:
+                raise InvalidField("boot_memory_mib", "exceeds nominal.memory_mib")
+            if self.boot_memory_mib < HARD_FLOOR.memory_mib:
+                raise InvalidField("boot_memory_mib", f"must be at least {HARD_FLOOR.memory_mib:g}")
+        return self
+
+    def asked_minimum(self) -> ResourceVector:
+        """The minimum as it was asked for, in whichever way.
+
+        :raises InvalidField: it was asked for in two ways, or its curve is none.
+        """
+        nominal, minimum = self.nominal.vector(), self.minimum.vector()
+        for field, other in (("minimum_share", self.minimum_share), ("utility", self.utility)):
+            if other is not None and not minimum.is_zero():
+                raise InvalidField(field, "contradicts minimum: give one of minimum, minimum_share and utility")
+        if self.utility is not None:
+            if self.minimum_share is not None:
+                raise InvalidField("utility", "contradicts minimum_share: give one of them")
+            return size_of_shares(nominal, self.utility.shares())
+        return size_of_shares(nominal, self.minimum_share.vector()) if self.minimum_share is not None else minimum
+
+    def with_minimum(self, minimum: ResourceVector) -> Self:
+        """The same with an absolute minimum. Not checked against the other sizes."""
+        return self.model_copy(update={"minimum": Vector.of(minimum), "minimum_share": None, "utility": None})
+
+    def least_start(self) -> ResourceVector:
+        """The smallest size at which it can be started: its minimum, and the memory to boot with."""
+        nominal = self.nominal.vector()
+        boot_mib = self.boot_memory_mib if self.boot_memory_mib is not None else LEAST_BOOT_MIB
+        return self.allocation(ZERO).minimum.larger(ResourceVector(memory_mib=boot_mib)).smaller(nominal)
+
+    def allocation(self, current: ResourceVector, overhead_mib: float = 0.0) -> Allocation:
+        """The row that policies read, with the effective minimum."""
+        nominal = self.nominal.vector()
+        minimum = nominal if self.priority is Priority.FIXED else effective_minimum(self.asked_minimum(), nominal)
+        ceiling = self.ceiling.vector() if self.ceiling is not None else None
+        return Allocation(self.name, self.priority, nominal, minimum, current, ceiling, overhead_mib)
+
+
+class VMState(StrEnum):
+    """What a VM is doing, as libvirt and its intent say."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DEFLATING = "deflating"
+    REINFLATING = "reinflating"
+    STOPPING = "stopping"
+    #: Its vCPUs stand still and it keeps what it holds: suspended by an operator, or by us until there is room for it.
+    PAUSED = "paused"
+    #: Off: it holds no room, and keeps its disk.
+    STOPPED = "stopped"
+
+
+class VMStatus(Body):
+    """One VM on one host, as its agent sees it."""
+
+    name: Name
+    host: Sentence
+    domain: Sentence = Field(description="the name in libvirt")
+    state: VMState
+    priority: Priority
+    nominal: Size
+    minimum: Size = Field(description="effective: raised to the hard floors")
+    ceiling: Size | None = None
+    current: Size = Field(description="the committed bound")
+    overhead_mib: float = Field(ge=0, le=1e6)
+    generation: int = Field(ge=0, le=LARGEST)
+    guest_connected: bool
+    template: Name = "lab"
+    boot_memory_mib: float = Field(ge=0, le=MOST)
+    pressure: Sentence | None = Field(None, description="why the guest is under pressure; null if it is not")
+    pressure_budget_s: float = Field(
+        BUDGET_S, description="for how long the guest's claims of pressure still count; it comes back while none does"
+    )
+    asks: Size = Field(Vector(), description="what it wants under pressure and its host cannot spare")
+    throttled_share: float | None = Field(
+        None, description="share of periods in which its quota stopped a vCPU, lately; null: it has no quota"
+    )
+    drift_total: int = Field(0, description="how often something had to be put right that another program had changed")
+    broken_offline_total: int = Field(
+        0, description="how often a vCPU used the host's CPU although the guest called it off line"
+    )
+    contention: Sentence | None = Field(
+        None, description="how often another program undoes what is put right; null: none"
+    )
+    held: bool = Field(False, description="a target has set its size: it does not grow by itself, only by command")
+    start_size: Size | None = Field(
+        None, description="off, on command or by itself: the size it comes up with; it holds no room"
+    )
+    off_reason: Sentence | None = Field(None, description="why it is off or paused, where no command has made it so")
+    at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
+    adopted: bool = Field(False, description="another program's domain: it is never removed, only released")
+
+    def allocation(self) -> Allocation:
+        """The row that policies read."""
+        return Allocation(
+            self.name,
+            self.priority,
+            self.nominal.vector(),
+            self.minimum.vector(),
+            self.current.vector(),
+            self.ceiling.vector() if self.ceiling is not None else None,
+            self.overhead_mib,
+        )
+
+
+class VMStatusPage(Page):
+    """GET /v1/vms of a host agent: by name."""
+
+    vms: tuple[VMStatus, ...]
+
+
+ManagedState = Literal["placing", "running", "deleting", "failed", "stopping", "stopped", "starting", "migrating"]
+
+
+class ClusterVM(Body):
+    """A VM as the manager sees it."""
+
+    name: Name
+    host: str | None
+    state: ManagedState
+    priority: Priority
+    nominal: Vector
+    minimum: Vector
+    ceiling: Vector | None = None
+    current: Vector
+    generation: int
+    guest_connected: bool = False
+    sentence: str = Field(description="what happened to it last, and why")
+    version: str = Field("", description="differs when anything that a client can change does: for If-Match")
+    at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
+
+
+class VMPage(Page):
+    """GET /v1/vms of the manager: by name."""
+
+    vms: tuple[ClusterVM, ...]

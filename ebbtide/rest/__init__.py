@@ -1,0 +1,1 @@
+"""Parts that the REST servers of manager and host agent share."""

@@ -1,0 +1,149 @@
+"""Rules and TLS contexts of a REST server, made from its settings: read from files, and again on SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from ebbtide.rest.access import Access, Certificates
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.listener import Listener, serving
+from ebbtide.rest.settings import AccessSettings
+from ebbtide.rest.tls import client_context, server_context
+from ebbtide.rest.tokens import Principal, Principals, read_tokens
+
+log = structlog.get_logger()
+
+
+class Gate:
+    """One server's. Reads files: not for the event loop's thread.
+
+    :param own: who may come in besides those in the tokens file.
+    :param certificates: what a client's certificate must say, where there is mutual TLS.
+    :param required: no connection without a certificate, where there is mutual TLS.
+    :param hosts_key: of host agents' tokens.
+    :raises AccessError: a file cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: AccessSettings,
+        own: Iterable[Principal],
+        certificates: Certificates,
+        required: bool,
+        hosts_key: str | None = None,
+    ) -> None:
+        self._settings = settings
+        self._own = tuple(own)
+        self._required = required
+        self._hosts_key = hosts_key
+        self._of_host = certificates.of_host
+        self._peer = certificates.name
+        self._ca = settings.server_ca or settings.client_ca
+        self._caller = settings.caller or (settings.own if settings.client_ca is not None else None)
+        mutual = settings.own is not None and settings.client_ca is not None
+        self.access = Access(
+            self._principals(),
+            settings.rates,
+            settings.body_timeout_s,
+            certificates if mutual else Certificates(),
+            hosts_key=hosts_key,
+        )
+        self.server = self._server()
+        #: For calls of the other daemon; None where no CA and no certificate is configured for them.
+        self.calls = self._calls()
+        self._cas = {path: _bytes(path) for path in (settings.client_ca, settings.server_ca) if path is not None}
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's URL."""
+        return self._settings.scheme
+
+    def serve(
+        self, app: web.Application, host: str, port: int, shutdown_timeout_s: float
+    ) -> contextlib.AbstractAsyncContextManager[Listener]:
+        """Serve an application behind this gate; see `rest.listener.serving`."""
+        return serving(app, host, port, self.server, self._settings.limits, shutdown_timeout_s)
+
+    def read_again(self) -> Callable[[], None]:
+        """Read the tokens file, certificates and keys.
+
+        :returns: puts them into force, on the event loop's thread; connections that are there go on.
+        :raises AccessError: a file cannot be used, or a CA is another one than at the start.
+        """
+        for path, content in self._cas.items():
+            # A context forgets no CA: the one that was taken away would count as before.
+            if _bytes(path) != content:
+                raise AccessError(f"the CA {path} has changed; start the daemon again to use it")
+        principals = Principals(self._principals(), self._hosts_key)
+        self._server()
+        self._calls()
+        pairs = ((self.server, self._settings.own), (self.calls, self._caller))
+
+        def apply() -> None:
+            self.access.principals = principals
+            for context, pair in pairs:
+                if context is not None and pair is not None:
+                    # Checked a moment ago. A context belongs to the loop's thread; the two files are small.
+                    pair.load(context)
+
+        return apply
+
+    def _principals(self) -> tuple[Principal, ...]:
+        path = self._settings.tokens_file
+        found = read_tokens(path) if path is not None else ()
+        return (*self._own, *found)
+
+    def _server(self) -> ssl.SSLContext | None:
+        settings = self._settings
+        return server_context(settings.own, settings.client_ca, self._required) if settings.own is not None else None
+
+    def _calls(self) -> ssl.SSLContext | None:
+        """Where there is mutual TLS a manager calls each host by its id, and a host its manager by name and address."""
+        if self._ca is None and self._caller is None:
+            return None
+        mutual = self._settings.client_ca is not None
+        return client_context(
+            self._ca, self._caller, peer=self._peer if mutual else None, by_name=mutual and self._of_host
+        )
+
+
+def _bytes(ca: Path) -> bytes:
+    try:
+        return ca.read_bytes()
+    except OSError as error:
+        raise AccessError(f"cannot use the CA certificate {ca}: {error.strerror or error}") from error
+
+
+@contextlib.asynccontextmanager
+async def reloading(*gates: Gate) -> AsyncIterator[None]:
+    """Read tokens and certificates again on every SIGHUP until the end of the block; what fails is logged."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def run() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            try:
+                for gate in gates:
+                    (await asyncio.to_thread(gate.read_again))()
+                log.info("tokens and certificates were read again")
+            except AccessError as error:
+                log.error("tokens and certificates stay as they are", why=str(error))
+
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    task = asyncio.create_task(run(), name="reload")
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,269 @@
+"""Listener for connections: a cap for each address and in all, and a limit of time for all that may be dragged out.
+
+aiohttp closes a connection that has not sent the whole head of a request ``idle_s`` after it was made or after its last
+answer. What comes before and after that is bounded here: the TLS handshake, and answers that are not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ebbtide.rest.rates import Buckets, Rate, counted
+
+log = structlog.get_logger()
+
+_BACKLOG: Final = 1024
+#: File descriptors besides those of connections: the store, the log, calls of our own.
+_OTHER_FILES: Final = 512
+#: Refused connections are told in the log, but they cannot fill a disk.
+_TOLD: Final = Rate(1.0, 10.0)
+#: A pause where none can be accepted, since the waiting connection is offered again at once.
+_FULL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Of one server.
+
+    :param in_all: open connections.
+    :param per_address: of those, from one address (`rest.rates.counted`).
+    :param idle_s: for the head of a request, and for a pause between two; above the 15 s after which aiohttp's client
+        gives up a connection that it does not use.
+    :param handshake_s: for TLS.
+    :param unread_s: for an answer that the client does not take.
+    :param lingering_s: how long what is left of a refused body is read, so that the refusal arrives.
+    """
+
+    in_all: int = 2048
+    per_address: int = 256
+    idle_s: float = 20.0
+    handshake_s: float = 10.0
+    unread_s: float = 60.0
+    lingering_s: float = 2.0
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: web.Application,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    limits: ConnectionLimits = ConnectionLimits(),
+    shutdown_timeout_s: float = 60.0,
+) -> AsyncIterator[Listener]:
+    """Serve an application from here to the end of the block; the application starts and stops with it.
+
+    :param port: 0 takes a free one.
+    :param shutdown_timeout_s: for requests that are under way at the end.
+    :raises OSError: the address cannot be had.
+    """
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        logger=_http_log(),
+        shutdown_timeout=shutdown_timeout_s,
+        keepalive_timeout=limits.idle_s,
+        lingering_time=limits.lingering_s,
+    )
+    listener = Listener(tls, limits)
+    try:
+        await runner.setup()
+        assert runner.server is not None
+        await listener.start(runner.server, host, port)
+        yield listener
+    finally:
+        await listener.stop()
+        await runner.cleanup()
+        await listener.close()
+
+
+class Listener:
+    """Accepts connections for one server."""
+
+    def __init__(self, tls: ssl.SSLContext | None, limits: ConnectionLimits) -> None:
+        self._tls = tls
+        self._limits = limits
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._connections: set[asyncio.Task[None]] = set()
+        self._by_address: Counter[str] = Counter()
+        self._told = Buckets()
+        self.port = 0
+
+    @property
+    def open_connections(self) -> int:
+        """How many there are, those in their handshake too."""
+        return len(self._connections)
+
+    async def start(self, server: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
+        """Listen on every address that ``host`` stands for.
+
+        :param server: makes the protocol of a connection.
+        :raises OSError: there is no such address, or it is taken.
+        """
+        _allow_files(self._limits.in_all + _OTHER_FILES)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            self._sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
+            self._sockets[-1].setblocking(False)
+        self.port = self._sockets[0].getsockname()[1]
+        self._accepting = [
+            asyncio.create_task(self._accept(listening, server), name=f"accept on port {self.port}")
+            for listening in self._sockets
+        ]
+
+    async def stop(self) -> None:
+        """Take no new connections; those that are there go on."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listening in self._sockets:
+            listening.close()
+
+    async def close(self) -> None:
+        """End what is still connected."""
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, listening: socket.socket, server: Callable[[], asyncio.BaseProtocol]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except OSError as error:
+                # Of a client that is gone already, or for want of file descriptors or memory.
+                if error.errno != errno.ECONNABORTED:
+                    self._tell("this machine", f"cannot accept: {error.strerror}")
+                    await asyncio.sleep(_FULL_S)
+                continue
+            address = counted(peer[0] if isinstance(peer, tuple) else None)
+            if why := self._full(address):
+                self._tell(address, why)
+                accepted.close()
+                continue
+            self._by_address[address] += 1
+            task = asyncio.create_task(self._connection(accepted, address, server), name=f"connection from {address}")
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    def _full(self, address: str) -> str | None:
+        if len(self._connections) >= self._limits.in_all:
+            return f"there are {self._limits.in_all} connections already"
+        if self._by_address[address] >= self._limits.per_address:
+            return f"there are {self._limits.per_address} connections from there already"
+        return None
+
+    async def _connection(
+        self, accepted: socket.socket, address: str, server: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
+        """From the handshake to the end."""
+        loop = asyncio.get_running_loop()
+        guarded = _Guarded(cast(asyncio.Protocol, server()), self._limits.unread_s)
+        seconds = {"ssl_handshake_timeout": self._limits.handshake_s, "ssl_shutdown_timeout": self._limits.lingering_s}
+        options: dict[str, Any] = {"ssl": self._tls, **seconds} if self._tls is not None else {}
+        try:
+            await loop.connect_accepted_socket(lambda: guarded, accepted, **options)
+            await guarded.lost.wait()
+        except OSError as error:
+            self._tell(address, f"no TLS connection: {str(error) or type(error).__name__}")
+        finally:
+            guarded.abort()
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def _tell(self, address: str, why: str) -> None:
+        if not self._told.take("log", _TOLD, asyncio.get_running_loop().time()):
+            log.warning("connection refused", address=address, why=why)
+
+
+class _Guarded(asyncio.Protocol):
+    """aiohttp's protocol of one connection: tells when it is lost, and ends it where answers are not read."""
+
+    def __init__(self, inner: asyncio.Protocol, unread_s: float) -> None:
+        self.lost = asyncio.Event()
+        self._inner = inner
+        self._unread_s = unread_s
+        self._transport: asyncio.WriteTransport | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    def abort(self) -> None:
+        if self._transport is not None and not self.lost.is_set():
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+        if transport.get_extra_info("sslcontext") is None:
+            # Even a single byte that is not taken is seen: a connection is not closed before its last one is. With TLS
+            # the end has a limit of its own (ssl_shutdown_timeout), and 0 would mean full when empty.
+            self._transport.set_write_buffer_limits(high=0)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._read_again()
+        self.lost.set()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._giving_up = asyncio.get_running_loop().call_later(self._unread_s, self.abort)
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._read_again()
+        self._inner.resume_writing()
+
+    def _read_again(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+
+
+class _Wordless(logging.Handler):
+    """aiohttp's own log without its texts: they quote what a client sent, and that may be a token."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            log.debug("no HTTP", error=type(error).__name__)
+        else:
+            log.error("a connection failed", error=type(error).__name__)
+
+
+def _http_log() -> logging.Logger:
+    logger = logging.Logger("rest.http", logging.WARNING)
+    logger.addHandler(_Wordless())
+    return logger
+
+
+def _allow_files(number: int) -> None:
+    """As many open files as connections may need; said in the log where the system does not give them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= number:
+        return
+    allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < number:
+        log.warning("fewer connections than configured: too few open files are allowed", allowed=allowed, needed=number)

@@ -1,0 +1,143 @@
+"""Security settings of a REST server: the same options for both daemons, checked."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.rest.access import Rates
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.listener import ConnectionLimits
+from ebbtide.rest.rates import Rate
+from ebbtide.rest.tls import KeyPair
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """Of one server; as it stands: plain HTTP for loopback, and no tokens but the daemon's own.
+
+    :param tokens_file: more tokens, with roles.
+    :param own: certificate and key: HTTPS.
+    :param client_ca: who signs the certificates of the other daemon: mutual TLS.
+    :param server_ca: who signs the other daemon's certificate where we call it; default: ``client_ca``.
+    :param caller: what we call the other daemon with; default: ``own``.
+    """
+
+    tokens_file: Path | None = None
+    own: KeyPair | None = None
+    client_ca: Path | None = None
+    server_ca: Path | None = None
+    caller: KeyPair | None = None
+    rates: Rates | None = None
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    body_timeout_s: float = 10.0
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.own is None else "https"
+
+
+def add_options(parser: argparse.ArgumentParser, rates: Rates) -> None:
+    """The options of a server.
+
+    :param rates: the daemon's defaults.
+    """
+    add = parser.add_argument_group("access (docs/reference/security.md)").add_argument
+    add(
+        "--tokens-file",
+        type=Path,
+        metavar="FILE",
+        help="TOML: more tokens, with roles; see `ebb token new --help`",
+    )
+    add("--tls-certificate", type=Path, metavar="FILE", help="PEM, with its chain: serve HTTPS")
+    add("--tls-key", type=Path, metavar="FILE", help="PEM, the key of --tls-certificate")
+    add(
+        "--client-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM: mutual TLS between manager and agents, signed by it",
+    )
+    add("--requests-per-s", type=float, default=rates.people.per_s, help="of one token, default %(default)g")
+    add("--burst", type=float, default=rates.people.burst, help="of requests at once, default %(default)g")
+    add("--reports-per-s", type=float, default=rates.agents.per_s, help="of one host agent, default %(default)g")
+    limits = ConnectionLimits()
+    add("--connections", type=int, default=limits.in_all, help="open at a time, default %(default)d")
+    add("--connections-per-address", type=int, default=limits.per_address, help="of those, default %(default)d")
+    add("--idle-timeout-s", type=float, default=limits.idle_s, help="for the head of a request, default %(default)g")
+    add("--body-timeout-s", type=float, default=10.0, help="for the body of a request, default %(default)g")
+
+
+def settings_of(options: argparse.Namespace, host: str) -> AccessSettings:
+    """What the options say.
+
+    :param host: where the server is going to listen.
+    :raises AccessError: options that contradict each other, or an address beyond loopback without protection.
+    """
+    own = key_pair(options.tls_certificate, options.tls_key, "--tls-certificate and --tls-key")
+    if options.client_ca is not None and own is None:
+        raise AccessError("--client-ca needs --tls-certificate and --tls-key")
+    if options.client_ca is None and not is_loopback(host):
+        raise AccessError(
+            f"--listen {host} can be reached from other machines: give --tls-certificate, --tls-key and --client-ca"
+        )
+    return AccessSettings(
+        tokens_file=options.tokens_file,
+        own=own,
+        client_ca=options.client_ca,
+        rates=Rates(
+            people=_rate(options.requests_per_s, options.burst, "--requests-per-s"),
+            agents=_rate(options.reports_per_s, max(10 * options.reports_per_s, 1.0), "--reports-per-s"),
+        ),
+        limits=replace(
+            ConnectionLimits(),
+            in_all=int(_positive(options.connections, "--connections")),
+            per_address=int(_positive(options.connections_per_address, "--connections-per-address")),
+            idle_s=_positive(options.idle_timeout_s, "--idle-timeout-s"),
+            handshake_s=_positive(options.idle_timeout_s, "--idle-timeout-s"),
+        ),
+        body_timeout_s=_positive(options.body_timeout_s, "--body-timeout-s"),
+    )
+
+
+def key_pair(certificate: Path | None, key: Path | None, options: str) -> KeyPair | None:
+    """Two options that need each other.
+
+    :raises AccessError: one of them is missing.
+    """
+    if (certificate is None) != (key is None):
+        raise AccessError(f"{options} need each other")
+    return KeyPair(certificate, key) if certificate is not None and key is not None else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost is never assumed to be one."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_protected(url: str) -> bool:
+    """Whether what is sent to a URL can be read on this machine at the most: HTTPS, or loopback."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "https" or is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
+
+
+def _rate(per_s: float, burst: float, option: str) -> Rate:
+    try:
+        return Rate(per_s, burst)
+    except InvalidField as error:
+        raise AccessError(f"{option if error.field == 'per_s' else '--burst'} {error.problem}") from None
+
+
+def _positive(value: float, option: str) -> float:
+    if not 0 < value < 1e9:
+        raise AccessError(f"{option} must be above 0")
+    return value

@@ -1,0 +1,175 @@
+"""The model `deflation-cluster`: Fig. 8c and 8d of Sharma et al. 2019 §6.3 over a trace of VMs.
+
+See docs/research/deflation-cluster.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ebbtide.deflation.kernels import WIDTH
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.simulator.cluster import metrics, workload
+from ebbtide.simulator.cluster.applications import APPLICATIONS, curves_of
+from ebbtide.simulator.cluster.cluster import CHUNK, Cluster
+from ebbtide.simulator.cluster.members import CPU, MEMORY
+from ebbtide.simulator.cluster.settings import ClusterPolicy, rules_of, under
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.model import POLICY, Input, Outcome, Progress
+from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
+from ebbtide.simulator.inputs.batches import VmBatch
+
+#: More are a slip, and would take all memory before anybody sees it.
+_MOST_NODES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """One case of the model."""
+
+    vms: Input
+    policy: ClusterPolicy
+    placement: PlacementPolicy
+    #: Peak offered nominal cores per core of the nodes.
+    overcommitment: float
+    #: Of the VMs whose priority the trace does not say.
+    low_share: float
+    #: Minimum of low-priority VMs as a share of nominal CPU and memory.
+    minimum_share: float
+    #: Of the trace's tenants.
+    sample_share: float
+    node_cpu_cores: float
+    node_memory_mib: float
+    overhead_mib: float
+    #: What is measured, from the trace's beginning; what comes before is replayed to warm up.
+    window_from_s: float
+    window_until_s: float
+    #: The grid of the trace's times, within which each tenant's VMs are moved.
+    grid_s: float
+    applications: tuple[str, ...]
+    start_deflated: bool
+    validate: bool
+
+    @property
+    def window_s(self) -> tuple[float, float]:
+        return self.window_from_s, self.window_until_s
+
+
+class ClusterModel:
+    """VMs of a trace on as many nodes as make the wished overcommitment."""
+
+    name: Final = "deflation-cluster"
+    version: Final = 1
+
+    def settings(self, given: Mapping[str, Any]) -> ClusterSettings:
+        fields = Given(given)
+        vms = fields.input("vms")
+        settings = ClusterSettings(
+            vms=vms,
+            policy=ClusterPolicy(
+                fields.choice(POLICY, [p.value for p in ClusterPolicy], ClusterPolicy.DEFLATION.value)
+            ),
+            placement=PlacementPolicy(
+                fields.choice("placement", [p.value for p in PlacementPolicy], PlacementPolicy.BEST_FIT.value)
+            ),
+            overcommitment=fields.number("overcommitment", above=0, most=100),
+            low_share=fields.number("low_share", 0.5, least=0, most=1),
+            minimum_share=fields.number("minimum_share", 0.3, least=0, most=1),
+            sample_share=fields.number("sample_share", 1.0, above=0, most=1),
+            node_cpu_cores=fields.number("node_cpu_cores", 48.0, above=0),
+            node_memory_mib=fields.number("node_memory_mib", 131072.0, above=0),
+            overhead_mib=fields.number("overhead_mib", 0.0, least=0),
+            window_from_s=fields.number("window_from_s", 4 * workload.DAY_S, least=0),
+            window_until_s=fields.number("window_until_s", 9 * workload.DAY_S, above=0),
+            grid_s=fields.number("grid_s", 0.0, least=0),
+            applications=fields.texts("applications", tuple(APPLICATIONS)),
+            start_deflated=fields.flag("start_deflated", False),
+            validate=fields.flag("validate", False),
+        )
+        fields.end()
+        if settings.window_from_s >= settings.window_until_s:
+            raise InvalidParameter("window_from_s", f"must be below window_until_s, but is {settings.window_from_s:g}")
+        curves_of(settings.applications)
+        return settings
+
+    def bounds(self, settings: ClusterSettings) -> dict[str, float]:
+        """The load that is left at the peak with every low-priority VM at its minimum, per core of the nodes."""
+        return {
+            "incompressible": workload.incompressible(
+                settings.overcommitment, settings.low_share, settings.minimum_share
+            )
+        }
+
+    def prepare(self, settings: Sequence[ClusterSettings], progress: Progress) -> dict[tuple[str, float], SharedArrays]:
+        """The sampled VMs of each input, by its path and the sample's share."""
+        samples = {(str(one.vms.path), one.sample_share): one.vms for one in settings}
+        found = {}
+        for number, ((path, share), given) in enumerate(samples.items()):
+
+            def report(done: int, total: int, before: int = number) -> None:
+                progress((before + (done / total if total else 1.0)) / len(samples))
+
+            what = [self.name, 1, fingerprint(given.path), given.format, dict(given.options), given.order, share]
+
+            def read(given: Input = given, share: float = share) -> dict[str, NDArray[Any]]:
+                return workload.sampled(given.batches(VmBatch, "vms", report, from_first=True), share).arrays()
+
+            found[path, share] = shared_arrays(what, read)
+        return found
+
+    def run(self, settings: ClusterSettings, seed: int, prepared: Any, progress: Progress) -> Outcome:
+        arrays = prepared[str(settings.vms.path), settings.sample_share]
+        of_times, of_vms = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
+        sample = workload.moved_off_grid(workload.Sample.of(arrays), settings.grid_s, of_times)
+        demand = workload.offered(sample, settings.window_s)
+        if demand.peak_cores <= 0:
+            raise InvalidParameter("window_from_s", "and window_until_s make a window in which the trace has no VM")
+        nodes = workload.nodes_for(demand.peak_cores, settings.overcommitment, settings.node_cpu_cores)
+        if nodes > _MOST_NODES:
+            raise InvalidParameter("overcommitment", f"makes {nodes} nodes; at most {_MOST_NODES} are allowed")
+        capacity = np.zeros((nodes, WIDTH))
+        capacity[:, CPU], capacity[:, MEMORY] = settings.node_cpu_cores, settings.node_memory_mib
+        curves = curves_of(settings.applications)
+        asked = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, len(curves.points), of_vms)
+        least = workload.offered(workload.at_minimums(sample, asked), settings.window_s)
+        arrivals = under(settings.policy, asked)
+        rules = rules_of(
+            settings.policy,
+            settings.placement,
+            overhead_mib=settings.overhead_mib,
+            start_deflated=settings.start_deflated,
+            validate=settings.validate,
+        )
+        cluster = Cluster(capacity, rules, curves, settings.window_s)
+        last = int(np.searchsorted(arrivals.at_s, settings.window_until_s))
+        for start in range(0, last, CHUNK):
+            end = min(start + CHUNK, last)
+            cluster.take(arrivals.part(slice(start, end)))
+            progress(end / last)
+        cluster.finish(settings.window_until_s)
+        cores, mib = capacity[:, CPU].sum(), capacity[:, MEMORY].sum()
+        found = {
+            "offered_overcommitment": demand.peak_cores / cores,
+            "offered_overcommitment_mean": demand.mean_cores / cores,
+            "offered_memory_overcommitment": demand.peak_memory_mib / mib,
+            "offered_peak_cores": demand.peak_cores,
+            "incompressible_cpu": least.peak_cores / cores,
+            "incompressible_memory": least.peak_memory_mib / mib,
+        } | metrics.metrics_of(cluster)
+        days = np.arange(len(demand.daily_mean_cores), dtype=np.int64)
+        return Outcome(
+            found,
+            {
+                "nodes": {"node": np.arange(nodes), "overcommitment": metrics.node_overcommitment(cluster)},
+                "days": {"day": days, "offered_overcommitment": np.array(demand.daily_mean_cores) / cores},
+            },
+        )
+
+
+MODEL: Final = ClusterModel()

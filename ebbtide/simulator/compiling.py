@@ -1,0 +1,201 @@
+"""Compiled loops that call the policies' own functions (numba, of the extra `sim`).
+
+A policy's function is interpreted where a daemon calls it and compiled where a loop of the simulator does: one function
+object, no copy. Machine code is kept between runs, in a directory named by a digest of the sources that it was made
+from, which are the modules of its functions and all that they import: numba itself looks at the file of a loop only.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, Final, TypeVar, cast
+
+from ebbtide.simulator.errors import MissingExtra
+
+numba: Any
+try:
+    numba = importlib.import_module("numba")
+    importlib.import_module("numba.extending")
+except ImportError:  # an extra
+    numba = None
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Packages whose functions are compiled.
+_ROOMS: Final = ("deflation", "matcher", "simulator")
+#: Machine code that was not used for so long is removed.
+_KEPT_S: Final = 30 * 86400.0
+_SHARED: set[FunctionType] = set()
+
+
+def shared(function: F) -> F:
+    """Let compiled loops call a policy's function, and those of its room that it calls; twice is as good as once.
+
+    :raises MissingExtra: numba is not installed.
+    """
+    _check()
+    if isinstance(function, FunctionType) and function not in _SHARED:
+        _SHARED.add(function)
+        numba.extending.register_jitable(function)
+        _share_calls(function)
+    return function
+
+
+def chosen_by_type(
+    function: Callable[..., Any], argument: int, choose: Callable[[type[Any]], Callable[..., Any]]
+) -> None:
+    """Let compiled loops call, in place of a function, the one that is chosen by the class of an argument.
+
+    :param argument: its place among the arguments; a NamedTuple.
+    :raises MissingExtra: numba is not installed.
+    """
+    _check()
+    assert isinstance(function, FunctionType)
+    if function not in _SHARED:
+        _SHARED.add(function)
+
+        def implementation(*types: Any) -> Callable[..., Any]:
+            return shared(choose(types[argument].instance_class))
+
+        numba.extending.overload(function, strict=False)(implementation)
+
+
+def compiled(function: F, calls: Sequence[Callable[..., Any]] = (), **options: Any) -> F:
+    """Compile a loop at its first call; it may call others of these, and what is `inner` or `shared`.
+
+    Functions of our rooms that it names are `shared`. With NUMBA_DISABLE_JIT=1 in the environment it stays as it
+    is.
+
+    :param calls: functions that it calls without naming them (`chosen_by_type`).
+    :param options: more of numba's own.
+    :raises MissingExtra: numba is not installed.
+    """
+    _check()
+    for called in calls:
+        shared(called)
+    return _compiled(function, [_module_of(function), *map(_module_of, calls)], options)
+
+
+def inner(function: F) -> F:
+    """Compile a part of a loop, which nothing but compiled loops calls: it takes less time than `compiled`.
+
+    :raises MissingExtra: numba is not installed.
+    """
+    return _compiled(function, [_module_of(function)], {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
+def plain(function: F) -> F:
+    """What was compiled, as it was written."""
+    return cast(F, getattr(function, "py_func", function))
+
+
+def _compiled(function: F, modules: Iterable[str], options: dict[str, Any]) -> F:
+    _check()
+    _share_calls(function)
+    before = numba.config.CACHE_DIR
+    if not before:
+        # Only ours: other users' loops keep their own places.
+        numba.config.CACHE_DIR = str(_directory(frozenset(modules)))
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def _check() -> None:
+    if numba is None:
+        raise MissingExtra("numba", "sim", "the compiled loops of the simulator")
+
+
+def _share_calls(function: Callable[..., Any]) -> None:
+    assert isinstance(function, FunctionType)
+    for name in _names(function.__code__):
+        called = function.__globals__.get(name)
+        if isinstance(called, FunctionType) and called.__module__.split(".")[1:2] in [[room] for room in _ROOMS]:
+            shared(called)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """All names that a function and its comprehensions look up."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+# --- where machine code is kept --------------------------------------------------------------------------------------
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The name of the module that defines a function."""
+    return str(function.__module__)
+
+
+@functools.cache
+def _directory(modules: frozenset[str]) -> Path:
+    """The directory for machine code that is made from these modules and from what they import of our packages."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(_closure(modules)):
+        digest.update(name.encode() + b"\0")
+        if file := _file(name):
+            digest.update(file.read_bytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbtide" / "compiled"
+    directory = home / digest.hexdigest()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        os.utime(directory)
+        _tidy(home)
+    except OSError:
+        pass  # numba finds another place, or compiles again
+    return directory
+
+
+def _closure(modules: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_imports(name))
+    return found
+
+
+@functools.cache
+def _imports(name: str) -> frozenset[str]:
+    """The modules of our packages, and of its own, that a module imports."""
+    file = _file(name)
+    if file is None:
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    roots = {__name__.partition(".")[0], name.partition(".")[0]}
+    return frozenset(each for each in found if each in sys.modules and each.partition(".")[0] in roots)
+
+
+def _file(name: str) -> Path | None:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file) if file else None
+
+
+def _tidy(home: Path) -> None:
+    """Remove machine code of sources that are long gone."""
+    oldest = time.time() - _KEPT_S
+    for old in home.iterdir():
+        if old.stat().st_mtime < oldest:
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""Fingerprint of the code that makes outcomes, so that runs of other code are made again; version and commit."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import ebbtide
+from ebbtide import deflation, matcher, simulator
+
+#: Modules of this room that decide no outcome: how runs are made, kept and shown.
+_OUR_OWN: Final = (
+    "__init__",
+    "code",
+    "comparison",
+    "dask_cluster",
+    "document",
+    "drawing",
+    "experiment",
+    "finished",
+    "panels",
+    "plotting",
+    "processes",
+    "progress",
+    "report",
+    "results",
+    "runner",
+    "shared",
+    "statistics",
+    "worker",
+)
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """One word for all source of the simulator and of the policies that it calls, and for NumPy's version.
+
+    A change anywhere there makes all runs again: which of them it touches cannot be told for sure.
+    """
+    digest = hashlib.sha256(np.__version__.encode())
+    for place, path in _sources():
+        digest.update(place.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def model_fingerprint(model: object) -> str:
+    """`code_fingerprint`, with the version that the model states, and its own source where that is elsewhere."""
+    words = [code_fingerprint(), str(getattr(model, "version", ""))]
+    module = sys.modules.get(type(model).__module__)
+    source = getattr(module, "__file__", None)
+    rooms = [Path(str(room.__file__)).parent for room in (deflation, matcher, simulator)]
+    if source is not None and not any(Path(source).is_relative_to(room) for room in rooms):
+        words.append(hashlib.sha256(Path(source).read_bytes()).hexdigest())
+    return " ".join(words)
+
+
+def version() -> str:
+    """The version of the package; "unknown" where it is not installed."""
+    try:
+        return metadata.version("ebbtide")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def commit() -> str | None:
+    """The commit that runs, with ``+changes`` where files differ from it; None outside of a working tree of git."""
+    root = Path(str(ebbtide.__file__)).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = _git(root, "rev-parse", "HEAD").strip()
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{found}+changes" if changed else found
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+    ).stdout
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    for room in (deflation, matcher, simulator):
+        root = Path(str(room.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            place = path.relative_to(root.parent)
+            if place.parts[:2] == ("simulator", "experiments") and place.stem in _OUR_OWN:
+                continue
+            yield place.as_posix(), path

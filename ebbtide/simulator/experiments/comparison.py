@@ -1,0 +1,212 @@
+"""Runs side by side: what differs, with confidence intervals over the seeds that both have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ebbtide.simulator.errors import ExperimentError
+from ebbtide.simulator.experiments.experiment import SEED, Value, shown
+from ebbtide.simulator.experiments.results import Column, Results, load
+from ebbtide.simulator.experiments.statistics import Interval, interval
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One metric of one case, in the baseline and in another run. All over the seeds that both have.
+
+    :param difference: other - baseline, of each seed; its interval does not count what both have in common.
+    """
+
+    case: Mapping[str, Value]
+    metric: str
+    other: str
+    baseline: Interval
+    found: Interval
+    difference: Interval
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of the baseline; NaN where that is 0."""
+        return self.difference.mean / abs(self.baseline.mean) if self.baseline.mean else math.nan
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves no difference out. Of many comparisons one in twenty does so by chance."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The difference as JSON knows it: what is no number is null."""
+        parts = {"baseline": self.baseline.mean, "found": self.found.mean, "difference": self.difference.mean}
+        parts |= {"low": self.difference.low, "high": self.difference.high, "relative": self.relative}
+        numbers = {name: value if math.isfinite(value) else None for name, value in parts.items()}
+        return {
+            "case": dict(self.case),
+            "metric": self.metric,
+            "other": self.other,
+            **numbers,
+            "seeds": self.difference.count,
+            "clear": self.clear,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared, what differs, and what could not be compared.
+
+    :param notes: sentences: settings that differ, cases and seeds that only one has.
+    """
+
+    baseline: str
+    others: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as JSON knows it."""
+        return {
+            "baseline": self.baseline,
+            "others": list(self.others),
+            "differences": [one.as_json() for one in self.differences],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    name: str
+    axes: tuple[str, ...]
+    metrics: tuple[str, ...]
+    columns: Mapping[str, Column]
+    #: What else a run depends on, by name: settings, model, code, contents of inputs.
+    terms: Mapping[str, Any]
+
+    def cases(self, axes: Sequence[str]) -> dict[tuple[Value, ...], Column]:
+        """Rows of each case of these axes."""
+        found: dict[tuple[Value, ...], list[int]] = {}
+        columns = [self.columns[axis].tolist() for axis in axes]
+        for i in range(len(self.columns[SEED])):
+            found.setdefault(tuple(column[i] for column in columns), []).append(i)
+        return {case: np.array(rows) for case, rows in found.items()}
+
+
+def compare(
+    *runs: str | Path | Results,
+    metrics: Sequence[str] = (),
+    axis: str | None = None,
+    baseline: Value | None = None,
+) -> Comparison:
+    """Compare runs with the first of them, or the values of one axis of a single run with each other.
+
+    :param runs: directories, or what `run` and `load` returned.
+    :param metrics: which; default: all that all have.
+    :param axis: of a single run: what to compare, as ``policy``.
+    :param baseline: the value of ``axis`` that others are compared with; default: the first.
+    :raises ExperimentError: nothing can be compared; says why.
+    """
+    results = [one if isinstance(one, Results) else load(one) for one in runs]
+    if axis is None:
+        if len(results) < 2:
+            raise ExperimentError("compare", "needs two runs, or one and an axis, as policy")
+        if baseline is not None:
+            raise ExperimentError("baseline", "is a value of an axis: name the axis, too")
+        sides = [_side(_name(one, number, results), one) for number, one in enumerate(results, 1)]
+    else:
+        if len(results) != 1:
+            raise ExperimentError("compare", "along an axis needs a single run")
+        sides = _along(results[0], axis, baseline)
+    wanted = [metric for metric in sides[0].metrics if all(metric in side.metrics for side in sides)]
+    for metric in metrics:
+        if metric not in wanted:
+            raise ExperimentError(metric, f"is no metric of all; they have {', '.join(wanted)}")
+    if not wanted:
+        raise ExperimentError("metrics", "have none in common")
+    notes: list[str] = []
+    differences: list[Difference] = []
+    for side in sides[1:]:
+        differences += _differences(sides[0], side, list(metrics) or wanted, notes)
+    if not differences:
+        raise ExperimentError("compare", f"finds no case with a seed in common; {'; '.join(notes)}")
+    return Comparison(sides[0].name, tuple(side.name for side in sides[1:]), tuple(differences), tuple(notes))
+
+
+def _name(one: Results, number: int, results: Sequence[Results]) -> str:
+    """Short where that tells it from the others: a directory's own name, else its path, else its number, too."""
+    for names in (
+        [str(other.meta["name"]) if other.directory is None else other.directory.name for other in results],
+        [str(other.directory) for other in results],
+    ):
+        if len(set(names)) == len(names):
+            return names[number - 1]
+    return f"{names[number - 1]} ({number})"
+
+
+def _side(name: str, results: Results) -> _Side:
+    meta = results.meta
+    terms = {f"settings.{key}": value for key, value in meta["settings"].items()}
+    terms |= {key: meta[key] for key in ("model", "code") if key in meta}
+    terms |= {f"inputs.{key} (sha256)": one["sha256"] for key, one in meta.get("inputs", {}).items()}
+    return _Side(name, results.axes, results.metrics, results.columns, terms)
+
+
+def _along(results: Results, axis: str, baseline: Value | None) -> list[_Side]:
+    if axis not in results.axes:
+        raise ExperimentError("axis", f"{axis!r} is none; there are {', '.join(results.axes) or 'none'}")
+    values = results.values(axis)
+    if baseline is not None:
+        same = [value for value in values if value == baseline or shown(value) == shown(baseline)]
+        if not same:
+            raise ExperimentError("baseline", f"{baseline!r} is no value of {axis}; it has {_words(values)}")
+        values = [same[0], *(value for value in values if value != same[0])]
+    if len(values) < 2:
+        raise ExperimentError("axis", f"{axis!r} has one value only")
+    rest = tuple(name for name in results.axes if name != axis)
+    return [_Side(shown(value), rest, results.metrics, results.select({axis: value}), {}) for value in values]
+
+
+def _differences(baseline: _Side, other: _Side, metrics: Sequence[str], notes: list[str]) -> list[Difference]:
+    axes = [axis for axis in baseline.axes if axis in other.axes]
+    for one, two in ((baseline, other), (other, baseline)):
+        for axis in one.axes:
+            if axis not in axes and len(set(one.columns[axis].tolist())) > 1:
+                raise ExperimentError("compare", f"cannot: {one.name} varies {axis}, and {two.name} has no such axis")
+    for name in dict.fromkeys((*baseline.terms, *other.terms)):
+        if (mine := baseline.terms.get(name)) != (theirs := other.terms.get(name)):
+            notes.append(f"{name} is {mine} in {baseline.name} and {theirs} in {other.name}")
+    ours, yours = baseline.cases(axes), other.cases(axes)
+    for one, mine_, theirs_ in ((baseline, ours, yours), (other, yours, ours)):
+        if lacking := [case for case in mine_ if case not in theirs_]:
+            notes.append(f"{len(lacking)} cases are in {one.name} only, the first at {_case(axes, lacking[0])}")
+    found = []
+    unpaired = 0
+    for case, rows in ours.items():
+        if case not in yours:
+            continue
+        seeds, mine, theirs = np.intersect1d(
+            baseline.columns[SEED][rows], other.columns[SEED][yours[case]], return_indices=True
+        )
+        unpaired += len(rows) + len(yours[case]) - 2 * len(seeds)
+        for metric in metrics:
+            a = baseline.columns[metric][rows][mine]
+            b = other.columns[metric][yours[case]][theirs]
+            both = ~(np.isnan(a) | np.isnan(b))
+            if both.any():
+                a, b = a[both], b[both]
+                named = dict(zip(axes, case, strict=True))
+                found.append(Difference(named, metric, other.name, interval(a), interval(b), interval(b - a)))
+    if unpaired:
+        notes.append(f"{unpaired} runs of {baseline.name} or {other.name} have a seed that the other has not")
+    return found
+
+
+def _case(axes: Sequence[str], case: Sequence[Value]) -> str:
+    return ", ".join(f"{axis}={shown(value)}" for axis, value in zip(axes, case, strict=True)) or "the only case"
+
+
+def _words(values: Sequence[Value]) -> str:
+    return ", ".join(shown(value) for value in values)

@@ -1,0 +1,307 @@
+"""The TOML file of an experiment, read strictly: what is unknown or cannot be is an error that names its key."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from ebbtide.simulator.errors import ExperimentError, InvalidParameter
+from ebbtide.simulator.experiments import plotting
+from ebbtide.simulator.experiments.experiment import BOUND, RESERVED, Axis, Experiment, Policy, Value
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.model import INPUTS, POLICY, Input
+
+TABLES: Final = ("experiment", INPUTS, "settings", "sweep", "plots")
+#: Keys of [experiment] that ``--set`` finds without their table.
+OWN: Final = ("name", "model", "description", "policies", "seeds", "metrics")
+#: Values of one axis at most; a range with a slip in its step is no sweep.
+_MOST_VALUES: Final = 10_000
+#: Runs at most.
+_MOST_RUNS: Final = 1_000_000
+
+
+def read(
+    path: Path, overrides: Mapping[str, Any] | None = None, inputs: Mapping[str, str | Path] | None = None
+) -> Experiment:
+    """The experiment of a file.
+
+    :param overrides: instead of what stands there, by key: ``settings.servers``, ``sweep.low_share``,
+        ``experiment.seeds``, or just ``servers``, which is an axis where one has that name.
+    :param inputs: paths of inputs by name, relative to the current directory; others are relative to the file.
+    :raises ExperimentError: the file cannot be read, or something in it cannot be; names the key.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExperimentError("file", f"cannot be read: {error.strerror}", file=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ExperimentError("file", "is no text in UTF-8", file=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        # Also of numbers with thousands of digits, and of tables in tables in tables.
+        raise ExperimentError("file", f"is no TOML: {error}", file=str(path)) from error
+    try:
+        return parsed(document, path.parent, overrides, inputs)
+    except InvalidParameter as error:
+        raise ExperimentError(error.field, error.problem, file=str(path)) from error
+
+
+def parsed(
+    document: Mapping[str, Any],
+    directory: Path,
+    overrides: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, str | Path] | None = None,
+) -> Experiment:
+    """The experiment of a document as TOML gives it.
+
+    :param directory: what paths are relative to.
+    :raises InvalidParameter: names the key, and what is allowed.
+    """
+    document = _overridden(document, overrides or {})
+    whole = Given(document)
+    own = Given(whole.table("experiment"), "experiment.")
+    name = own.text("name")
+    if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+        raise own.wrong("name", f"must be of letters, digits, '-', '_' and '.', but is {name!r}")
+    settings = _settings(whole.table("settings", {}), "settings")
+    axes = tuple(_axes(whole.table("sweep", {}), "sweep"))
+    metrics = own.texts("metrics", ())
+    if len(set(metrics)) < len(metrics):
+        raise own.wrong("metrics", "has a metric twice")
+    policies = tuple(_policies(own))
+    _apart(settings, axes, policies)
+    experiment = Experiment(
+        name=name,
+        model=own.text("model"),
+        description=own.text("description", ""),
+        inputs=_inputs(whole.table(INPUTS, {}), directory, inputs or {}),
+        settings=settings,
+        axes=axes,
+        policies=policies,
+        seeds=_seeds(own),
+        metrics=metrics,
+        plots=(),
+    )
+    given_plots = whole.value("plots", [])
+    own.end()
+    whole.end()
+    count = len(experiment.seeds) * max(len(policies), 1)
+    for axis in axes:
+        count *= len(axis.values)
+    if count > _MOST_RUNS:
+        raise InvalidParameter("sweep", f"is {count} runs; at most {_MOST_RUNS} are allowed")
+    return plotting.with_plots(experiment, given_plots)
+
+
+def value_of(word: str) -> Any:
+    """A word of a command line: TOML where it is some, else a text."""
+    try:
+        return tomllib.loads(f"value = {word}")["value"]
+    except (ValueError, RecursionError):
+        return word
+
+
+def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: dict(part) if isinstance(part, Mapping) else part for name, part in document.items()}
+    for key, value in overrides.items():
+        table, _, rest = key.partition(".")
+        if table not in TABLES or not rest:
+            if key in OWN:
+                table = "experiment"
+            elif _has(found.get("sweep"), key):
+                table, value = "sweep", value if isinstance(value, list | Mapping) else [value]
+            else:
+                table = "settings"
+            rest = key
+        if table == "plots":
+            raise InvalidParameter(key, "cannot be set; plots stand in the file")
+        if not isinstance(found.setdefault(table, {}), Mapping):
+            raise InvalidParameter(key, f"cannot be set: {table} is no table")
+        place = found[table]
+        # A quoted key with dots is one key.
+        *between, last = [rest] if rest in place else rest.split(".")
+        for step in between:
+            below = place.get(step)
+            if below is not None and not isinstance(below, Mapping):
+                raise InvalidParameter(key, f"cannot be set: {step} is no table")
+            place[step] = dict(below or {})
+            place = place[step]
+        place[last] = value
+    return found
+
+
+def _has(sweep: Any, key: str) -> bool:
+    """Whether a sweep has an axis of this name."""
+    if isinstance(sweep, Mapping) and key in sweep:
+        return True
+    for step in key.split("."):
+        if not isinstance(sweep, Mapping) or step not in sweep:
+            return False
+        sweep = sweep[step]
+    return True
+
+
+def _settings(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings; what they mean is the model's."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        _allowed_name(name, where)
+        found[name] = _plain(value, f"{where}.{name}")
+    return found
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one, f"{where}.{name}") for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one, where) for one in value]
+    if not isinstance(value, bool | int | float | str):
+        raise InvalidParameter(where, f"must be a number, a flag, a text, a list or a table, but is {value!r}")
+    return value
+
+
+def _allowed_name(name: str, where: str) -> None:
+    if name in RESERVED or name.startswith(BOUND):
+        raise InvalidParameter(f"{where}.{name}", "is a name of the results' own")
+
+
+def _axes(given: Mapping[str, Any], where: str, before: str = "") -> Iterator[Axis]:
+    for name, value in given.items():
+        full, place = f"{before}{name}", f"{where}.{name}"
+        _allowed_name(name, where)
+        if full == POLICY:
+            raise InvalidParameter(place, "stands in experiment.policies")
+        if isinstance(value, Mapping) and "from" not in value:
+            yield from _axes(value, place, f"{full}.")
+            continue
+        values = _range(value, place) if isinstance(value, Mapping) else value
+        if not isinstance(values, list) or not values:
+            raise InvalidParameter(place, f"must be a list or {{from, to, step}}, but is {value!r}")
+        for one in values:
+            if not isinstance(one, bool | int | float | str):
+                raise InvalidParameter(place, f"must have numbers, flags or texts, but has {one!r}")
+            if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise InvalidParameter(place, "has a number of more than 64 bits")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InvalidParameter(place, f"must have finite numbers, but has {one}")
+        if len({(isinstance(one, bool), one) for one in values}) < len(values):
+            raise InvalidParameter(place, "has a value twice")
+        if len({_sort(one) for one in values}) > 1:
+            raise InvalidParameter(place, "must have values of one sort: numbers, flags or texts")
+        numbers = any(isinstance(one, float) for one in values)
+        yield Axis(full, tuple(float(one) if numbers else one for one in values))
+
+
+def _sort(value: Value) -> str:
+    return "flag" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "text"
+
+
+def _range(given: Mapping[str, Any], where: str) -> list[Value]:
+    """From, by step, to and with the end; in decimal, so that .1 added up stays what it reads."""
+    fields = Given(given, f"{where}.")
+    numbers = {}
+    for name in ("from", "to", "step"):
+        fields.number(name, **({"above": 0} if name == "step" else {}))
+        numbers[name] = given[name]
+    fields.end()
+    start, end, step = (Decimal(str(numbers[name])) for name in ("from", "to", "step"))
+    if end < start:
+        raise fields.wrong("to", f"must not be below from, but is {numbers['to']:g}")
+    count = int((end - start) / step) + 1
+    if count > _MOST_VALUES:
+        raise fields.wrong("step", f"makes {count} values; at most {_MOST_VALUES} are allowed")
+    whole = all(isinstance(value, int) for value in numbers.values())
+    return [int(start + i * step) if whole else float(start + i * step) for i in range(count)]
+
+
+def _policies(own: Given) -> Iterator[Policy]:
+    given = own.value("policies", [])
+    if not isinstance(given, list):
+        raise own.wrong("policies", f"must be a list, but is {given!r}")
+    seen = set()
+    for entry in given:
+        if isinstance(entry, str):
+            policy = Policy(entry, {POLICY: entry})
+        elif isinstance(entry, Mapping):
+            fields = Given(entry, "experiment.policies.")
+            name = fields.text("name")
+            fields.text(POLICY, name)
+            rest = {key: value for key, value in entry.items() if key not in ("name", POLICY)}
+            settings = {POLICY: entry.get(POLICY, name)} | _settings(rest, "experiment.policies")
+            policy = Policy(name, settings)
+        else:
+            raise own.wrong("policies", f"must have texts or tables, but has {entry!r}")
+        if not policy.name or policy.name in seen:
+            raise own.wrong("policies", f"must have names, each once, but has {policy.name!r}")
+        seen.add(policy.name)
+        yield policy
+
+
+def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence[Policy]) -> None:
+    """What an axis varies, or the policies do, nothing else may state."""
+    if policies and POLICY in settings:
+        raise InvalidParameter(f"settings.{POLICY}", "stands in experiment.policies, too; only one of them may")
+    for number, axis in enumerate(axes):
+        for other in axes[:number]:
+            one, two = sorted((axis.name, other.name))
+            if one == two or two.startswith(f"{one}."):
+                raise InvalidParameter(f"sweep.{two}", f"says the same as sweep.{one}; only one of them may")
+        *tables, last = axis.name.split(".")
+        places: list[tuple[str, Mapping[str, Any]]] = [("settings", settings)]
+        places += [(f"experiment.policies.{policy.name}", policy.settings) for policy in policies]
+        for where, given in places:
+            place: Any = given
+            for table in tables:
+                place = place.get(table, {}) if isinstance(place, Mapping) else {}
+            if not isinstance(place, Mapping) or last in place:
+                raise InvalidParameter(f"sweep.{axis.name}", f"stands in {where}, too; only one of them may")
+
+
+def _seeds(own: Given) -> tuple[int, ...]:
+    given = own.value("seeds", 1)
+    if isinstance(given, int) and given > _MOST_RUNS:
+        raise own.wrong("seeds", f"are too many; at most {_MOST_RUNS} runs are allowed")
+    seeds = list(range(1, given + 1)) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(seeds, list) or not seeds:
+        raise own.wrong("seeds", f"must be how many (from 1 on) or a list, but is {given!r}")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise own.wrong("seeds", f"must be whole and not negative, but has {seed!r}")
+    if len(set(seeds)) < len(seeds):
+        raise own.wrong("seeds", "has a seed twice")
+    return tuple(seeds)
+
+
+def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str | Path]) -> dict[str, Input]:
+    found = {}
+    for name, entry in given.items():
+        place = f"{INPUTS}.{name}"
+        fields = (
+            Given({"path": entry} if isinstance(entry, str) else entry, f"{place}.")
+            if isinstance(entry, str | Mapping)
+            else None
+        )
+        if fields is None:
+            raise InvalidParameter(place, f"must be a path or a table, but is {entry!r}")
+        stated = fields.text("path", "")
+        path = Path(others[name]).absolute() if name in others else (directory / stated).absolute()
+        if not stated and name not in others:
+            raise InvalidParameter(place, f"has no path here: state one by --input {name}=PATH")
+        form = fields.text("format", "")
+        order = fields.choice("order", ("buffer", "sort", ""), "")
+        options = fields.table("options", {})
+        for option, value in options.items():
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise InvalidParameter(f"{place}.options.{option}", f"must be a number or a text, but is {value!r}")
+        fields.end()
+        if not path.is_file():
+            raise InvalidParameter(place, f"is {path}, which is no file; --input {name}=PATH states another")
+        found[name] = Input(path, form or None, dict(options), order or None)
+    for name in others:
+        if name not in given:
+            known = f"there are {', '.join(given)}" if given else "there are none"
+            raise InvalidParameter(f"{INPUTS}.{name}", f"is no input of this experiment; {known}")
+    return found

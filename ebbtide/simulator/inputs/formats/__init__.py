@@ -1,0 +1,1 @@
+"""Trace formats, one module a family; `registry.ALL` has them all."""

@@ -1,0 +1,1 @@
+"""Interval-aware scheduling on the job engine: machines are switched off, the last on first (Wijayawardana 2025)."""

@@ -1,0 +1,253 @@
+"""Interval-aware scheduling as a model of experiments: machines that are switched off, jobs.
+
+See docs/research/task-policies.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
+from ebbtide.simulator.generators import capacity
+from ebbtide.simulator.inputs.batches import JobBatch, SeriesBatch
+from ebbtide.simulator.intervals.history import big_from, intervals
+from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
+from ebbtide.simulator.jobs.columns import Floats
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, Walk, made
+from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.jobs.settings import Settings
+
+_DAY_S: Final = 86_400.0
+#: Jobs that are looked at to find out which are big, and which are long.
+_LOOKED_AT: Final = 400_000
+#: Streams of a seed's chance: the jobs and the capacity of the run, the jobs and the intervals that come before it.
+_RUN_JOBS: Final = 0
+_RUN_CAPACITY: Final = 1
+_PAST_JOBS: Final = 2
+_PAST_CAPACITY: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Carbon:
+    """Capacity under a constant carbon budget (Wijayawardana 2025 §4.2): so high that mean capacity is ``mean``."""
+
+    series: Input
+    from_s: float
+    mean: float
+
+    def shares(self, until_s: float) -> Iterator[SeriesBatch]:
+        """Shares of machines that are on, from time 0 on.
+
+        :raises InvalidParameter: no series, or nothing of it in the window.
+        """
+        at, values = [], []
+        for batch in self.series.batches(SeriesBatch, "carbon", from_first=True):
+            keep = (batch.at_s >= self.from_s) & (batch.at_s < self.from_s + until_s)
+            at.append(batch.at_s[keep] - self.from_s)
+            values.append(batch.value[keep])
+        window = SeriesBatch(at_s=np.concatenate(at), value=np.concatenate(values)) if at else None
+        if window is None or not len(window):
+            raise InvalidParameter("carbon_from_s", "leaves nothing of the series")
+        return capacity.under_carbon([window], capacity.carbon_budget([window], self.mean))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of one case.
+
+    :param mean: share of the machines that is on, of which made jobs want ``load``.
+    :param stable_fill: how full big jobs make the stable machines; it says which jobs are big.
+    """
+
+    heuristics: str
+    machines: Machines
+    jobs: Made | Input
+    days: float
+    platform: Walk | Carbon
+    every_s: float
+    least: float
+    mean: float
+    load: float
+    stable_fill: float
+    aggressiveness: float
+    bands: int
+    history_days: float
+    learns: bool
+    engine: Settings
+
+
+class IntervalsModel:
+    """See docs/research/task-policies.md for the settings."""
+
+    name: Final = "intervals"
+    version: Final = 1
+
+    def settings(self, given: Mapping[str, Any]) -> Case:
+        """Raises InvalidParameter."""
+        g = Given(given)
+        trace, carbon = g.inputs("jobs", "carbon")
+        per_h = g.number("changes_per_h", 1.0, above=0)
+        least = g.number("capacity_least", 0.4, least=0, most=1)
+        mean = g.number("capacity_start", 0.7, above=0, least=least, most=1)
+        platform: Walk | Carbon
+        if carbon is not None:
+            platform = Carbon(carbon, g.number("carbon_from_s", 0.0, least=0), mean)
+        else:
+            platform = Walk(
+                interval_s=3600.0 / per_h,
+                step=g.number("capacity_step", 0.15, above=0),
+                least=least,
+                most=g.number("capacity_most", 1.0, above=least, most=1),
+                start=mean,
+            )
+        days = g.number("days", above=0)
+        case = Case(
+            heuristics=g.choice(POLICY, tuple(HEURISTICS), "ias"),
+            machines=Machines(
+                g.whole("machines", 1000, least=1, most=MOST_MACHINES),
+                g.whole("cpu_cores", 24, least=1, most=MOST_CORES),
+            ),
+            jobs=made(g) if trace is None else trace,
+            days=days,
+            platform=platform,
+            every_s=3600.0 / per_h,
+            least=least,
+            mean=mean,
+            load=g.number("load", 0.8, above=0),
+            stable_fill=g.number("stable_fill", 1.1, least=0),
+            aggressiveness=g.number("aggressiveness", 0.6, least=0, most=1),
+            bands=g.whole("bands", 1, least=1, most=10_000),
+            history_days=g.number("history_days", 0.0 if carbon is not None else 365.0, least=0),
+            learns=g.flag("learns", True),
+            engine=Settings(
+                memory=False,
+                by_length=True,
+                from_s=g.number("from_s", -math.inf),
+                to_s=g.number("to_s", days * _DAY_S),
+                validate=g.flag("validate", False),
+            ),
+        )
+        if carbon is not None and case.history_days:
+            raise InvalidParameter("history_days", "must be 0 with a series: there is no walk to make a history of")
+        g.end()
+        return case
+
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
+        """Nothing."""
+
+    def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
+        """One run: the same jobs and switches for all policies of a seed."""
+        return Outcome(simulate(settings, seed, progress))
+
+
+MODEL: Final = IntervalsModel()
+
+
+def simulate(case: Case, seed: int, progress: Callable[[float], None], compile: bool = True) -> dict[str, float]:
+    """Figures of one run. Raises InvalidParameter."""
+    until_s = case.days * _DAY_S
+    options = _options(case, seed)
+    engine = Engine(
+        _jobs(case, seed, _RUN_JOBS),
+        None,
+        capacity.machines(
+            _shares(case, seed, _RUN_CAPACITY, until_s), case.machines.count, case.machines.cpu_cores, 2.0**39
+        ),
+        policy=policy(options),
+        settings=case.engine,
+        seed=seed,
+        most_cores=case.machines.cpu_cores,
+        compile=compile,
+    )
+    return _figures(engine.run(lambda now_s: progress(min(now_s / until_s, 1.0))), options)
+
+
+def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
+    if not isinstance(case.jobs, Made):
+        return case.jobs.batches(JobBatch, "jobs", from_first=True)
+    made_jobs = case.jobs
+    if which == _PAST_JOBS:
+        # As many as are looked at, however long the run is: their tail is heavy.
+        made_jobs = replace(made_jobs, until_s=100 * made_jobs.until_s)
+    on_cores = case.mean * case.machines.count * case.machines.cpu_cores
+    return made_jobs.batches(np.random.default_rng([seed, which]), on_cores)
+
+
+def _shares(case: Case, seed: int, which: int, for_s: float) -> Iterable[SeriesBatch]:
+    if isinstance(case.platform, Carbon):
+        return case.platform.shares(for_s)
+    walk = case.platform
+    return [
+        capacity.random_walk(
+            np.random.default_rng([seed, which]),
+            for_s,
+            interval_s=walk.interval_s,
+            step=walk.step,
+            least=walk.least,
+            most=walk.most,
+            start=walk.start,
+        )
+    ]
+
+
+def _options(case: Case, seed: int) -> Options:
+    """The policy's thresholds, learned from other jobs and other intervals than those of the run."""
+    stable = int(case.least * case.machines.count + 1e-9) if isinstance(case.platform, Walk) else 0
+    core_s, runtime_s = _seen(_jobs(case, seed, _PAST_JOBS))
+    past = _shares(case, seed, _PAST_CAPACITY, case.history_days * _DAY_S) if case.history_days else []
+    # Big jobs fill the stable machines; of the work, that is this share (the thesis does not say its threshold).
+    share = case.stable_fill * case.least / (case.load * case.mean)
+    return Options(
+        heuristics=case.heuristics,
+        stable=stable,
+        every_s=case.every_s,
+        big_core_s=big_from(core_s, share if stable else 0.0),
+        long_s=float(np.percentile(runtime_s, 90)),
+        aggressiveness=case.aggressiveness,
+        ended=intervals(past, case.machines.count, stable, case.every_s, case.bands),
+        learns=case.learns,
+    )
+
+
+def _figures(found: Results, options: Options) -> dict[str, float]:
+    there = found.there_core_s
+    return {
+        "goodput": found.goodput,
+        "wasted_share": found.lost_core_s / there if there else math.nan,
+        "idle_share": 1.0 - (found.useful_core_s + found.lost_core_s) / there if there else math.nan,
+        "kills": float(found.kills),
+        "failure_rate": found.kills / found.jobs if found.jobs else math.nan,
+        "jobs": float(found.jobs),
+        "jobs_left": float(found.jobs_left),
+        "big_core_h": options.big_core_s / 3600,
+        "intervals_known": float(options.ended.sum()),
+        **{name: found.measures[name] for name in ("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s")},
+        "completion_mean_s": found.measures["completion_mean_s"],
+        "slowdown_mean": found.measures["slowdown_mean"],
+        "changes": float(found.changes),
+    }
+
+
+def _seen(batches: Iterable[JobBatch]) -> tuple[Floats, Floats]:
+    """Work and runtimes of tasks, of the first jobs."""
+    core_s, runtime_s, count = [], [], 0
+    for batch in batches:
+        tasks = batch.task_runtime_s
+        cores = np.repeat(batch.cpu_cores, tasks.lengths)
+        values = tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+        core_s.append(values * cores)
+        runtime_s.append(values)
+        count += len(values)
+        if count >= _LOOKED_AT:
+            break
+    if not count:
+        raise InvalidParameter("jobs", "are none")
+    return np.concatenate(core_s), np.concatenate(runtime_s)

@@ -1,0 +1,1 @@
+"""Batch jobs on machines whose cores come and go: compiled discrete events (docs/internals/jobs.md)."""

@@ -1,0 +1,314 @@
+"""An acquirer over replayed servers (Agarwal 2023 §4.3): machines come and go as it asks for them and gives them back.
+
+Every server of a pool could have one VM of ours (`servers.Servers`); a harvest VM has all cores that on-demand VMs
+leave. A stream of changes tells the engine of those that we hold: the acquirer's looks are made where the engine asks
+for what comes next, when it stands at the very instant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ebbtide.matcher.acquire.acquirer import Acquirer, Decommission, Emptied, Event, PeriodOver, Standing, advance_all
+from ebbtide.matcher.acquire.net_changes import AcquirerOptions, View
+from ebbtide.matcher.acquire.provision import calls, news
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.inputs.batches import CapacityBatch, Indices, texts
+from ebbtide.simulator.jobs.columns import COUNT, LEAVING, MACHINE, QUEUE, State
+from ebbtide.simulator.matching.costs import Meter, Prices, VmKind
+from ebbtide.simulator.matching.pools import Pool
+from ebbtide.simulator.matching.servers import Servers
+
+Answer = TypeVar("Answer")
+
+
+class Removal(StrEnum):
+    """Which machines are given back first, where there are too many."""
+
+    #: Those whose cores changed last (Algorithm 2).
+    RECENT = "recent"
+    #: Any: nothing is made of what is known of them (Agarwal et al. 2023 §4.4's runs without the matcher).
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """How a run gets its machines.
+
+    :param budget_cores: keep so many cores, as near as the utilisations of the options say; None: as many
+        as the work needs.
+    :param allocation: to which server the provider puts a new harvest VM, of those with room for its minimum.
+    :param step_s: between two looks at what has gone and what has emptied; the acquirer's own period is a multiple.
+    :param kind: what all machines are.
+    :param vm_cores: (least) cores of a machine, one of these for each request; none: harvest VMs as the pool has them,
+        of which no costs are told.
+    """
+
+    options: AcquirerOptions = field(default_factory=lambda: AcquirerOptions(64, 64))
+    allocation: Packing = Packing.RANDOM
+    step_s: float = 300.0
+    budget_cores: float | None = None
+    kind: VmKind = VmKind.HARVEST
+    vm_cores: tuple[int, ...] = ()
+    removal: Removal = Removal.RECENT
+    prices: Prices = field(default_factory=Prices)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidParameter."""
+        if not 0 < self.step_s <= self.options.period_s:
+            raise InvalidParameter("step_s", f"must be above 0 and at most period_s, but is {self.step_s:g}")
+        if self.budget_cores is not None and not self.budget_cores > 0:
+            raise InvalidParameter("budget_cores", f"must be above 0, but is {self.budget_cores:g}")
+        if self.kind is not VmKind.HARVEST and not self.vm_cores:
+            raise InvalidParameter("vm_cores", f"must be stated for {self.kind.value} VMs")
+        if self.vm_cores and min(self.vm_cores) < 1:
+            raise InvalidParameter("vm_cores", "must be from 1 on")
+
+    def held_share(self, pool: Pool, from_s: float) -> float:
+        """Of a pool's servers or cores, about those that are held at the most: what load is counted by."""
+        if self.budget_cores is None:
+            return self.options.most_machines / pool.machines
+        until_s = min(from_s + 86_400.0, pool.until_s)
+        return min(self.budget_cores / pool.mean_cores(from_s, until_s), 1.0)
+
+
+def at_once(call: Awaitable[Answer]) -> Answer:
+    """The answer of a provider that never waits: no loop is needed.
+
+    :raises RuntimeError: it waits.
+    """
+    waiting = call.__await__()
+    try:
+        next(waiting)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    raise RuntimeError("a provider that is called at once must not wait")
+
+
+@dataclass(slots=True)
+class Held:
+    """What was held, by steps: shape (steps,) each."""
+
+    at_s: list[float] = field(default_factory=list)
+    machines: list[int] = field(default_factory=list)
+    #: Cores of the machines that take tasks, and of those that leave.
+    cores: list[int] = field(default_factory=list)
+    leaving_cores: list[int] = field(default_factory=list)
+    #: Cores on which tasks run.
+    used_cores: list[int] = field(default_factory=list)
+    #: Regular core-hours an hour, of all machines; NaN: not told.
+    cost_per_h: list[float] = field(default_factory=list)
+    #: Which servers, as numbers.
+    servers: list[Indices] = field(default_factory=list)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """By steps."""
+        return {
+            "at_s": np.asarray(self.at_s),
+            "machines": np.asarray(self.machines, np.float64),
+            "cores": np.asarray(self.cores, np.float64),
+            "leaving_cores": np.asarray(self.leaving_cores, np.float64),
+            "used_cores": np.asarray(self.used_cores, np.float64),
+            "cost_per_h": np.asarray(self.cost_per_h, np.float64),
+        }
+
+    def mean(self, values: list[int], from_s: float, until_s: float) -> float:
+        """Over the steps within a window; NaN if there is none."""
+        at_s = np.asarray(self.at_s)
+        within = (at_s >= from_s) & (at_s < until_s)
+        return float(np.asarray(values)[within].mean()) if within.any() else float("nan")
+
+
+class AcquiredMachines:
+    """The machines of one run as changes for the engine, which is given afterwards: `state`.
+
+    :param from_s: costs and utilisation count from then on.
+    """
+
+    def __init__(self, pool: Pool, acquisition: Acquisition, seed: int, from_s: float = 0.0) -> None:
+        generator = np.random.default_rng([seed, 2])
+        self._pool = pool
+        self._acquisition = acquisition
+        self._generator = generator
+        self._servers = Servers(pool, acquisition.allocation, generator, acquisition.kind, acquisition.vm_cores)
+        self._from_s = from_s
+        self._meter = Meter(acquisition.kind, acquisition.prices, from_s)
+        self._names = texts(f"machine-{number}" for number in range(pool.machines))
+        #: Of the engine.
+        self.state: Callable[[], State] = _no_engine
+        self.acquirer = Acquirer(next_at=float(pool.at_s[0]))
+        self.held = Held()
+        self.requested = 0
+        self.given_back = 0
+        #: Those that went by themselves: their server had no room for the minimum any more.
+        self.evicted = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by name, of the whole run."""
+        return {
+            "machines_requested": float(self.requested),
+            "machines_given_back": float(self.given_back),
+            "machines_evicted": float(self.evicted),
+            "machines_held_mean": float(np.mean(self.held.machines)) if self.held.machines else math.nan,
+            "cores_held_mean": float(np.mean(self.held.cores)) if self.held.cores else math.nan,
+            **self._paid(),
+        }
+
+    def _paid(self) -> dict[str, float]:
+        """Since jobs come: of all cores that are held, those of leaving machines, too."""
+        late = np.asarray(self.held.at_s) >= self._from_s
+        cores = (np.asarray(self.held.cores) + np.asarray(self.held.leaving_cores))[late]
+        used = np.asarray(self.held.used_cores)[late]
+        found = {
+            "cores_paid_mean": float(cores.mean()) if len(cores) else math.nan,
+            "utilisation": float(used.sum() / cores.sum()) if len(cores) and cores.sum() else math.nan,
+        }
+        return {**found, "cost_total": self._meter.total} if self._acquisition.vm_cores else found
+
+    def batches(self) -> Iterator[CapacityBatch]:
+        """Changes until the pool's end, a step's at a time."""
+        pool, servers = self._pool, self._servers
+        steps = _Rows(self._names)
+        now_s = float(pool.at_s[0])
+        place = int(np.searchsorted(pool.at_s, now_s, side="right"))
+        for server, cores in zip(pool.machine[:place].tolist(), pool.cores[:place].tolist(), strict=True):
+            servers.change(server, cores, now_s)
+        for number in range(pool.machines):
+            steps.add(number, now_s, 0)
+        yield steps.batch()
+        while now_s < pool.until_s:
+            rows = _Rows(self._names)
+            self._look(rows, now_s)
+            end_s = min(now_s + self._acquisition.step_s, pool.until_s)
+            last = int(np.searchsorted(pool.at_s, end_s, side="right"))
+            self._replay(rows, place, last)
+            place, now_s = last, end_s
+            # The engine asks for more when it has done this, and so stands at the end of the step.
+            rows.repeat(now_s, int(self.state().machines[0, MACHINE.cores]))
+            yield rows.batch()
+            self._meter.to(now_s)
+
+    def _replay(self, rows: _Rows, first: int, last: int) -> None:
+        """What on-demand VMs take and leave on all servers, of which the engine hears what is ours."""
+        pool, servers = self._pool, self._servers
+        for place in range(first, last):
+            server, at_s = int(pool.machine[place]), float(pool.at_s[place])
+            cores = servers.change(server, int(pool.cores[place]), at_s)
+            if cores is None:
+                continue
+            rows.add(server, at_s, cores)
+            self._meter.change(server, at_s, cores, int(servers.least[server]))
+            if cores == 0:
+                self.evicted += 1
+
+    def _look(self, rows: _Rows, now_s: float) -> None:
+        """Everything that follows at this instant."""
+        servers, machines = self._servers, self.state().machines
+        servers.cooling[:] = False
+        # Those that have gone by now: the next harvest VM there takes tasks.
+        machines[~servers.held & (machines[:, MACHINE.held] == LEAVING), MACHINE.held] = 0
+        events: list[Event] = self._news(now_s)
+        for one in self.acquirer.machines.values():
+            if one.standing is Standing.LEAVING and machines[int(one.name), MACHINE.running] == 0:
+                events.append(Emptied(one.name))
+        events.append(PeriodOver(now_s, self._views(now_s), self._wanted()))
+        while events:
+            held = self._servers.held.copy()
+            self.acquirer, instructions = advance_all(self.acquirer, events, self._acquisition.options)
+            for call in calls(servers, instructions, lambda told: self._decommission(rows, now_s, told)):
+                at_once(call)
+            for server in np.flatnonzero(servers.held & ~held):
+                self.requested += 1
+                cores = int(servers.ours[server])
+                rows.add(int(server), now_s, cores)
+                self._meter.change(int(server), now_s, cores, int(servers.least[server]))
+            for server in np.flatnonzero(held & ~servers.held):
+                self.given_back += 1
+                rows.add(int(server), now_s, 0)
+                self._meter.change(int(server), now_s, 0, 0)
+            events = self._news(now_s)
+        self._write_down(now_s)
+
+    def _news(self, now_s: float) -> list[Event]:
+        return news(self.acquirer, at_once(self._servers.look()), now_s)
+
+    def _decommission(self, rows: _Rows, now_s: float, told: Decommission) -> None:
+        server = int(told.machine)
+        self.state().machines[server, MACHINE.held] = LEAVING
+        # Nothing changes; policies that keep lists of room hear of it.
+        rows.add(server, now_s, int(self._servers.ours[server]))
+
+    def _views(self, now_s: float) -> dict[str, View]:
+        views = {}
+        ours = self._servers.ours
+        for one in self.acquirer.kept:
+            unchanged_s = now_s - max(float(self._servers.changed_s[int(one.name)]), one.came_at)
+            if self._acquisition.removal is Removal.RANDOM:
+                # The acquirer gives back what changed last: whichever that is said to be.
+                unchanged_s = float(self._generator.random())
+            busy = int(self.state().machines[int(one.name), MACHINE.running]) > 0
+            views[one.name] = View(float(ours[int(one.name)]), unchanged_s, busy)
+        return views
+
+    def _wanted(self) -> float:
+        if self._acquisition.budget_cores is not None:
+            return self._acquisition.budget_cores
+        s = self.state()
+        queued = float((s.queues[:, QUEUE.cores] * s.queues[:, QUEUE.waiting]).sum())
+        return float(s.counts[COUNT.used_cores]) + queued
+
+    def _write_down(self, now_s: float) -> None:
+        held, servers = self.held, np.flatnonzero(self._servers.held)
+        leaving = [int(one.name) for one in self.acquirer.machines.values() if one.standing is not Standing.HELD]
+        leaving = [server for server in leaving if self._servers.held[server]]
+        held.at_s.append(now_s)
+        held.machines.append(len(servers) - len(leaving))
+        ours = self._servers.ours
+        held.leaving_cores.append(int(ours[leaving].sum()))
+        held.cores.append(int(ours.sum()) - held.leaving_cores[-1])
+        held.used_cores.append(int(self.state().counts[COUNT.used_cores]))
+        held.cost_per_h.append(self._meter.per_h if self._acquisition.vm_cores else math.nan)
+        held.servers.append(servers)
+
+
+class _Rows:
+    """Rows of one batch."""
+
+    def __init__(self, names: np.ndarray[tuple[int], np.dtype[np.object_]]) -> None:
+        self._names = names
+        self._rows: list[tuple[int, float, int]] = []
+        self._cores: dict[int, int] = {}
+
+    def add(self, server: int, at_s: float, cores: int) -> None:
+        self._rows.append((server, at_s, cores))
+        self._cores[server] = cores
+
+    def repeat(self, at_s: float, cores: int) -> None:
+        """A last row that changes nothing.
+
+        :param cores: that the first server has where no row is about it.
+        """
+        self.add(0, at_s, self._cores.get(0, cores))
+
+    def batch(self) -> CapacityBatch:
+        servers, at_s, cores = zip(*self._rows, strict=True)
+        return CapacityBatch(
+            machine=self._names[list(servers)],
+            at_s=np.array(at_s),
+            cpu_cores=np.array(cores, np.float64),
+            memory_mib=np.full(len(at_s), np.nan),
+        )
+
+
+def _no_engine() -> Any:
+    raise AssertionError("the engine is given before it asks for changes")

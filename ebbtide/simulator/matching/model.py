@@ -1,0 +1,230 @@
+"""The matcher as a model of experiments: a pool replayed from a VM trace, jobs, a scheme.
+
+See docs/internals/matching.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.matcher.acquire.net_changes import AcquirerOptions
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.model import INPUTS, POLICY, Input, Outcome
+from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
+from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.generators.power import Cut
+from ebbtide.simulator.generators.replayed import vm_columns
+from ebbtide.simulator.inputs.batches import SeriesBatch, VmBatch
+from ebbtide.simulator.matching.acquiring import Acquisition, Removal
+from ebbtide.simulator.matching.costs import Prices, VmKind
+from ebbtide.simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
+from ebbtide.simulator.matching.running import WARM_UP_S, run
+from ebbtide.simulator.matching.schemes import SCHEMES
+from ebbtide.simulator.matching.workload import SHAPES, Workload
+
+_DAY_S: Final = 86_400.0
+#: Sizes of Spot and regular VMs, and minimums of harvest VMs (Agarwal et al. 2023 §2.1), each as likely.
+VM_CORES: Final = (2, 4, 8)
+_VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of one case."""
+
+    scheme: str
+    vms: Input
+    #: None: all cores have power all the time.
+    power: Input | None
+    pool: PoolSettings
+    pool_seed: int
+    workload: Workload
+    #: None: all machines of the pool are ours all the time.
+    acquisition: Acquisition | None
+    validate: bool
+
+
+class MatchingModel:
+    """A run's seed draws the jobs; the pool is drawn by ``pool_seed``, so that all runs of a case see one pool."""
+
+    name: Final = "matching"
+    version: Final = _VERSION
+
+    def settings(self, given: Mapping[str, Any]) -> Case:
+        """Raises InvalidParameter."""
+        g = Given(given)
+        vms, power = g.inputs("vms", "power")
+        if vms is None:
+            raise InvalidParameter(f"{INPUTS}.vms", "is missing")
+        acquisition = _acquisition(g)
+        machines = g.whole("machines", 64, least=1)
+        servers = g.whole("servers", 200, least=1, most=1_000_000)
+        case = Case(
+            scheme=g.choice(POLICY, tuple(SCHEMES), "landmark"),
+            vms=vms,
+            power=power,
+            pool=PoolSettings(
+                packing=Packing(g.choice("packing", [p.value for p in Packing], Packing.RANDOM.value)),
+                servers=servers,
+                share=g.number("share", 0.1, above=0, most=1),
+                least_lifetime_s=g.number("least_lifetime_s", 0.0, least=0),
+                cpu_cores=g.number("cpu_cores", 48.0, above=0),
+                memory_mib=g.number("memory_mib", 262_144.0, above=0),
+                least_cpu_cores=g.number("least_cpu_cores", 2.0, least=0),
+                grid_s=g.number("grid_s", 300.0, least=0),
+                # An acquirer may come to have any server's.
+                machines=machines if acquisition is None else servers,
+                from_s=g.number("from_s", 3 * _DAY_S, least=0),
+                until_s=g.number("until_s", 8 * _DAY_S, above=0),
+                power=_power(g) if power is not None else None,
+            ),
+            pool_seed=g.whole("pool_seed", 1, least=0),
+            workload=Workload(
+                load=g.number("load", 0.3, above=0),
+                jobs=g.whole("jobs", 50, least=1, most=1_000_000),
+                least_tasks=g.whole("least_tasks", 20, least=1),
+                most_tasks=g.whole("most_tasks", 100, least=1, most=100_000),
+                most_task_s=g.number("most_task_s", 3600.0, above=60),
+                shape=g.choice("shape", SHAPES, SHAPES[0]),
+                estimate_factor=g.number("estimate_factor", 1.0, above=0, most=999),
+                estimate_error=g.number("estimate_error", 0.0, least=0, most=1),
+                estimate_missing=g.number("estimate_missing", 0.0, least=0, most=1),
+                rate_factors=g.numbers("rate_factors", (1.0,), above=0),
+                rate_period_s=g.number("rate_period_s", 21_600.0, above=0),
+            ),
+            acquisition=acquisition,
+            validate=g.flag("validate", False),
+        )
+        g.end()
+        return case
+
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[str, SharedArrays]:
+        """The trace's VMs, and each pool once."""
+        found: dict[str, SharedArrays] = {}
+        columns: dict[str, Mapping[str, Any]] = {}
+        cases = {_key(case): case for case in settings}
+        for number, (key, case) in enumerate(cases.items()):
+
+            def make(case: Case = case) -> dict[str, Any]:
+                path = str(case.vms.path)
+                if path not in columns:
+                    columns[path] = vm_columns(case.vms.batches(VmBatch, "vms", from_first=True))
+                power = case.power.batches(SeriesBatch, "power", from_first=True) if case.power is not None else ()
+                made = pool(columns[path], case.pool, case.pool_seed, power)
+                arrays = {
+                    "machine": made.machine,
+                    "at_s": made.at_s,
+                    "cores": made.cores,
+                    "rejected": np.array([made.rejected_share]),
+                }
+                if (supply := made.supply) is not None:
+                    arrays |= {"power_at_s": supply.at_s, "power_share": supply.share}
+                    arrays["power_did"] = np.array([supply.evicted, supply.deferred, supply.relaunched])
+                return arrays
+
+            inputs = [case.vms] if case.power is None else [case.vms, case.power]
+            terms = [[fingerprint(one.path), one.format, dict(one.options), one.order] for one in inputs]
+            what = [self.name, _VERSION, *(term for terms_of in terms for term in terms_of), key]
+            found[key] = shared_arrays(what, make)
+            progress((number + 1) / len(cases))
+        return found
+
+    def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
+        """One run. Raises InvalidParameter where the pool's changes are too short for the load."""
+        arrays = prepared[_key(settings)]
+        found = Pool(
+            np.array(arrays["machine"]),
+            np.array(arrays["at_s"]),
+            np.array(arrays["cores"]),
+            settings.pool.machines,
+            settings.pool.until_s,
+            float(arrays["rejected"][0]),
+            _supply(arrays),
+        )
+        span_s = found.until_s - float(found.at_s[0])
+        done = run(
+            found,
+            settings.workload,
+            settings.scheme,
+            seed,
+            lambda at_s: progress(min((at_s - float(found.at_s[0])) / span_s, 1.0)),
+            acquisition=settings.acquisition,
+            validate=settings.validate,
+        )
+        start_s = float(found.at_s[0]) + WARM_UP_S
+        statistics = found.statistics(start_s, start_s + done.span_s)
+        tables: dict[str, dict[str, Any]] = {"jobs": {"completion_s": done.completion_s}}
+        if done.calibration is not None:
+            counts, predicted, observed = done.calibration
+            tables["calibration"] = {"count": counts, "predicted": predicted, "observed": observed}
+        if done.acquired is not None:
+            tables["held"] = done.acquired.held.table
+        return Outcome({**done.metrics, **{f"pool_{name}": value for name, value in statistics.items()}}, tables)
+
+
+MODEL: Final = MatchingModel()
+
+
+def _acquisition(g: Given) -> Acquisition | None:
+    """By `acquirer`, which is off where it is not said."""
+    if not g.flag("acquirer", False):
+        return None
+    budget_cores = g.number("budget_cores", 0.0, least=0)
+    try:
+        options = AcquirerOptions(
+            least_machines=g.whole("least_machines", 1, least=0),
+            most_machines=g.whole("most_machines", 64, least=1),
+            replaced_share=g.number("replaced_share", 0.1, least=0, most=1),
+            least_utilisation=g.number("least_utilisation", 0.6, least=0, most=1),
+            most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
+            period_s=g.number("period_s", 3600.0, above=0),
+            expected_cores=g.number("expected_cores", 4.0, above=0),
+        )
+    except InvalidField as error:
+        # What the acquirer itself refuses, of two settings that do not go together.
+        raise InvalidParameter(error.field, error.problem) from error
+    kind = VmKind(g.choice("vm_kind", [kind.value for kind in VmKind], VmKind.HARVEST.value))
+    sizes = g.numbers("vm_cores", () if kind is VmKind.HARVEST else VM_CORES, above=0)
+    if any(size != int(size) for size in sizes):
+        raise g.wrong("vm_cores", "must be whole numbers")
+    return Acquisition(
+        options,
+        allocation=Packing(g.choice("allocation", [p.value for p in Packing], Packing.RANDOM.value)),
+        step_s=g.number("step_s", 300.0, above=0),
+        budget_cores=budget_cores or None,
+        kind=kind,
+        vm_cores=tuple(int(size) for size in sizes),
+        removal=Removal(g.choice("removal", [one.value for one in Removal], Removal.RECENT.value)),
+        prices=Prices(
+            g.number("spot_discount", Prices().spot_discount, least=0, most=0.99),
+            g.number("harvest_discount", Prices().harvest_discount, least=0, most=0.99),
+        ),
+    )
+
+
+def _power(g: Given) -> PowerSettings:
+    cut = Cut(g.choice("power_cut", [cut.value for cut in Cut], Cut.SERVERS.value))
+    return PowerSettings(
+        cut,
+        g.number("power_from_s", 0.0, least=0),
+        g.number("power_step_s", 900.0, least=60, most=_DAY_S),
+    )
+
+
+def _supply(arrays: Mapping[str, Any]) -> Supply | None:
+    if "power_did" not in arrays:
+        return None
+    evicted, deferred, relaunched = (int(value) for value in arrays["power_did"])
+    return Supply(np.array(arrays["power_at_s"]), np.array(arrays["power_share"]), evicted, deferred, relaunched)
+
+
+def _key(case: Case) -> str:
+    """What a pool depends on, but the trace's content."""
+    power = "" if case.power is None else f"|{case.power.path}"
+    return f"{case.vms.path}|{case.pool}|{case.pool_seed}{power}"

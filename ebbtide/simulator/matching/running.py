@@ -1,0 +1,108 @@
+"""One run: a pool, its jobs, a scheme; what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.inputs.batches import CapacityBatch, Floats
+from ebbtide.simulator.jobs.engine import Engine
+from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.matching import oracle
+from ebbtide.simulator.matching.acquiring import AcquiredMachines, Acquisition
+from ebbtide.simulator.matching.arrays import NUMBER, Matching
+from ebbtide.simulator.matching.pools import Pool
+from ebbtide.simulator.matching.schemes import engine_policy, engine_settings, named
+from ebbtide.simulator.matching.workload import Workload, jobs
+
+#: Seconds of the pool's changes before the first job: a day's window is full by then.
+WARM_UP_S = 1.25 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a scheme made of the jobs. Rows of ``completion_s`` are jobs, in the order of their submission."""
+
+    completion_s: Floats
+    results: Results
+    #: Of tasks that were started, by decile: how many, the mean prediction, the share that completed.
+    calibration: tuple[Floats, Floats, Floats] | None
+    brier: float
+    span_s: float
+    #: What an acquirer did; None: there was none.
+    acquired: AcquiredMachines | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by name."""
+        acquired = {} if self.acquired is None else self.acquired.metrics
+        return {
+            **acquired,
+            "jct_mean_s": float(self.completion_s.mean()),
+            "jct_p90_s": float(np.percentile(self.completion_s, 90)),
+            # Of two schemes with the same jobs its ratio is the geometric mean of nJCT.
+            "jct_geometric_mean_s": float(np.exp(np.log(np.maximum(self.completion_s, 1e-9)).mean())),
+            "waste": self.results.waste,
+            "kills_per_task": self.results.kills / self.results.tasks,
+            "wait_mean_s": self.results.measures["task_wait_mean_s"],
+            "brier": self.brier,
+            "span_s": self.span_s,
+        }
+
+
+def run(
+    pool: Pool,
+    workload: Workload,
+    scheme: str,
+    seed: int,
+    progress: Callable[[float], None] | None = None,
+    validate: bool = False,
+    compile: bool = True,
+    acquisition: Acquisition | None = None,
+) -> Run:
+    """Run it to the end.
+
+    :param acquisition: the pool's machines are servers, of which an acquirer holds some; None: all are ours.
+    :raises InvalidParameter: no such scheme, or a load that the pool's changes are too short for.
+    """
+    start_s = float(pool.at_s[0]) + WARM_UP_S
+    chosen = named(scheme)
+    acquired = None
+    changes: Iterable[CapacityBatch] = [pool.batch()]
+    held_share = 1.0
+    if acquisition is not None:
+        if chosen.nodes in oracle.KINDS:
+            raise InvalidParameter(
+                "policy", f"must not be {scheme} with an acquirer: it does not know which will be held"
+            )
+        acquired = AcquiredMachines(pool, acquisition, seed, start_s)
+        changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
+    batch, until_s = jobs(workload, pool, start_s, seed, held_share)
+    done: list[Any] = []
+    engine = Engine(
+        [batch],
+        None,
+        changes,
+        policy=engine_policy(chosen, pool),
+        settings=engine_settings(chosen, validate=validate),
+        seed=seed,
+        done=done.append,
+        compile=compile,
+    )
+    if acquired is not None:
+        acquired.state = lambda: engine.state
+    # The engine names machines in the order in which they first change; the oracle goes by the pool's numbers.
+    found = engine.run(progress)
+    rows = np.concatenate(done)
+    rows = rows[np.argsort(rows[:, 0])]
+    state = engine.policy_state
+    calibration, brier = None, float("nan")
+    if isinstance(state, Matching) and state.outcomes.sum() > 0:
+        counts = np.maximum(state.outcomes, 1.0)
+        calibration = (state.outcomes, state.predicted / counts, state.observed / counts)
+        brier = float(state.numbers[NUMBER.squares] / state.outcomes.sum())
+    return Run(rows[:, 4] - rows[:, 2], found, calibration, brier, until_s - start_s, acquired)

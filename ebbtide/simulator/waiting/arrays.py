@@ -1,0 +1,102 @@
+"""Arrays of the waiting policy."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ebbtide.matcher.policies.forest import Forest
+from ebbtide.simulator.jobs.columns import Floats, Ints
+from ebbtide.simulator.jobs.nodes import Nodes
+
+
+class Knobs(NamedTuple):
+    """Places in `Waiting.knobs`."""
+
+    #: Machines: the fixed ones; one for what is rented for good; then those of trials, and of jobs that stay after
+    #: theirs, one for each number of cores: so each holds jobs in the order in which their time is up.
+    fixed: int = 0
+    #: Cores of a fixed machine: the most that a job has.
+    most: int = 1
+    #: Jobs are tried; what is believed of lengths counts not at all.
+    tries: int = 2
+    #: What says who would wait too long: one of LATE.
+    late: int = 3
+    by_core_time: int = 4
+    #: Tasks from this place in the queue on are new.
+    new: int = 5
+    #: Write down who waits too long; write down what the cluster looked like.
+    marks: int = 6
+    records: int = 7
+    recorded: int = 8
+    #: Every so manyth decision is recorded.
+    stride: int = 9
+    decisions: int = 10
+    #: Counts: jobs that went on demand at once, that were tried, that stayed after it, that gave up waiting.
+    rented: int = 11
+    tried: int = 12
+    stayed: int = 13
+    gave_up: int = 14
+    #: Where a look at the queue stands.
+    phase: int = 15
+    at: int = 16
+
+
+KNOB: Final = Knobs()
+KNOBS: Final = len(KNOB)
+
+#: No job is believed to be late, the marks know, or the forest says so.
+LATE: Final = {"nobody": 0, "marks": 1, "forest": 2}
+
+
+class Limits(NamedTuple):
+    """Places in `Waiting.numbers`."""
+
+    short_below_s: int = 0
+    wait_below_s: int = 1
+
+
+LIMIT: Final = Limits()
+NUMBERS: Final = len(LIMIT)
+
+
+class Paid(NamedTuple):
+    """Places in `Waiting.sums`; each takes two (`measures.add`)."""
+
+    # Sums of long runs, each in two places (`measures.add`).
+    #: Dollars for machines on demand, core-seconds of jobs on them, and those of trials that were killed.
+    dollars: int = 0
+    core_s: int = 2
+    lost_core_s: int = 4
+    #: Over jobs that were measured: time in the queue; completion time without the runtime; how many; runtimes.
+    wait_s: int = 6
+    delay_s: int = 8
+    jobs: int = 10
+    late: int = 12
+    #: Core-seconds used of the fixed machines, within what is measured.
+    fixed_core_s: int = 14
+
+
+PAID: Final = Paid()
+SUMS: Final = 16
+
+
+class Waiting(NamedTuple):
+    """All that it keeps."""
+
+    knobs: Ints
+    numbers: Floats
+    sums: Floats
+    #: `matcher.policies.cluster_state`: its sums, and room for features.
+    cluster: Floats
+    features: Floats
+    sizes: Ints
+    #: Of each job by its number: 1 if it would wait too long. Shape (jobs,), or (0,) where it is not asked.
+    marks: NDArray[np.int8]
+    #: Features of jobs that found no room, and whether they would have waited too long.
+    rows: Floats
+    labels: Floats
+    forest: Forest
+    nodes: Nodes

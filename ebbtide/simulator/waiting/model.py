@@ -1,0 +1,100 @@
+"""Waiting policies as a model of experiments: jobs, fixed machines, machines on demand.
+
+See docs/research/task-policies.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
+from ebbtide.simulator.inputs.batches import JobBatch
+from ebbtide.simulator.jobs.engine import Machines
+from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, made
+from ebbtide.simulator.waiting.running import Terms, run
+from ebbtide.simulator.waiting.schemes import SCHEMES, named
+
+_MINUTE_S: Final = 60.0
+_HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of one case.
+
+    :param sized_for: machines of which made jobs want ``load``, however many of them are there.
+    """
+
+    scheme: str
+    machines: Machines
+    jobs: Made | Input
+    sized_for: int
+    terms: Terms
+
+
+class WaitingModel:
+    """See docs/research/task-policies.md for the settings."""
+
+    name: Final = "waiting"
+    version: Final = 1
+
+    def settings(self, given: Mapping[str, Any]) -> Case:
+        """Raises InvalidParameter."""
+        g = Given(given)
+        (trace,) = g.inputs("jobs")
+        jobs: Made | Input = made(g) if trace is None else trace
+        if isinstance(jobs, Made) and jobs.tasks != (1, 1):
+            raise InvalidParameter("most_tasks", f"must be 1 here, but is {jobs.tasks[1]}")
+        count = g.whole("machines", 150, least=0, most=MOST_MACHINES)
+        cores = g.whole("cpu_cores", 64, least=1, most=MOST_CORES)
+        case = Case(
+            scheme=g.choice(POLICY, tuple(SCHEMES), "both-tried-forest"),
+            machines=Machines(count, cores, g.whole("memory_mib", 262_144, least=1)),
+            jobs=jobs,
+            sized_for=g.whole("sized_for", max(count, 1), least=1, most=MOST_MACHINES),
+            terms=Terms(
+                short_below_s=g.number("short_below_min", 15.0, least=0) * _MINUTE_S,
+                wait_below_s=g.number("wait_below_h", 24.0, least=0) * _HOUR_S,
+                by_core_time=g.choice("length", ("core-time", "runtime"), "core-time") == "core-time",
+                error=g.number("error", 0.1, least=0, most=1),
+                memory=g.flag("memory", True),
+                shortest=g.choice("order", ("arrival", "shortest"), "arrival") == "shortest",
+                from_s=g.number("from_s", -np.inf),
+                validate=g.flag("validate", False),
+            ),
+        )
+        g.end()
+        return case
+
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
+        """Nothing: traces stream through each run."""
+
+    def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
+        """One run. Made jobs are the seed's own; a forest learns from others of their kind."""
+        jobs = settings.jobs
+
+        def stream(which: int) -> Iterable[JobBatch]:
+            if isinstance(jobs, Made):
+                cores = float(settings.sized_for * settings.machines.cpu_cores)
+                return jobs.batches(np.random.default_rng([seed, which]), cores)
+            return jobs.batches(JobBatch, "jobs", from_first=True)
+
+        found = run(
+            lambda: stream(0),
+            settings.machines,
+            named(settings.scheme),
+            settings.terms,
+            seed,
+            training=lambda: stream(1),
+            progress=progress,
+        )
+        return Outcome(found.metrics)
+
+
+MODEL: Final = WaitingModel()

@@ -1,0 +1,250 @@
+"""One run: jobs, fixed machines, a scheme; who waited, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ebbtide.matcher.policies.waiting import CORE_HOUR, RESERVED_SHARE
+from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
+from ebbtide.simulator.inputs.batches import JobBatch
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.jobs.settings import Settings
+from ebbtide.simulator.waiting import arrays as a
+from ebbtide.simulator.waiting.learning import Learned, learn
+from ebbtide.simulator.waiting.policy import RECORDS, Options, elastic, policy
+from ebbtide.simulator.waiting.schemes import Scheme
+
+#: Jobs of one task each, from their beginning at each call.
+Jobs = Callable[[], Iterable[JobBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Thresholds and what is measured; times in s.
+
+    :param error: of lengths that are known with an error: each is off by an even draw of up to this share.
+    :param memory: whether memory counts.
+    :param shortest: fixed machines take the shortest first (by core-time, to a quarter), not who came first.
+    """
+
+    short_below_s: float = 900.0
+    wait_below_s: float = 86_400.0
+    by_core_time: bool = True
+    error: float = 0.1
+    memory: bool = True
+    shortest: bool = False
+    from_s: float = -math.inf
+    validate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a scheme made of the jobs that came in [from_s, the last of them]."""
+
+    results: Results
+    #: Time in the queue, over all jobs; completion time without the runtime (what trials took is in it); runtime; s.
+    wait_mean_s: float
+    delay_mean_s: float
+    #: Dollars for the fixed machines while jobs come, and for those on demand.
+    fixed_cost: float
+    on_demand_cost: float
+    #: Core-seconds on demand, and those of them that were lost to trials; share of the fixed machines that is used.
+    on_demand_core_s: float
+    tried_core_s: float
+    fixed_utilisation: float
+    #: Jobs: at once on demand, tried, stayed after it, gave up waiting; share that waited at all.
+    rented: int
+    tried: int
+    stayed: int
+    gave_up: int
+    waited_share: float
+    learned: Learned | None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by name; costs in dollars and as shares of what the fixed machines cost."""
+        total = self.fixed_cost + self.on_demand_cost
+        found = {
+            "wait_mean_h": self.wait_mean_s / 3600,
+            "delay_mean_h": self.delay_mean_s / 3600,
+            "on_demand_share": self.on_demand_cost / self.fixed_cost if self.fixed_cost else math.nan,
+            "total_cost": total,
+            "fixed_cost": self.fixed_cost,
+            "on_demand_cost": self.on_demand_cost,
+            "on_demand_core_h": self.on_demand_core_s / 3600,
+            "tried_core_h": self.tried_core_s / 3600,
+            "fixed_utilisation": self.fixed_utilisation,
+            "waited_share": self.waited_share,
+            "wait_max_h": self.results.measures["task_wait_max_s"] / 3600,
+            "wait_p99_h": self.results.measures["task_wait_p99_s"] / 3600,
+            "slowdown_mean": self.results.measures["slowdown_mean"],
+            **{name: float(getattr(self, name)) for name in ("rented", "tried", "stayed", "gave_up")},
+            "jobs": float(self.results.jobs),
+            "jobs_refused": float(self.results.jobs_refused),
+        }
+        for name in ("forest_mcc", "line_mcc", "rows", "late_share"):
+            found[f"model_{name}"] = float(getattr(self.learned, name)) if self.learned else math.nan
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    count: int
+    first_s: float
+    last_s: float
+
+
+def run(
+    jobs: Jobs,
+    machines: Machines,
+    scheme: Scheme,
+    terms: Terms,
+    seed: int,
+    training: Jobs | None = None,
+    progress: Callable[[float], None] | None = None,
+    compile: bool = True,
+) -> Run:
+    """Run it to the end.
+
+    Who would wait too long is known after a run in which all such jobs wait and give up: under a work-conserving order
+    they never touch the fixed machines, so that without them all others start when they did (§2.1).
+
+    :param training: what a forest learns from; default: the jobs themselves.
+    :raises InvalidParameter: jobs of several tasks, or none.
+    """
+    runs = _Runs(machines, scheme, terms, seed, compile)
+    span = runs.span(jobs)
+    told = progress or (lambda share: None)
+    learned: Learned | None = None
+    options = runs.options(span)
+    if scheme.late == "known":
+        options = replace(options, late="marks", marks=runs.marks(jobs, span))
+        told(0.5)
+    elif scheme.late == "forest":
+        learned = runs.learned(training or jobs)
+        options = replace(options, late="forest", forest=learned.forest)
+        told(0.7)
+    engine = runs.engine(jobs, span, options)
+    found = engine.run(
+        (lambda now_s: told(min(1.0, (now_s - span.first_s) / (span.last_s - span.first_s + 1)))) if progress else None
+    )
+    return _figures(engine, found, machines, max(span.first_s, terms.from_s), span, learned)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    machines: Machines
+    scheme: Scheme
+    terms: Terms
+    seed: int
+    compile: bool
+
+    def span(self, jobs: Jobs) -> _Span:
+        count, first_s, last_s = 0, math.inf, -math.inf
+        for batch in jobs():
+            if not len(batch):
+                continue
+            if (np.diff(batch.task_runtime_s.offsets) != 1).any():
+                raise InvalidParameter("jobs", "must have one task each")
+            count += len(batch)
+            first_s, last_s = min(first_s, float(batch.submit_s[0])), max(last_s, float(batch.submit_s[-1]))
+        if not count:
+            raise InvalidParameter("jobs", "are none")
+        if not self.terms.from_s < last_s:
+            raise InvalidParameter("from_s", f"must be before the last job, which comes at {last_s:g}")
+        return _Span(count, first_s, last_s)
+
+    def options(self, span: _Span, learning: bool = False) -> Options:
+        scheme, terms = self.scheme, self.terms
+        wait_s = {"forever": math.inf, "never": 0.0}.get(scheme.late, terms.wait_below_s)
+        return Options(
+            short_below_s=0.0 if scheme.short == "none" else terms.short_below_s,
+            wait_below_s=wait_s,
+            tries=scheme.short == "tried" and not learning,
+            by_core_time=terms.by_core_time,
+        )
+
+    def marks(self, jobs: Jobs, span: _Span) -> Any:
+        """Who would wait b or longer, of jobs that wait for want of being known as short."""
+        marks = np.zeros(span.count, np.int8)
+        options = replace(self.options(span, learning=True), marks=marks, fills_marks=True)
+        self.engine(jobs, span, options, known=True).run()
+        return marks
+
+    def learned(self, jobs: Jobs) -> Learned:
+        """As the paper learns: a run under both policies with perfect knowledge, every job that has to wait a row."""
+        span = self.span(jobs)
+        marks = self.marks(jobs, span)
+        stride = -(-span.count // RECORDS)
+        options = replace(self.options(span, learning=True), late="marks", marks=marks, records=True, stride=stride)
+        engine = self.engine(jobs, span, options, known=True)
+        engine.run()
+        state = engine.policy_state
+        count = int(state.knobs[a.KNOB.recorded])
+        return learn(state.rows[:count], state.labels[:count], self.seed)
+
+    def engine(self, jobs: Jobs, span: _Span, options: Options, known: bool = False) -> Engine:
+        """An engine for one pass; ``known``: lengths are, whatever the scheme says."""
+        off = self.scheme.short == "off" and not known
+        return Engine(
+            _off(jobs(), self.terms.error, self.seed) if off else jobs(),
+            self.machines,
+            policy=policy(options, self.machines),
+            settings=Settings(
+                memory=self.terms.memory,
+                by_length=self.terms.shortest,
+                estimates="requested" if off else "exact",
+                from_s=self.terms.from_s,
+                to_s=math.nextafter(span.last_s, math.inf),
+                validate=self.terms.validate,
+            ),
+            seed=self.seed,
+            elastic=elastic(self.machines),
+            compile=self.compile,
+        )
+
+
+def _off(batches: Iterable[JobBatch], error: float, seed: int) -> Iterator[JobBatch]:
+    """The same jobs with lengths that are believed with an error."""
+    generator = np.random.default_rng([seed, 2])
+    for batch in batches:
+        factor = 1.0 + generator.uniform(-error, error, len(batch))
+        yield replace(batch, requested_s=np.maximum(batch.task_runtime_s.values * factor, 1e-9))
+
+
+def _figures(
+    engine: Engine, found: Results, machines: Machines, from_s: float, span: _Span, learned: Learned | None
+) -> Run:
+    state: a.Waiting = engine.policy_state
+
+    def total(place: int) -> float:
+        return float(state.sums[place] + state.sums[place + 1])
+
+    # Kept twice, by the engine and by what is paid.
+    if total(a.PAID.jobs) != found.measures["completion_count"]:
+        raise ConservationBroken("the jobs that were paid for are not those that were done")
+    count = max(total(a.PAID.jobs), 1.0)
+    seconds = span.last_s - from_s
+    there = machines.count * machines.cpu_cores * seconds
+    return Run(
+        results=found,
+        wait_mean_s=total(a.PAID.wait_s) / count,
+        delay_mean_s=total(a.PAID.delay_s) / count,
+        fixed_cost=there / 3600 * CORE_HOUR * RESERVED_SHARE,
+        on_demand_cost=total(a.PAID.dollars),
+        on_demand_core_s=total(a.PAID.core_s),
+        tried_core_s=total(a.PAID.lost_core_s),
+        fixed_utilisation=total(a.PAID.fixed_core_s) / there if there else math.nan,
+        rented=int(state.knobs[a.KNOB.rented]),
+        tried=int(state.knobs[a.KNOB.tried]),
+        stayed=int(state.knobs[a.KNOB.stayed]),
+        gave_up=int(state.knobs[a.KNOB.gave_up]),
+        waited_share=total(a.PAID.late) / count,
+        learned=learned,
+    )

@@ -1,0 +1,68 @@
+"""The host agent's REST API: bodies of `ebbtide.messages`, access by `rest.access`, an answer for every error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from ebbtide.messages.common import Problem, problem_of
+from ebbtide.messages.explanations import DecisionKind
+from ebbtide.rest.access import Access, tokens_only
+from ebbtide.rest.problems import answer_problem, problem_middleware
+from ebbtide.rest.roles import Role
+from hostagent.api import budget, explain, lifecycle, openapi
+from hostagent.api import routes as api_routes
+from hostagent.api.forms import AGENT, WOULD_BE
+from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.operations.agent import Agent
+
+MAX_BODY: Final = 256 * 1024
+#: Each route carries a description (`rest.descriptions`), or the OpenAPI document cannot be made.
+ROUTES: Final = (
+    api_routes.routes,
+    explain.routes,
+    budget.routes,
+    lifecycle.routes,
+    openapi.routes,
+)
+
+
+def make_app(agent: Agent, access: Access | str) -> web.Application:
+    """The application; the caller starts and closes the agent.
+
+    :param access: a token alone is the manager's, without limits of rate.
+    """
+    if isinstance(access, str):
+        access = tokens_only(access, role=Role.MANAGER)
+    middlewares = [problem_middleware("host agent", _known), access.middleware()]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+    app[AGENT] = agent
+    for routes in ROUTES:
+        app.add_routes(routes)
+    return app
+
+
+def _known(request: web.Request, error: Exception) -> web.Response | None:
+    if isinstance(error, RequestRefused):
+        if error.status == 409 and WOULD_BE not in request:
+            _note_refusal(request, str(error))
+        return answer_problem(Problem(error=str(error), field=error.field), error.status)
+    if isinstance(error, ValidationError):
+        return answer_problem(problem_of(error), 400)
+    if isinstance(error, HypervisorError):
+        return answer_problem(Problem(error=f"the hypervisor: {error}", field=None), 503)
+    if isinstance(error, HostAgentError):
+        return answer_problem(Problem(error=str(error), field=None), 400)
+    return None
+
+
+def _note_refusal(request: web.Request, sentence: str) -> None:
+    """A command that fits its form and is not carried out all the same is a decision, and remembered."""
+    host = request.app[AGENT].host
+    vm = request.match_info.get("name")
+    known = vm if vm in host.vms else None
+    # As it was sent: decoded, it could hold line breaks and whatever else a log must not show as its own.
+    inputs = {"method": request.method, "path": request.rel_url.raw_path}
+    host.history.note(known, DecisionKind.REFUSED, sentence, inputs)

@@ -1,0 +1,96 @@
+"""Routes of a VM's lifecycle: stop, start, resize, adopt, release; and the host's templates."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import TemplateList
+from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.descriptions import describe
+from ebbtide.rest.parameters import check_parameters
+from hostagent.api.forms import AGENT, answer, begin
+from hostagent.api.routes import NAME, STARTED
+
+_SPEC: Final = VMSpec(name="web", nominal=Vector(cpu_cores=1.0, memory_mib=512.0))
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/vms/{name}/stop")
+@describe(
+    "Have a VM power off and keep it; it holds no room any more",
+    tag="vms",
+    path=(NAME,),
+    body=StopCommand,
+    example=StopCommand(request_id="stop-web", limit_s=5.0),
+    answers={202: STARTED},
+    problems=(404, 409),
+)
+async def _stop(request: web.Request) -> web.Response:
+    return await begin(request, StopCommand, request.app[AGENT].lifecycle.stop)
+
+
+@routes.post("/v1/vms/{name}/start")
+@describe(
+    "Start a VM that is off, at its committed size",
+    tag="vms",
+    path=(NAME,),
+    body=Command,
+    example=Command(request_id="start-web"),
+    answers={202: STARTED},
+    problems=(404, 409),
+)
+async def _start(request: web.Request) -> web.Response:
+    return await begin(request, Command, request.app[AGENT].lifecycle.start)
+
+
+@routes.put("/v1/vms/{name}/spec")
+@describe(
+    "Sell a VM as something else",
+    tag="vms",
+    path=(NAME,),
+    body=SpecCommand,
+    example=SpecCommand(request_id="resize-web", spec=_SPEC),
+    answers={202: STARTED},
+    problems=(404, 409),
+)
+async def _resize(request: web.Request) -> web.Response:
+    return await begin(request, SpecCommand, request.app[AGENT].lifecycle.resize)
+
+
+@routes.post("/v1/adoptions")
+@describe(
+    "Look after a running domain that somebody else has made",
+    tag="vms",
+    body=AdoptCommand,
+    example=AdoptCommand(request_id="adopt-old", domain="Old_Web", name="old"),
+    answers={202: STARTED},
+    problems=(404, 409),
+)
+async def _adopt(request: web.Request) -> web.Response:
+    return await begin(request, AdoptCommand, request.app[AGENT].adoptions.adopt)
+
+
+@routes.post("/v1/vms/{name}/release")
+@describe(
+    "Give an adopted domain back as it was",
+    tag="vms",
+    path=(NAME,),
+    body=ReleaseCommand,
+    example=ReleaseCommand(request_id="release-old"),
+    answers={202: STARTED},
+    problems=(404, 409),
+)
+async def _release(request: web.Request) -> web.Response:
+    return await begin(request, ReleaseCommand, request.app[AGENT].adoptions.release)
+
+
+@routes.get("/v1/templates", allow_head=False)
+@describe("The host's templates", tag="host", answers={200: TemplateList})
+async def _templates(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(TemplateList(templates=request.app[AGENT].host.hypervisor.templates()))

@@ -1,0 +1,1 @@
+"""Control loops of the host agent: survey, admission of starts, harvest, pressure, reports."""

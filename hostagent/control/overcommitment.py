@@ -1,0 +1,83 @@
+"""Deflation of a host whose VMs hold more than it may hand out: towards its capacity, as far as the minimums allow."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Final
+
+import structlog
+
+from ebbtide.deflation.cascade.reconcile import RepairPace
+from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.sharing.proportional import split_need
+from ebbtide.messages.commands import ReclaimCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
+from hostagent.errors import HostAgentError
+from hostagent.state.history import sizes
+from hostagent.state.intents import Request
+from hostagent.vm.host import Host, persist_all, plan_all
+
+#: How often the charges are held against the capacity, and time for one deflation, in seconds.
+EVERY_S: Final = 2.0
+DEADLINE_S: Final = 60.0
+#: How long a VM that is busy is waited for, in seconds.
+WAIT_S: Final = 10.0
+
+log = structlog.get_logger()
+
+
+class Overcommitment:
+    """Looks after one host: `run` until cancelled."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._numbers = itertools.count(1)
+        self._pace = RepairPace()
+        self._told = ""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.look()
+            except HostAgentError as error:
+                log.warning("the host could not be brought to its capacity yet", why=str(error))
+            except Exception:
+                log.exception("bringing the host to its capacity failed")
+
+    async def look(self) -> None:
+        """Deflate once where the VMs hold more than there is.
+
+        :raises HostAgentError: an intent could not be stored; all are as they were.
+        """
+        host, beyond = self._host, self._host.overcommitted()
+        self._tell(f"overcommitted by {beyond}" if not beyond.is_zero() else "")
+        if beyond.is_zero():
+            self._pace.held()
+            return
+        now = asyncio.get_running_loop().time()
+        if not host.modes.does(HostEvent.RECLAIM) or not self._pace.due(now):
+            return
+        self._pace.tried(now)
+        async with host.claimed(WAIT_S) as claim:
+            need = host.overcommitted()
+            split = split_need([vm.row() for vm in claim.vms], need)
+            request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"
+            command = ReclaimCommand(request_id=request_id, need=Vector.of(need), deadline_s=DEADLINE_S)
+            body = command.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})
+            members = plan_all(host, split.targets, Request(request_id, "reclaim", body, time.time()))
+            claim.keep(members)
+            await persist_all(members)
+            await host.resize(members, DEADLINE_S)
+
+    def _tell(self, sentence: str) -> None:
+        if sentence == self._told:
+            return
+        host = self._host
+        inputs = {"capacity": sizes(host.slice.capacity), "beyond": sizes(host.overcommitted())}
+        host.note(None, DecisionKind.OVERCOMMITTED, sentence or "within its capacity again", inputs)
+        self._told = sentence
+        host.changed.set()

@@ -1,0 +1,269 @@
+"""Reconciler of VMs with their intents: survey, retries of failed resizes, admission of starts, repair of drift.
+
+Every few seconds one cheap call surveys all domains; a VM is checked closely when that call, its guest or an event
+gives reason to, and now and then in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import structlog
+
+from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.resources import ZERO
+from ebbtide.deflation.sharing.pressure_response import Neighbours
+from hostagent.control.pressure_response import respond_to_pressure_of
+from hostagent.control.start_admission import admit
+from hostagent.errors import HostAgentError, HypervisorError
+from hostagent.libvirt.hypervisor import DomainSummary
+from hostagent.state.intents import Phase
+from hostagent.vm.executor import twice
+from hostagent.vm.host import CONCURRENT, RESIZING, Host
+from hostagent.vm.managed_vm import ManagedVM
+
+#: How often all domains are surveyed, in seconds.
+SURVEY_S: Final = 2.0
+#: How often a VM is checked closely although nothing seems to have changed, in seconds; half as often one from which
+#: nothing is taken, since there is little that could be lifted.
+CHECK_S: Final = 15.0
+#: How often a VM that stays under pressure is given what has come free meanwhile, in seconds.
+PRESSURE_PAUSE_S: Final = 5.0
+#: How often it is asked whether the domains still bear our intents, in seconds.
+OWNERS_S: Final = 60.0
+#: Time for a resize that is tried again, in seconds.
+RETRY_DEADLINE_S: Final = 60.0
+
+log = structlog.get_logger()
+
+
+class Reconciler:
+    """Runs the checks, each VM's in a task of its own, so that one that hangs holds up no other."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._checks: dict[str, asyncio.Task[None]] = {}
+        #: When each VM was checked closely, and what the survey said then.
+        self._seen: dict[str, tuple[float, DomainSummary]] = {}
+        self._owners_at = 0.0
+        #: Checks have slots of their own: those of silent guests must not hold up operations.
+        self._slots = asyncio.Semaphore(CONCURRENT)
+        #: Until when the response to a VM's pressure is not tried again.
+        self._responded: dict[str, float] = {}
+        self._neighbours = Neighbours()
+        #: Domains that bear a name of this host and are not ours, as of the last asking.
+        self._foreign: set[str] = set()
+        host.hypervisor.on_lifecycle(self._on_lifecycle)
+
+    def _on_lifecycle(self, domain: str) -> None:
+        for vm in self._host.vms.values():
+            if vm.domain == domain:
+                vm.request_check()
+        self._host.check_requested.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled. A round that fails is logged, and the next one is tried."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SURVEY_S):
+                        await self._host.check_requested.wait()
+                self._host.check_requested.clear()
+                try:
+                    await self._round()
+                except HypervisorError as error:
+                    log.warning("the VMs could not be surveyed", why=str(error))
+                except Exception:
+                    log.exception("a round of the reconciler failed")
+        finally:
+            for task in self._checks.values():
+                task.cancel()
+            await asyncio.gather(*self._checks.values(), return_exceptions=True)
+
+    async def _round(self) -> None:
+        # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
+        vms = [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.CREATING]
+        await self._host.sample()
+        try:
+            found = await twice(self._host.hypervisor.survey)
+        except HypervisorError as error:
+            self._host.hypervisor_answers(str(error))
+            raise
+        self._host.hypervisor_answers()
+        for domain, why in (await self._host.hypervisor.sizes.check_limits()).items():
+            for vm in vms:
+                if vm.domain == domain:
+                    self._host.note(vm.name, "limit", f"the memory limit is lifted: {why}", {})
+                    vm.request_check()
+        now = asyncio.get_running_loop().time()
+        if now - self._owners_at >= OWNERS_S:
+            self._foreign = found.keys() - {domain.name for domain in await self._host.hypervisor.domains()}
+            self._owners_at = now
+            self._seen = {vm.domain: self._seen[vm.domain] for vm in vms if vm.domain in self._seen}
+            self._responded = {vm.name: self._responded[vm.name] for vm in vms if vm.name in self._responded}
+        found = {name: summary for name, summary in found.items() if name not in self._foreign}
+        short = [vm.name for vm in self._host.vms.values() if vm.pressure.short_of_memory]
+        self._neighbours.observe(now, self._host.vms, short)
+        for vm in vms:
+            self._start_check_if_due(vm, found.get(vm.domain))
+        known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
+        if found.keys() - known:
+            await self._remove_unowned(known)
+
+    def _start_check_if_due(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
+        """Begin a close check where there is reason for one."""
+        if not self._host.holds(vm):
+            return
+        if summary is not None and summary.state == "running":
+            vm.drift_repair.sample(summary.vcpus, summary.vcpu_seconds)
+            vm.pressure.sample(summary.usable_mib, summary.major_faults, summary.said_at)
+        vm.pressure.judge()
+        if vm.pressure.sentence:
+            vm.drift_repair.unsettled = True
+            if self._host.modes.does(HostEvent.PRESSURE):
+                self._start_response(vm)
+        if vm.name in self._checks:
+            return
+        at, earlier = self._seen.get(vm.domain, (0.0, None))
+        now = asyncio.get_running_loop().time()
+        calm = (
+            summary is not None
+            and earlier is not None
+            and (summary.uuid, summary.state, summary.vcpus, summary.balloon_mib)
+            == (earlier.uuid, earlier.state, earlier.vcpus, earlier.balloon_mib)
+            and not vm.drift_repair.unsettled
+            and not vm.record.uncertain
+            and vm.intent.phase is Phase.SETTLED
+            and now - at < CHECK_S * (1 if vm.deflated else 2)
+        )
+        if calm or vm.lock.locked():
+            return
+        if summary is not None:
+            self._seen[vm.domain] = (now, summary)
+        task = asyncio.create_task(self._check_logged(vm, summary, earlier), name=f"check:{vm.name}")
+        self._checks[vm.name] = task
+        task.add_done_callback(lambda done: self._checks.pop(vm.name, None))
+
+    def _start_response(self, vm: ManagedVM) -> None:
+        """Give a VM under pressure what can be spared, in a task of its own that waits for no other work."""
+        name = f"pressure-response:{vm.name}"
+        now = asyncio.get_running_loop().time()
+        if name in self._checks or now < self._responded.get(vm.name, 0.0) or not vm.running:
+            return
+        self._responded[vm.name] = now + PRESSURE_PAUSE_S
+        task = asyncio.create_task(self._respond(vm), name=name)
+        self._checks[name] = task
+        task.add_done_callback(lambda done: self._checks.pop(name, None))
+
+    async def _respond(self, vm: ManagedVM) -> None:
+        try:
+            await respond_to_pressure_of(self._host, vm, self._neighbours)
+        except HostAgentError as error:
+            log.warning("a VM under pressure could not be given more", vm=vm.name, why=str(error))
+        except Exception:
+            log.exception("the response to a VM's pressure failed", vm=vm.name)
+
+    async def _check_logged(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
+        try:
+            async with vm.lock, self._slots:
+                if self._host.holds(vm):
+                    await self._check(vm, summary, earlier)
+        except HostAgentError as error:
+            vm.drift_repair.unsettled = True
+            log.warning("the VM could not be checked", vm=vm.name, why=str(error))
+        except Exception:
+            vm.drift_repair.unsettled = True
+            log.exception("the check of a VM failed", vm=vm.name)
+
+    async def _check(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
+        if vm.intent.phase is Phase.CREATING:
+            return
+        if vm.intent.phase is Phase.DELETING:
+            await self._finish_removal(vm)
+            return
+        replaced = summary is None or (earlier is not None and earlier.uuid != summary.uuid)
+        if replaced and await self._drop_if_not_owned(vm):
+            return
+        if summary is None:
+            return
+        if vm.record.uncertain and summary.state != "running":
+            await vm.record.persist()
+        if vm.intent.phase in (Phase.STOPPING, Phase.STARTING):
+            return  # an operation is about it
+        if await self._follow_state(vm, summary.state):
+            await self._repair(vm)
+        else:
+            vm.drift_repair.unsettled = False
+
+    async def _finish_removal(self, vm: ManagedVM) -> None:
+        """Remove a VM whose deletion, or whose start, failed half way."""
+        cause = vm.intent.cause
+        if cause is not None and cause.kind == "delete":
+            await self._host.record_change(vm.name, vm.allocation().current, ZERO, cause.request_id)
+        await self._host.forget(vm)
+
+    async def _drop_if_not_owned(self, vm: ManagedVM) -> bool:
+        """Have nothing more to do with a VM whose domain is gone or has another owner."""
+        if vm.domain in {domain.name for domain in await self._host.hypervisor.domains()}:
+            return False
+        log.warning("the VM's domain was removed or taken over by another owner", vm=vm.name)
+        self._seen.pop(vm.domain, None)
+        await self._host.record_change(vm.name, vm.allocation().current, ZERO, "removed from outside")
+        await self._host.drop(vm)
+        return True
+
+    async def _follow_state(self, vm: ManagedVM, state: str) -> bool:
+        """Take note of a start or stop from outside; a VM that was started is admitted first.
+
+        :returns: whether the VM runs.
+        """
+        vm.paused = state == "paused"
+        if state == "stopped" and vm.intent.phase in (Phase.SETTLED, Phase.ADMITTING, *RESIZING):
+            await vm.found_off("it was not stopped by a command")
+            self._host.changed.set()
+            return False
+        running = state == "running"
+        if vm.intent.phase is Phase.STOPPED and state == "paused":
+            running = self._host.modes.does(HostEvent.FOREIGN_START)  # paused by us until there is room
+        if running != vm.running:
+            vm.running = await self._take_state(vm, running, state)
+            self._host.changed.set()
+        elif vm.intent.phase is Phase.ADMITTING:
+            vm.running = await admit(self._host, vm)
+        return vm.running
+
+    async def _take_state(self, vm: ManagedVM, running: bool, state: str) -> bool:
+        modes = self._host.modes
+        if vm.intent.phase is Phase.ADMITTING or (running and modes.does(HostEvent.FOREIGN_START)):
+            # Not started by us: it is held to its committed size first.
+            return await admit(self._host, vm)
+        if not running:
+            sentence = "paused, and not by us: it is charged in full, and nothing is taken from it"
+            self._host.note(vm.name, "stopped", sentence, {"state": state})
+            return False
+        if vm.intent.phase is Phase.STOPPED:
+            await vm.record.store(phase=Phase.SETTLED)
+        self._host.note(vm.name, "admit", f"started from outside and left as it is: {modes.sentence}", {})
+        return True
+
+    async def _repair(self, vm: ManagedVM) -> None:
+        """Try a resize again that failed, or put drift right."""
+        modes, pace, now = self._host.modes, vm.drift_repair.pace, asyncio.get_running_loop().time()
+        if vm.intent.phase not in RESIZING:
+            await vm.drift_repair.check("" if modes.does(HostEvent.DRIFT) else modes.sentence)
+        elif modes.does(HostEvent.UNFINISHED) and pace.due(now):
+            pace.tried(now)
+            if vm.record.uncertain:
+                await vm.record.persist()
+            await self._host.resize_one(vm, RETRY_DEADLINE_S)
+
+    async def _remove_unowned(self, known: set[str]) -> None:
+        """Remove domains of ours that no VM belongs to: creations that were given up, but carried out in the end."""
+        for domain in await self._host.hypervisor.domains():
+            if domain.intent.adopted is not None:
+                continue  # of another owner: never removed
+            if domain.name not in known and domain.name not in {vm.domain for vm in self._host.vms.values()}:
+                log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
+                await self._host.hypervisor.destroy(domain.name)

@@ -1,0 +1,96 @@
+"""Reporter of this host to the manager: regularly, and at once after every change. A silent manager stops nothing.
+
+Of several managers one leads; the others refuse reports, so the next one is tried until one takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+import aiohttp
+import structlog
+
+from ebbtide.deflation.fencing import Fence
+from ebbtide.messages.hosts import ReportReply
+from hostagent.vm.host import Host
+
+EVERY_S: Final = 2.0
+#: A change is reported after this, so that a burst of changes is one report.
+BURST_S: Final = 0.05
+LIMIT_S: Final = 5.0
+
+log = structlog.get_logger()
+
+
+class Reporter:
+    """Sends reports until cancelled.
+
+    :param manager: base URL of the manager, or of each of several.
+    :param tls: for an HTTPS URL; default: whom this machine trusts, and no certificate of our own.
+    """
+
+    def __init__(self, host: Host, manager: str | Sequence[str], token: str, tls: ssl.SSLContext | None = None) -> None:
+        self._host = host
+        self._tls = tls
+        #: The one that took the last report is in front.
+        self._managers = [url.rstrip("/") for url in ([manager] if isinstance(manager, str) else manager)]
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._acknowledged = 0
+        self._silent = False
+
+    async def run(self) -> None:
+        """Report for ever. A manager that does not answer is said once, not every two seconds."""
+        timeout = aiohttp.ClientTimeout(total=LIMIT_S)
+        connector = aiohttp.TCPConnector(ssl=self._tls or True)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as session:
+            while True:
+                self._host.changed.clear()
+                try:
+                    await self._send_to_leader(session)
+                    if self._silent:
+                        log.info("the manager answers again", manager=self._managers[0])
+                    self._silent = False
+                except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+                    if not self._silent:
+                        log.warning(
+                            "the manager does not take our report; we go on",
+                            manager=", ".join(self._managers),
+                            why=str(error) or type(error).__name__,
+                        )
+                    self._silent = True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await self._host.changed.wait()
+                await asyncio.sleep(BURST_S)
+
+    async def _send_to_leader(self, session: aiohttp.ClientSession) -> None:
+        """Try each manager once."""
+        for left in range(len(self._managers) - 1, -1, -1):
+            try:
+                return await self._send(session, self._managers[0])
+            except (aiohttp.ClientError, TimeoutError, ValueError):
+                self._managers.append(self._managers.pop(0))
+                if not left:
+                    raise
+
+    async def _send(self, session: aiohttp.ClientSession, manager: str) -> None:
+        url = f"{manager}/v1/hosts/{self._host.slice.host_id}/report"
+        async with session.post(url, data=self._host.report().model_dump_json()) as response:
+            if response.status >= 400:
+                sentence = (await response.content.read(500)).decode(errors="replace")
+                raise ValueError(f"it answers {response.status}: {sentence}")
+            reply = ReportReply.model_validate_json(await response.read())
+        epoch = self._host.journal.epoch
+        why, _ = Fence(epoch).refusal(reply.epoch, 0)
+        if why:
+            raise ValueError(f"the manager at {manager}: {why}")
+        if reply.epoch > epoch:
+            # From now on no command of an earlier leader is taken, even if the new one commands nothing yet.
+            await asyncio.to_thread(self._host.journal.raise_epoch, reply.epoch)
+        if reply.acknowledged != self._acknowledged:
+            await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
+            self._acknowledged = reply.acknowledged

@@ -1,0 +1,169 @@
+"""Admission of starts and growth on this host: of VMs that the manager has placed, and of those started from outside.
+
+docs/internals/contracts.md, accounting: every start is admitted at the VM's committed size before its vCPUs run. The
+persistent
+definition carries the limits, so that a start from outside comes up with them; what it cannot carry (the balloon, which
+only a running guest can fill) must fit into what is free, or the VM stays paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ebbtide.deflation.allocations import Allocation, check_target, undeclared
+from ebbtide.deflation.cascade.reconcile import SLACK
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.harvest import without_harvest
+from ebbtide.messages.commands import CreateCommand, ReinflateCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import XML_TEMPLATE
+from hostagent.errors import RequestRefused
+from hostagent.libvirt.hypervisor import domain_name
+from hostagent.state.intents import Cause, Intent, Phase
+from hostagent.vm.host import Host
+from hostagent.vm.managed_vm import ManagedVM
+
+
+async def admit(host: Host, vm: ManagedVM) -> bool:
+    """Pause the VM, hold it to its committed size from outside, and let it run if what it may touch fits.
+
+    Under the VM's lock; repeated by the reconciler as long as the VM is not admitted.
+
+    :returns: whether the VM runs.
+    :raises HypervisorError: it could not be limited; it stays paused.
+    """
+    if vm.intent.phase is Phase.STOPPED and not await _charged(host, vm):
+        return False
+    if vm.intent.phase is not Phase.ADMITTING:
+        await vm.record.store(phase=Phase.ADMITTING)
+    await host.hypervisor.suspend(vm.domain)
+    await vm.enforce_at_start()
+    fits, inputs = await charge_memory(host, vm)
+    if not fits:
+        host.note(vm.name, "refused", "started from outside and paused: its memory does not fit", inputs)
+        return False
+    await vm.record.store(phase=Phase.SETTLED)
+    vm.paused = False
+    await host.hypervisor.resume(vm.domain)
+    host.note(vm.name, "admit", "started from outside and admitted at its committed size", inputs)
+    vm.request_check()
+    return True
+
+
+async def charge_memory(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, float]]:
+    """Charge a paused VM with what it can touch, until its guest has given it back.
+
+    :returns: whether that fits, and what was decided on.
+    :raises HypervisorError: it could not be stored; all is as it was.
+    """
+    await host.sample()
+    reading = await host.hypervisor.sizes.read(vm.domain)
+    committed = vm.intent.committed.vector()
+    more_mib = reading.bound(None).memory_mib - committed.memory_mib
+    free_mib = host.free().memory_mib
+    inputs = {"committed_mib": committed.memory_mib, "more_mib": round(more_mib, 1), "free_mib": round(free_mib, 1)}
+    if more_mib <= SLACK.memory_mib:
+        return True, inputs
+    if more_mib > free_mib:
+        return False, inputs
+    grown = committed.with_component("memory_mib", committed.memory_mib + more_mib)
+    # In the turn in which the room was found: no other operation counts on it while this is being written.
+    await vm.record.charge(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+    return True, inputs
+
+
+def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) -> ResourceVector:
+    """Whether a VM may be started now.
+
+    :param spare: what harvest VMs could give for it.
+    :returns: its charge if harvest VMs have to give first; zero if it fits in what is free.
+    :raises RequestRefused: its name is taken, or it does not fit.
+    :raises InvalidField: it cannot be started at this size.
+    """
+    spec = command.vm
+    if spec.name in host.vms:
+        raise RequestRefused(409, f"there is a VM {spec.name} on {host.slice.host_id} already", "vm.name")
+    allocation, free = _newcomer(host, command), host.free()
+    anything = undeclared(host.slice.capacity, allocation.current)
+    if allocation.charge.fits_in(free.larger(anything)):
+        return ZERO
+    if allocation.charge.fits_in((free + spare).larger(anything)):
+        return allocation.charge
+    what = "vm.nominal" if command.start_size is None else "start_size"
+    raise RequestRefused(409, f"{what} with its overhead ({allocation.charge}) exceeds what is free ({free})", what)
+
+
+def adopt_new(
+    host: Host, command: CreateCommand, cause: Cause, boot_mib: Callable[[float, float | None], float]
+) -> ManagedVM:
+    """Charge a VM that is to be started, from this moment on, so that no other operation counts on the room.
+
+    Raises as `check_new`.
+    """
+    check_new(host, command)
+    spec, size = command.vm, _newcomer(host, command).current
+    boot = boot_mib(spec.nominal.memory_mib, spec.boot_memory_mib)
+    for most_mib in (size.memory_mib, size.memory_mib - 1):
+        # What it boots with must not exceed what it starts with; the layout rounds up by a MiB.
+        if boot > size.memory_mib:
+            boot = boot_mib(spec.nominal.memory_mib, most_mib)
+    intent = Intent(
+        owner=host.slice.host_id,
+        # XML of a request is in the domain; its metadata need not hold it again.
+        spec=spec if spec.xml is None else spec.model_copy(update={"xml": None, "template": XML_TEMPLATE}),
+        boot_mib=boot,
+        generation=1,
+        phase=Phase.CREATING,
+        target=Vector.of(size),
+        committed=Vector.of(size),
+        cause=cause,
+    )
+    return host.adopt(domain_name(host.slice.host_id, spec.name), intent, running=False)
+
+
+def _newcomer(host: Host, command: CreateCommand) -> Allocation:
+    """The row of a VM that is to be started, at the size that it starts with."""
+    spec = command.vm
+    row = spec.allocation(spec.nominal.vector(), host.slice.vm_overhead_mib)
+    if command.start_size is None:
+        return row
+    start_size = command.start_size.vector()
+    try:
+        check_target(row, start_size)
+    except InvalidField as error:
+        raise InvalidField(error.field.replace("target", "start_size", 1), error.problem) from error
+    if not spec.least_start().fits_in(start_size) or not start_size.fits_in(row.nominal):
+        raise InvalidField("start_size", f"must be within [{spec.least_start()}, {row.nominal}], but is {start_size}")
+    return spec.allocation(start_size, host.slice.vm_overhead_mib)
+
+
+def growing(vms: Sequence[ManagedVM], command: ReinflateCommand) -> list[Allocation]:
+    """The rows of the VMs that a reinflation is for: those it names, or all but harvest VMs, which have a budget."""
+    rows = without_harvest([vm.allocation() for vm in vms])
+    return [row for row in rows if row.name in command.vms] if command.vms else rows
+
+
+def pressed(host: Host) -> list[str]:
+    """Names of the VMs under pressure."""
+    return [vm.name for vm in host.vms.values() if vm.pressure.sentence]
+
+
+def wants_besides(host: Host, growing: Sequence[Allocation]) -> list[ResourceVector]:
+    """What VMs under pressure want that are not among those which are to grow: they come first all the same."""
+    names = {row.name for row in growing}
+    return [vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence and vm.name not in names]
+
+
+async def _charged(host: Host, vm: ManagedVM) -> bool:
+    """Pause a VM that was stopped on command, and so holds no room, and find it some."""
+    await host.hypervisor.suspend(vm.domain)
+    await host.sample()
+    size = vm.intent.spec.allocation(vm.intent.committed.vector(), host.slice.vm_overhead_mib)
+    if not host.fits(size):
+        inputs = {"size": str(size.charge), "free": str(host.free())}
+        host.note(vm.name, "refused", "started from outside and paused: there is no room for it", inputs)
+        return False
+    await vm.record.charge(phase=Phase.ADMITTING)
+    await host.record_change(vm.name, ZERO, vm.allocation().current, "started from outside")
+    return True

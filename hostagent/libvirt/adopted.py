@@ -1,0 +1,199 @@
+"""Adoption of domains that were not made here: found, examined, taken over and given back.
+
+Their names do not begin like ours, so they stand in a file of the agent's: no other foreign domain is ever touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, Final
+
+import libvirt
+import structlog
+
+from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.libvirt.hypervisor import Candidate, domain_name
+from hostagent.libvirt.libvirt_readings import limit_cpu, reading_of, state_of
+from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.state import intents
+from hostagent.state.intents import Before, Intent
+
+_CONFIG: Final = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+_LIVE: Final = libvirt.VIR_DOMAIN_AFFECT_LIVE
+
+log = structlog.get_logger()
+
+
+class AdoptedDomains:
+    """The names of adopted domains, durably. All methods block: call them in a thread.
+
+    :param path: None: they are remembered for as long as this process lives.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._names: frozenset[str] | None = None if path is not None else frozenset()
+        self._lock = threading.Lock()
+
+    def names(self) -> frozenset[str]:
+        """:raises HypervisorError: the file cannot be read, so that it is not known which domains are ours."""
+        with self._lock:
+            return self._read()
+
+    def add(self, name: str) -> None:
+        with self._lock:
+            self._write(self._read() | {name})
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._write(self._read() - {name})
+
+    def _read(self) -> frozenset[str]:
+        if self._names is None:
+            assert self._path is not None
+            try:
+                self._names = frozenset(json.loads(self._path.read_text())) if self._path.exists() else frozenset()
+            except (OSError, ValueError) as error:
+                raise HypervisorError(
+                    f"{self._path}, which names the adopted domains, cannot be read: {error}"
+                ) from error
+        return self._names
+
+    def _write(self, names: frozenset[str]) -> None:
+        if self._path is not None:
+            temporary = self._path.with_suffix(".new")
+            try:
+                temporary.write_text(json.dumps(sorted(names)))
+                temporary.replace(self._path)
+            except OSError as error:
+                raise HypervisorError(f"{self._path} cannot be written: {error}") from error
+        self._names = names
+
+
+class LibvirtAdoption:
+    """See `hostagent.libvirt.hypervisor.Adoption`.
+
+    :param path: names the adopted domains; None: they are remembered for as long as this process lives.
+    """
+
+    def __init__(self, host_id: str, connection: LibvirtConnection, path: Path | None) -> None:
+        self._host_id = host_id
+        self._connection = connection
+        self.names = AdoptedDomains(path)
+        self._looked = False
+
+    async def look_once(self) -> None:
+        """Once: domains that bear our metadata under a name of their own, though our file does not name them."""
+        prefix = domain_name(self._host_id, "")
+        if not self._looked:
+            try:
+                for name in await self._connection.call(
+                    lambda c: _bearing_our_metadata(c, self._host_id, prefix), limit_s=5.0
+                ):
+                    await asyncio.to_thread(self.names.add, name)
+            except HypervisorTimeout as error:
+                log.warning("it is not known whether domains of others bear our metadata", why=str(error))
+            self._looked = True
+
+    async def examine(self, domain: str) -> Candidate:
+        if domain.startswith("ebb-"):
+            return Candidate(0, 0.0, 0.0, Before(), "its name is one of those that host agents give")
+        return await self._connection.call(lambda connection: _examine(connection, domain))
+
+    async def take_over(self, domain: str, intent: Intent) -> None:
+        await asyncio.to_thread(self.names.add, domain)
+        try:
+            await self._connection.call(lambda c: _take_over(c, domain, intent), modifies=domain)
+        except HypervisorTimeout:
+            raise  # it may still happen: then the domain is found among ours
+        except HypervisorError:
+            await asyncio.to_thread(self.names.remove, domain)
+            raise
+
+    async def give_back(self, domain: str, before: Before) -> None:
+        await self._connection.call(lambda c: _give_back(c, domain, before), modifies=domain)
+        await asyncio.to_thread(self.names.remove, domain)
+
+
+def _bearing_our_metadata(connection: Any, owner: str, prefix: str) -> list[str]:
+    """Names of domains of other makers whose metadata say that this host has adopted them. Blocks."""
+    found = []
+    for domain in connection.listAllDomains():
+        if domain.name().startswith(prefix):
+            continue
+        try:
+            intent = intents.from_element(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
+        except libvirt.libvirtError:
+            continue
+        if intent is not None and intent.owner == owner and intent.adopted is not None:
+            found.append(domain.name())
+    return found
+
+
+def _examine(connection: Any, name: str) -> Candidate:
+    """What a domain is, and why it cannot be adopted. Blocks."""
+    domain = connection.lookupByName(name)
+    if state_of(domain) != "running":
+        return Candidate(0, 0.0, 0.0, Before(), "it does not run")
+    if not domain.isPersistent():
+        return Candidate(0, 0.0, 0.0, Before(), "it has no persistent definition, so nothing of it outlives a stop")
+    root = ElementTree.fromstring(domain.XMLDesc())
+    reading, _ = reading_of(domain)
+    before = Before(cpu_shares=reading.cpu_shares, quota_per_cpu=reading.quota_per_cpu, cap_cores=reading.cap_cores)
+    memory_mib = reading.balloon_mib + reading.plugged_mib
+    return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, _why_not(root, reading.vcpus, memory_mib))
+
+
+def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
+    """Why a running domain cannot be looked after; empty if it can."""
+    if root.get("type") not in ("kvm", "qemu"):
+        return f"a domain of type {root.get('type')} is no QEMU"
+    if root.find(f"./metadata/{{{intents.NAMESPACE}}}{intents.ELEMENT}") is not None:
+        return "another agent looks after it already: it carries our metadata"
+    if vcpus < 1 or memory_mib < 1:
+        return "its sizes cannot be read"
+    backing = root.find("memoryBacking")
+    if backing is not None and (backing.find("locked") is not None or backing.find("hugepages") is not None):
+        return "its memory is locked or in huge pages, so none could ever be taken"
+    if root.find("./devices/hostdev") is not None:
+        return "it has a device of the host, which pins its memory"
+    if root.find("./launchSecurity") is not None:
+        return "its memory is encrypted, which no balloon can return"
+    return ""
+
+
+def _take_over(connection: Any, name: str, intent: Intent) -> None:
+    """Write the intent into a domain that has none. Blocks."""
+    domain = connection.lookupByName(name)
+    try:
+        there = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            raise
+    else:
+        known = intents.from_element(there)
+        if known is None or known.owner != intent.owner or known.spec.name != intent.spec.name:
+            raise HypervisorError(f"domain {name} carries another agent's metadata already")
+    flags = _CONFIG | (_LIVE if domain.isActive() else 0)
+    text = intents.to_element(intent)
+    domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, text, intents.PREFIX, intents.NAMESPACE, flags)
+
+
+def _give_back(connection: Any, name: str, before: Before) -> None:
+    """Shares and quota as they were, now and in the definition, and our metadata out of both. Blocks."""
+    domain = connection.lookupByName(name)
+    flags = _CONFIG | (_LIVE if domain.isActive() else 0)
+    # One after the other: the binding reads the present ones by the same flags, and only one may be read.
+    for flag in (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,):
+        limit_cpu(domain, before.quota_per_cpu, before.cap_cores, flag)
+        if before.cpu_shares is not None:
+            domain.setSchedulerParametersFlags({"cpu_shares": before.cpu_shares}, flag)
+    try:
+        domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, None, intents.PREFIX, intents.NAMESPACE, flags)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            raise

@@ -1,0 +1,363 @@
+"""Hypervisor over libvirt: the QEMU domains of one host, their power and their disks.
+
+What each call reads and sets was checked on libvirt 9.0 with QEMU 7.2 (docs/internals/contracts.md, concurrency with
+libvirt).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import subprocess
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import libvirt
+
+from ebbtide.deflation.allocations import cpu_shares
+from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.hosts import TemplateInfo
+from ebbtide.messages.vms import VMSpec
+from hostagent.domain_xml.templates import TemplateError
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError
+from hostagent.libvirt import plugged
+from hostagent.libvirt.adopted import LibvirtAdoption
+from hostagent.libvirt.definitions import Definitions, inactive_xml
+from hostagent.libvirt.definitions import usable_boot_mib as usable_boot_mib
+from hostagent.libvirt.hypervisor import DomainState, DomainSummary, domain_name
+from hostagent.libvirt.libvirt_readings import kib, limit_cpu, state_of, summary_of
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.libvirt.sizes import LibvirtSizes
+from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
+from hostagent.limits.network import Networks, interfaces_of
+from hostagent.state import intents
+from hostagent.state.intents import Intent
+
+GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
+#: How often it is checked whether the guest has powered off, in seconds.
+LOOK_S: Final = 0.5
+#: How much of its time a guest has for the power button, before its agent is asked.
+BUTTON_SHARE: Final = 0.5
+
+
+class _LifecycleEvents:
+    """Tells the event loop of domains that started, stopped or rebooted."""
+
+    def __init__(self, connection: LibvirtConnection) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.callbacks: list[Callable[[str], None]] = []
+        connection.on_open(self._register)
+
+    def _register(self, connection: Any) -> None:
+        """Runs in a pool thread; the callbacks below run in libvirt's event thread."""
+        for event in (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT):
+            connection.domainEventRegisterAny(None, event, self._tell, None)
+
+    def _tell(self, _connection: Any, domain: Any, *_details: Any) -> None:
+        name = domain.name()
+        for callback in self.callbacks:
+            self._loop.call_soon_threadsafe(callback, name)
+
+
+class LibvirtHypervisor:
+    """See `hostagent.libvirt.hypervisor.Hypervisor`."""
+
+    def __init__(self, settings: LibvirtSettings, opener: Callable[[str], Any] = libvirt.open) -> None:
+        start_event_thread()
+        self._settings = settings
+        self._connection = LibvirtConnection(settings.uri, opener)
+        self._events = _LifecycleEvents(self._connection)
+        self._networks = Networks(self._connection)
+        self._definitions = Definitions(settings)
+        self._sizes = LibvirtSizes(settings, self._connection, self._networks)
+        self._adoption = LibvirtAdoption(settings.host_id, self._connection, settings.adopted)
+
+    @property
+    def sizes(self) -> LibvirtSizes:
+        return self._sizes
+
+    @property
+    def adoption(self) -> LibvirtAdoption:
+        return self._adoption
+
+    async def domains(self) -> list[DomainState]:
+        prefix = domain_name(self._settings.host_id, "")
+        await self._adoption.look_once()
+
+        def find(connection: Any) -> list[DomainState]:
+            found, taken = [], self._adoption.names.names()
+            for domain in connection.listAllDomains():
+                # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
+                if not domain.name().startswith(prefix) and domain.name() not in taken:
+                    continue
+                try:
+                    text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
+                    intent = intents.from_element(text)
+                    if intent is not None and intent.owner == self._settings.host_id:
+                        found.append(DomainState(domain.name(), state_of(domain), intent))
+                except libvirt.libvirtError as error:
+                    if error.get_error_code() not in (
+                        libvirt.VIR_ERR_NO_DOMAIN,
+                        libvirt.VIR_ERR_NO_DOMAIN_METADATA,
+                    ):
+                        raise
+            return found
+
+        return await self._connection.call(find)
+
+    async def survey(self) -> dict[str, DomainSummary]:
+        prefix = domain_name(self._settings.host_id, "")
+        what = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON | libvirt.VIR_DOMAIN_STATS_VCPU
+        # NOWAIT: a domain that is busy says less instead of holding up all others.
+        flags = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+
+        def look(connection: Any) -> dict[str, DomainSummary]:
+            rows, taken = connection.getAllDomainStats(what, flags), self._adoption.names.names()
+            ours = ((d, stats) for d, stats in rows if d.name().startswith(prefix) or d.name() in taken)
+            return {d.name(): summary_of(d, stats) for d, stats in ours}
+
+        return await self._connection.call(look)
+
+    async def sweep(self) -> None:
+        # By name, of any owner and whether or not its intent can be read: a disk in use is never removed.
+        names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})
+
+        def remove() -> None:
+            for directory in self._settings.disk_dir.glob(domain_name(self._settings.host_id, "*")):
+                if directory.name not in names:
+                    remove_disk(directory)
+
+        await asyncio.to_thread(remove)
+        await self._definitions.library()
+        await self._networks.sweep()
+
+    async def check(self, spec: VMSpec) -> None:
+        await self._definitions.check(spec)
+
+    def templates(self) -> tuple[TemplateInfo, ...]:
+        return self._definitions.templates()
+
+    async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
+        spec = intent.spec
+        directory = self._settings.disk_dir / domain
+        disk = await asyncio.to_thread(create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        identity = str(uuid.uuid4())
+        try:
+            definition = await self._definitions.fresh(domain, identity, intent, disk, xml)
+
+            def start(connection: Any) -> None:
+                defined = connection.defineXML(definition)
+                shares = cpu_shares(spec.priority, spec.nominal.cpu_cores)
+                defined.setSchedulerParametersFlags({"cpu_shares": shares}, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+                defined.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+
+            await self._connection.call(start, modifies=domain, limit_s=60.0)
+        except HostAgentError as error:
+            # Only what this call has defined: a domain of that name may have another owner.
+            await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
+            raise HypervisorError(f"domain {domain} could not be started: {error}") from error
+
+    async def start(self, domain: str, intent: Intent) -> None:
+        if intent.redefine:
+            await self.redefine(domain, intent)
+        await self.prepare_start(domain, intent.committed.vector())
+        await self._connection.change(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), 60.0)
+
+    async def redefine(self, domain: str, intent: Intent) -> None:
+        present = await self._connection.call(lambda connection: inactive_xml(connection.lookupByName(domain)))
+        try:
+            definition = await self._definitions.again(domain, intent, present)
+        except TemplateError as error:
+            raise HypervisorError(f"domain {domain} cannot be defined again: {error}") from error
+        shares = {"cpu_shares": cpu_shares(intent.spec.priority, intent.spec.nominal.cpu_cores)}
+
+        def define(connection: Any) -> None:
+            connection.defineXML(definition).setSchedulerParametersFlags(shares, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+        await self._connection.call(define, modifies=domain)
+        await self.prepare_start(domain, intent.committed.vector())
+
+    async def shut_down(self, domain: str, limit_s: float) -> str:
+        how = await _shut_down(self._connection, domain, limit_s)
+        await self._networks.forget(how.devices)
+        return how.sentence
+
+    async def resume(self, domain: str) -> None:
+        await self._connection.change(domain, lambda d: d.resume())
+
+    async def suspend(self, domain: str) -> None:
+        await self._connection.change(domain, lambda d: d.suspend())
+
+    async def prepare_start(self, domain: str, size: ResourceVector) -> None:
+        def prepare(d: Any) -> None:
+            root = ElementTree.fromstring(d.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+            vcpu = root.find("vcpu")
+            vcpus = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
+            quota, cap = quota_of(size.cpu_cores, vcpus), cap_of(size.cpu_cores, vcpus)
+            limit_cpu(d, quota, cap, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+            device = plugged.Plugged.of(root).device
+            requested = device.find("target/requested") if device is not None else None
+            if device is None or requested is None:
+                return
+            boot_mib = sum(kib(cell, "memory") for cell in root.findall("./cpu/numa/cell")) / 1024
+            block_mib = kib(device.find("target/block")) / 1024 or 2.0
+            plugged_mib = max(math.floor((size.memory_mib - boot_mib) / block_mib) * block_mib, 0.0)
+            requested.set("unit", "KiB")
+            requested.text = str(round(plugged_mib * 1024))
+            d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+        await self._connection.change(domain, prepare)
+
+    async def destroy(self, domain: str) -> None:
+        if not domain.startswith(domain_name(self._settings.host_id, "")):
+            raise HypervisorError(f"domain {domain} was not made here, so it is not removed")
+        await self._remove(domain, lambda connection: connection.lookupByName(domain))
+
+    async def _remove(self, domain: str, find: Callable[[Any], Any]) -> None:
+        def remove(connection: Any) -> list[str]:
+            found = find(connection)
+            devices = [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+            _cut_power(found)
+            found.undefineFlags(
+                libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            )
+            return devices
+
+        with contextlib.suppress(DomainGone):
+            await self._networks.forget(await self._connection.call(remove, modifies=domain, limit_s=60.0))
+        self._connection.forget(domain)
+        await asyncio.to_thread(remove_disk, self._settings.disk_dir / domain)
+
+    async def write_intent(self, domain: str, intent: Intent) -> None:
+        element = intents.to_element(intent)
+
+        def write(d: Any) -> None:
+            there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
+            if there is not None and there.owner != intent.owner:
+                raise DomainGone(f"domain {domain} belongs to {there.owner} now")
+            flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            if d.isActive():
+                flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+            d.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE, flags)
+
+        await self._connection.change(domain, write)
+
+    async def guest_channel(self, domain: str) -> Path | None:
+        def find(connection: Any) -> Path | None:
+            root = ElementTree.fromstring(connection.lookupByName(domain).XMLDesc())
+            for channel in root.findall("./devices/channel[@type='unix']"):
+                target, source = channel.find("target"), channel.find("source")
+                if target is not None and target.get("name") == GUEST_CHANNEL and source is not None:
+                    path = source.get("path")
+                    return Path(path) if path else None
+            return None
+
+        return await self._connection.call(find)
+
+    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+        self._events.callbacks.append(callback)
+
+    async def close(self) -> None:
+        # libvirt's thread may still bring an event; by then there may be no loop to hand it to.
+        self._events.callbacks.clear()
+        await self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a domain came to its end, and the devices of its interfaces on the host."""
+
+    sentence: str
+    devices: list[str]
+
+
+async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float) -> _Ended:
+    """Ask the guest to power off by button and by agent, and cut its power when it has not ended in time."""
+
+    def look(c: Any) -> tuple[str, list[str]]:
+        found = c.lookupByName(domain)
+        return state_of(found), [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+
+    state, devices = await connection.call(look)
+    if state == "stopped":
+        return _Ended("it was off already", devices)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    # A guest that is paused hears nothing.
+    if limit_s > 0 and state == "running":
+        for flags, until in (
+            (libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN, began + limit_s * BUTTON_SHARE),
+            (libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT, began + limit_s),
+        ):
+            with contextlib.suppress(HypervisorError):
+                await connection.call(_asking(domain, flags), limit_s=max(min(limit_s, 15.0), 1.0))
+            while loop.time() < until:
+                if (await connection.call(look))[0] == "stopped":
+                    return _Ended(f"its guest powered off after {loop.time() - began:.1f} s", devices)
+                await asyncio.sleep(min(LOOK_S, max(until - loop.time(), 0.0)))
+
+    await connection.change(domain, _cut_power, 60.0)
+    why = (
+        f"its guest had not powered off after {limit_s:g} s"
+        if limit_s > 0 and state == "running"
+        else f"it was {state}"
+    )
+    return _Ended(f"its power was cut: {why}", devices)
+
+
+def _asking(domain: str, flags: int) -> Any:
+    return lambda connection: connection.lookupByName(domain).shutdownFlags(flags)
+
+
+def _cut_power(domain: Any) -> None:
+    if not domain.isActive():
+        return
+    try:
+        domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
+    except libvirt.libvirtError:
+        if domain.isActive():  # SIGTERM did not end it in libvirt's time: SIGKILL does
+            domain.destroy()
+
+
+def create_overlay(base: Path, directory: Path) -> Path:
+    """Make ``directory`` with an empty overlay over ``base`` in it. Blocks: call it in a thread.
+
+    :raises HypervisorError: the directory is there already, or qemu-img failed; nothing new is left behind.
+    """
+    if not base.is_file():
+        raise HypervisorError(f"there is no base image at {base}: build it with `ebb lab image build`")
+    try:
+        missing = [parent for parent in directory.parents if not parent.exists()]
+        for parent in (*reversed(missing), directory):
+            parent.mkdir(mode=0o711)
+            # Whatever the umask: QEMU's user passes through, and no user but root can list it.
+            parent.chmod(0o711)
+    except OSError as error:
+        raise HypervisorError(f"the VM's directory {directory} cannot be made: {error.strerror}") from error
+    overlay = directory / "disk.qcow2"
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(overlay)]
+    try:
+        # Ours only: libvirt gives it to QEMU's user as long as the VM runs.
+        os.close(os.open(overlay, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        overlay.chmod(0o600)
+    except subprocess.CalledProcessError as error:
+        remove_disk(directory)
+        raise HypervisorError(f"qemu-img could not make an overlay: {error.stderr.strip()}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        remove_disk(directory)
+        raise HypervisorError(f"qemu-img could not make an overlay: {error}") from error
+    return overlay
+
+
+def remove_disk(directory: Path) -> None:
+    """Remove a VM's directory with all in it; no error if it is gone."""
+    shutil.rmtree(directory, ignore_errors=True)

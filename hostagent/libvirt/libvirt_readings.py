@@ -1,0 +1,129 @@
+"""Readings of a domain through libvirt. Every function here blocks: call them in the pool.
+
+What each call reads was checked on libvirt 9.0 with QEMU 7.2 (docs/internals/contracts.md, concurrency with libvirt).
+"""
+
+from __future__ import annotations
+
+import time
+import xml.etree.ElementTree as ElementTree
+from typing import Any, Final
+
+import libvirt
+
+from hostagent.libvirt import plugged
+from hostagent.libvirt.hypervisor import DomainSummary, HostSideReading
+from hostagent.limits import bandwidth
+from hostagent.limits.footprints import read_limit_mib
+
+#: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
+PERIODS_US: Final = (100_000, 1_000_000)
+LEAST_QUOTA_US: Final = 1_000
+#: Statistics of the balloon driver older than this say nothing of now, in seconds: some drivers stop updating them.
+FRESH_S: Final = 5.0
+#: States in which vCPUs run, or would if they had not been paused (virDomainState); all others are "stopped".
+_STATES: Final = {
+    libvirt.VIR_DOMAIN_RUNNING: "running",
+    libvirt.VIR_DOMAIN_BLOCKED: "running",
+    libvirt.VIR_DOMAIN_SHUTDOWN: "running",
+    libvirt.VIR_DOMAIN_PAUSED: "paused",
+    libvirt.VIR_DOMAIN_PMSUSPENDED: "paused",
+}
+
+
+def quota_parameters(cores_per_cpu: float | None) -> dict[str, int]:
+    """libvirt's scheduler parameters for a limit per vCPU thread; None and a whole core lift the limit.
+
+    libvirt refuses a quota under 1000 us and silently ignores 0, so small shares get a longer period.
+    """
+    if cores_per_cpu is None or cores_per_cpu >= 1.0:
+        return {"vcpu_period": PERIODS_US[0], "vcpu_quota": -1}
+    for period in PERIODS_US:
+        quota = int(cores_per_cpu * period)
+        if quota >= LEAST_QUOTA_US:
+            break
+    return {"vcpu_period": period, "vcpu_quota": max(quota, LEAST_QUOTA_US)}
+
+
+def cap_parameters(cap_cores: float | None) -> dict[str, int]:
+    """libvirt's scheduler parameters for a cap of the whole domain; None lifts it."""
+    if cap_cores is None:
+        return {"global_period": PERIODS_US[0], "global_quota": -1}
+    return {"global_period": PERIODS_US[0], "global_quota": max(round(cap_cores * PERIODS_US[0]), LEAST_QUOTA_US)}
+
+
+def limit_cpu(domain: Any, cores_per_cpu: float | None, cap_cores: float | None, flag: int) -> None:
+    """Set the quota of each vCPU and the cap of the domain.
+
+    cgroup v1 refuses a child's quota above its parent's, so that the cap is lifted first and set last.
+    """
+    domain.setSchedulerParametersFlags({**cap_parameters(None), **quota_parameters(cores_per_cpu)}, flag)
+    if cap_cores is not None:
+        domain.setSchedulerParametersFlags(cap_parameters(cap_cores), flag)
+
+
+def reading_of(domain: Any) -> tuple[HostSideReading, str]:
+    """What libvirt knows, and the domain's XML; limits on interfaces are read by ``tc``."""
+    xml = domain.XMLDesc()
+    root = ElementTree.fromstring(xml)
+    memory = plugged.Plugged.of(root)
+    vcpu = root.find("vcpu")
+    scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    stats = domain.memoryStats()
+    fresh = time.time() - stats.get("last_update", 0) <= FRESH_S
+    reading = HostSideReading(
+        vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
+        quota_per_cpu=_cores(scheduler, "vcpu"),
+        cap_cores=_cores(scheduler, "global"),
+        # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
+        balloon_mib=stats["actual"] / 1024 - sum(memory.dimms_mib),
+        # What a booting guest has been given and not taken yet is its own already.
+        plugged_mib=memory.allowed_mib,
+        dimms_mib=memory.dimms_mib,
+        vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
+        cpu_shares=scheduler.get("cpu_shares"),
+        disk_mib_s=bandwidth.disk_limit(domain, root),
+        limit_mib=read_limit_mib(domain, root),
+        usable_mib=stats["usable"] / 1024 if fresh and "usable" in stats else None,
+        usable_at=stats.get("last_update", 0),
+    )
+    return reading, xml
+
+
+def _cores(scheduler: dict[str, Any], whose: str) -> float | None:
+    quota, period = scheduler.get(f"{whose}_quota", -1), scheduler.get(f"{whose}_period", PERIODS_US[0])
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def balloon_mib_of(domain: Any) -> float:
+    """What the balloon leaves of the boot memory, and nothing else: for those who look often."""
+    root = ElementTree.fromstring(domain.XMLDesc())
+    return float(domain.memoryStats()["actual"]) / 1024 - sum(plugged.Plugged.of(root).dimms_mib)
+
+
+def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
+    """One row of virConnectGetAllDomainStats."""
+    vcpus = int(stats.get("vcpu.current", 0))
+    state = stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE)
+    return DomainSummary(
+        domain.UUIDString(),
+        _STATES.get(state, "stopped"),
+        vcpus,
+        tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
+        stats.get("balloon.current", 0) / 1024,
+        stats["balloon.usable"] / 1024 if "balloon.usable" in stats else None,
+        stats.get("balloon.major_fault"),
+        stats.get("balloon.last-update"),
+    )
+
+
+def state_of(domain: Any) -> str:
+    """Running, paused or stopped, in these words."""
+    return _STATES.get(domain.state()[0], "stopped")
+
+
+def kib(element: ElementTree.Element | None, attribute: str | None = None) -> float:
+    """libvirt always writes sizes in KiB, as an element's text or in an attribute."""
+    if element is None:
+        return 0.0
+    return float((element.text if attribute is None else element.get(attribute)) or 0)

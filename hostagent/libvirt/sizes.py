@@ -1,0 +1,164 @@
+"""Sizes and limits of running domains, read and set through libvirt.
+
+What each call reads and sets was checked on libvirt 9.0 with QEMU 7.2 (docs/internals/contracts.md, concurrency with
+libvirt).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import libvirt
+import structlog
+
+from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from ebbtide.deflation.resources import ResourceVector
+from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
+from hostagent.libvirt import plugged, vcpus
+from hostagent.libvirt.definitions import most_of
+from hostagent.libvirt.hypervisor import HostSideReading, domain_name
+from hostagent.libvirt.libvirt_readings import balloon_mib_of, limit_cpu, reading_of
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.libvirt.settling import settled
+from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.limits import bandwidth, cgroups
+from hostagent.limits.footprints import qemu_pid
+from hostagent.limits.memory_limit import MemoryLimits
+from hostagent.limits.network import Networks
+from hostagent.mechanisms import host_facts
+
+log = structlog.get_logger()
+
+
+class LibvirtSizes:
+    """See `hostagent.libvirt.hypervisor.DomainSizes`."""
+
+    def __init__(self, settings: LibvirtSettings, connection: LibvirtConnection, networks: Networks) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._networks = networks
+        self._limits = MemoryLimits(connection)
+        #: Of the connection that is open now.
+        self._versions: host_facts.Versions | None = None
+        connection.on_open(self._forget_versions)
+
+    def _forget_versions(self, _connection: Any) -> None:
+        self._versions = None
+
+    async def read(self, domain: str) -> HostSideReading:
+        reading, xml = await self._connection.call(lambda connection: reading_of(connection.lookupByName(domain)))
+        return replace(reading, network_mib_s=await self._networks.read(xml))
+
+    async def findings(self, domain: str) -> tuple[Finding, ...]:
+        def find(connection: Any) -> tuple[Finding, ...]:
+            versions = self._versions = self._versions or host_facts.Versions.of(connection)
+            facts = host_facts.host_facts(versions, self._settings.acpi_verdict)
+            found = host_facts.findings_of(connection.lookupByName(domain), facts)
+            if domain.startswith("ebb-"):
+                return found
+            # Limits are looked after by our domains' names.
+            why = "an adopted domain gets no memory limit"
+            return tuple(
+                replace(f, available=False, reason=why) if f.mechanism is Mechanism.MEMORY_LIMIT else f for f in found
+            )
+
+        return await self._connection.call(find)
+
+    async def most(self, domain: str) -> ResourceVector:
+        plugs = any(f.mechanism is Mechanism.CPU_UNPLUG and f.available for f in await self.findings(domain))
+        return most_of(ElementTree.fromstring(await self._connection.change(domain, lambda d: d.XMLDesc())), plugs)
+
+    async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
+        live = libvirt.VIR_DOMAIN_AFFECT_LIVE
+        await self._connection.change(domain, lambda d: limit_cpu(d, cores_per_cpu, cap_cores, live))
+
+    async def set_shares(self, domain: str, shares: int) -> None:
+        def set_shares(found: Any) -> None:
+            # One after the other: the binding reads the present ones by the same flags, and only one may be read.
+            for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+                found.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
+
+        await self._connection.change(domain, set_shares)
+
+    async def throttled(self, domain: str) -> tuple[int, int]:
+        def count() -> tuple[int, int]:
+            try:
+                times = [group.times() for group in cgroups.vcpu_groups(qemu_pid(domain)).values()]
+            except (cgroups.CgroupError, OSError) as error:
+                raise HypervisorError(f"the throttling of {domain} cannot be read: {error}") from error
+            return sum(each.periods for each in times), sum(each.throttled for each in times)
+
+        return await asyncio.to_thread(count)
+
+    async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
+        async def size() -> float:
+            return await self._connection.call(lambda connection: balloon_mib_of(connection.lookupByName(domain)))
+
+        await self._request_balloon(domain, balloon_mib)
+        try:
+            reason = await settled(size, balloon_mib, "the balloon", limit_s)
+        except asyncio.CancelledError:
+            await self._request_balloon(domain, await size())
+            raise
+        if reason:
+            await self._request_balloon(domain, await size())
+        return reason
+
+    async def _request_balloon(self, domain: str, balloon_mib: float) -> None:
+        def request(d: Any) -> None:
+            # setMemory takes boot memory and DIMMs together, although currentMemory reads the sum with virtio-mem.
+            dimms_mib = sum(plugged.Plugged.of(ElementTree.fromstring(d.XMLDesc())).dimms_mib)
+            d.setMemoryFlags(round((balloon_mib + dimms_mib) * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        await self._connection.change(domain, request)
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        return await plugged.bring(self._connection, domain, plugged_mib, limit_s)
+
+    async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+        return await vcpus.bring(self._connection, domain, count, limit_s)
+
+    async def call_off(self, domain: str) -> None:
+        def call_off(d: Any) -> None:
+            device = plugged.Plugged.of(ElementTree.fromstring(d.XMLDesc())).device
+            requested = device.find("target/requested") if device is not None else None
+            current = device.find("target/current") if device is not None else None
+            if device is not None and requested is not None and current is not None and requested.text != current.text:
+                requested.text = current.text
+                d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            d.setMemoryFlags(d.memoryStats()["actual"], libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        await self._connection.change(domain, call_off)
+
+    async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
+        return await _in_words(self._connection.change(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))
+
+    async def set_network(self, domain: str, network_mib_s: float | None) -> str:
+        return await _in_words(self._networks.limit(domain, network_mib_s))
+
+    async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        return await self._limits.set(domain, limit_mib, limit_s)
+
+    async def check_limits(self) -> dict[str, str]:
+        return await self._limits.check(domain_name(self._settings.host_id, ""))
+
+
+async def _in_words(limiting: Awaitable[str]) -> str:
+    """Why a bandwidth is not limited as asked for, errors included: the other resources are to be had all the same.
+
+    :raises DomainGone: there is nothing to limit.
+    :raises HypervisorTimeout: it may still happen.
+    """
+    try:
+        why = str(await limiting)
+    except (DomainGone, HypervisorTimeout):
+        raise
+    except HypervisorError as error:
+        why = str(error)
+    if why:
+        log.warning("a bandwidth is not limited as asked for", why=why)
+    return why

@@ -1,0 +1,1 @@
+"""Limits from outside the guest: cgroups, memory limit, disk and network bandwidth."""

@@ -1,0 +1,148 @@
+"""Readings that decide about a domain's memory limit: footprint, the emulator's need, control group, swap.
+
+All of it blocks: it is for threads.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import libvirt
+
+from ebbtide.deflation.cascade.backing import Footprint, Swap
+from hostagent.limits.cgroups import MIB, CgroupError, MemoryGroup
+
+#: What a limit leaves the emulator itself, by domain type. Fixed, so that a limit can be read back from libvirt alone.
+EMULATOR_MIB: Final = {"qemu": 192, "kvm": 96}
+#: libvirt's VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, which its Python module does not have.
+UNLIMITED_KIB: Final = (2**63 - 1) >> 10
+PID_FILES: Final = Path("/run/libvirt/qemu")
+PROC: Final = Path("/proc")
+
+
+def emulator_mib(domain: ElementTree.Element) -> float:
+    """What a limit on the whole of QEMU has for the emulator, by the domain's live XML."""
+    return float(EMULATOR_MIB.get(domain.get("type", ""), EMULATOR_MIB["qemu"]))
+
+
+def read_limit_mib(domain: Any, root: ElementTree.Element) -> float | None:
+    """The limit on the guest's memory as libvirt reads it from the cgroup; None where there is none."""
+    try:
+        hard_kib = domain.memoryParameters(libvirt.VIR_DOMAIN_AFFECT_LIVE).get("hard_limit")
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            raise
+        return None  # no memory controller: no limit
+    if hard_kib is None or hard_kib >= UNLIMITED_KIB:
+        return None
+    return float(max(hard_kib / 1024 - emulator_mib(root), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedVM:
+    """One domain, freshly looked at."""
+
+    group: MemoryGroup
+    allowance_mib: float
+    #: Balloon and plugged memory: a limit at or above this limits nothing.
+    held_mib: float
+    footprint: Footprint
+    hard_mib: float | None
+
+    @property
+    def limit_mib(self) -> float | None:
+        return None if self.hard_mib is None else self.hard_mib - self.allowance_mib
+
+
+def look(connection: Any, domain: str, pid_files: Path = PID_FILES, measure: bool = True) -> LimitedVM:
+    """Read all that decides about a domain's memory limit.
+
+    :param measure: also what the emulator itself needs, which takes a walk through QEMU's mappings.
+    :raises CgroupError: the domain does not run, or is in no memory group.
+    """
+    found = connection.lookupByName(domain)
+    root = ElementTree.fromstring(found.XMLDesc())
+    boot_mib, regions_mib, plugged_mib = memory_of(root)
+    pid = qemu_pid(domain, pid_files)
+    group = MemoryGroup(pid)
+    allowance_mib = emulator_mib(root)
+    own_mib = emulator_resident_mib(_smaps(pid), regions_mib) if measure else 0.0
+    room = group.swap_room()
+    hard = group.limit()
+    footprint = Footprint(
+        touchable_mib=boot_mib + plugged_mib,
+        beyond_allowance_mib=own_mib - allowance_mib,
+        swapped_mib=group.swap() / MIB,
+        swap_room_mib=None if room is None else room / MIB,
+        swappiness=group.swappiness(),
+        unswappable_mib=group.unswappable() / MIB,
+    )
+    held_mib = found.memoryStats()["actual"] / 1024 + plugged_mib
+    return LimitedVM(group, allowance_mib, held_mib, footprint, None if hard is None else hard / MIB)
+
+
+def host_swap(meminfo: Path = PROC / "meminfo") -> Swap:
+    """The host's swap, by the kernel.
+
+    A page that is in memory again may still have its place in swap; it counts as free, since that page goes back there
+    or leaves it to another.
+    """
+    kib = dict(re.findall(r"^(Swap\w+):\s+(\d+) kB", meminfo.read_text(), re.MULTILINE))
+    free_kib = int(kib.get("SwapFree", 0)) + int(kib.get("SwapCached", 0))
+    return Swap(int(kib.get("SwapTotal", 0)) / 1024, free_kib / 1024)
+
+
+def qemu_pid(domain: str, pid_files: Path = PID_FILES) -> int:
+    """The process that runs a domain.
+
+    :raises CgroupError: there is none.
+    """
+    try:
+        pid = int((pid_files / f"{domain}.pid").read_text())
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+    except (OSError, ValueError) as error:
+        raise CgroupError(f"{domain} does not run: {error}") from error
+    if f"guest={domain},".encode() not in command:
+        raise CgroupError(f"pid {pid} is not the QEMU of {domain}")
+    return pid
+
+
+def memory_of(domain: ElementTree.Element) -> tuple[float, list[float], float]:
+    """Boot memory, the sizes of all regions that it and the devices consist of, and what of the devices is plugged.
+
+    In MiB; live XML has all in KiB.
+    """
+    sizes, plugged = [], 0.0
+    for device in domain.findall("./devices/memory"):
+        size = float(device.findtext("target/size", "0"))
+        sizes.append(size / 1024)
+        asked, current = device.findtext("target/requested"), device.findtext("target/current")
+        # Of virtio-mem the guest may plug what is requested at any moment; a DIMM is there in full.
+        plugged += size if asked is None else max(float(asked), float(current or 0))
+    boot = float(domain.findtext("memory", "0")) / 1024 - sum(sizes)
+    cells = [float(cell.get("memory", 0)) / 1024 for cell in domain.findall("./cpu/numa/cell")]
+    return boot, [*(cells or [boot]), *sizes], plugged / 1024
+
+
+def emulator_resident_mib(smaps: str, guest_mib: Iterable[float]) -> float:
+    """Anonymous memory of QEMU, in memory or in swap, that is not the guest's: not in a mapping of one of its sizes."""
+    guest_kib = {round(mib * 1024) for mib in guest_mib}
+    own_kib, size = 0, 0
+    for name, kib in re.findall(r"^(Size|Anonymous|Swap):\s+(\d+) kB", smaps, re.MULTILINE):
+        if name == "Size":
+            size = int(kib)
+        elif size not in guest_kib:
+            own_kib += int(kib)
+    return own_kib / 1024
+
+
+def _smaps(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "smaps").read_text()
+    except OSError as error:
+        raise CgroupError(f"the mappings of process {pid} cannot be read: {error}") from error

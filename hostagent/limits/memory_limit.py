@@ -1,0 +1,264 @@
+"""A limit on QEMU's memory that the host's swap backs: set step by step, never unless backed, lifted when it is not.
+
+What the arithmetic is and why: docs/internals/host-memory.md. The limit goes through libvirt, so that libvirt knows of
+it; the
+files of the cgroup are read for usage, swap and refaults, and written where libvirt has no call: `memory.reclaim` (v2),
+`memory.oom_control` (v1), and to lift a limit at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import libvirt
+import structlog
+
+from ebbtide.deflation.cascade.backing import Footprint, unbacked
+from ebbtide.deflation.cascade.reclaim_pace import Pace, PaceReading, Stop, next_pace
+from hostagent.errors import DomainGone, HypervisorError
+from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.limits.cgroups import MIB, CgroupError, MemoryGroup
+from hostagent.limits.footprints import PID_FILES, UNLIMITED_KIB, LimitedVM, host_swap, look, qemu_pid
+
+#: Domains whose limits count on the host's swap: those of all agents on it.
+OURS: Final = "ebb-"
+#: After each step, how long pressure and refaults are watched.
+OBSERVE_S: Final = 0.25
+#: On cgroup v2, how far above the usage a limit is left that could not be brought where it was to be.
+MARGIN_MIB: Final = 16.0
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class MemoryLimits:
+    """The limits of the domains behind one connection. File and libvirt work runs in threads.
+
+    :param pid_files: where libvirt keeps ``NAME.pid`` of its QEMU processes.
+    """
+
+    def __init__(self, connection: LibvirtConnection, pid_files: Path = PID_FILES) -> None:
+        self._connection = connection
+        self._pid_files = pid_files
+        #: Swap claimed by limits that are on their way, MiB by domain.
+        self._claims: dict[str, float] = {}
+        self._claiming = asyncio.Lock()
+
+    async def set(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
+        """See `hostagent.libvirt.hypervisor.Hypervisor.set_limit`."""
+        if limit_mib is None:
+            await self.lift(domain)
+            return ""
+        until = time.monotonic() + limit_s
+        vm = await self._look(domain)
+        if limit_mib >= vm.footprint.touchable_mib:
+            await self.lift(domain)
+            return ""
+        if vm.limit_mib is not None and limit_mib >= vm.limit_mib:
+            await self._write(domain, limit_mib + vm.allowance_mib)  # higher than it was: always possible
+            return ""
+        # One after another: two limits must not count on the same swap.
+        async with self._claiming:
+            if reason := await self._unbacked(domain, vm.footprint, limit_mib):
+                return reason
+            self._claims[domain] = vm.footprint.claim_mib(limit_mib)
+        try:
+            return await self._approach(domain, vm, limit_mib, until)
+        finally:
+            self._claims.pop(domain, None)
+
+    async def lift(self, domain: str) -> None:
+        """Take the limit away: in the cgroup at once, then in libvirt, whose domain may be busy.
+
+        :raises HypervisorError: neither worked.
+        """
+        lifted = await asyncio.to_thread(self._lift_in_cgroup, domain)
+        try:
+            await self._write(domain, None)
+        except DomainGone:
+            raise
+        except HypervisorError as error:
+            if not lifted:
+                raise
+            log.warning("the memory limit is lifted, but libvirt does not know", domain=domain, why=str(error))
+
+    async def check(self, prefix: str) -> dict[str, str]:
+        """Lift every limit that swap does not back any more.
+
+        Cheap where nothing is limited: a few small files are read for each domain.
+
+        :param prefix: of the names of the domains that may be touched.
+        :returns: why, by domain, for those whose limit was lifted.
+        """
+        lifted: dict[str, str] = {}
+        for domain in await asyncio.to_thread(self._limited, prefix):
+            try:
+                vm = await self._look(domain, measure=False)
+                if vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
+                    continue
+                if reason := await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted):
+                    log.warning("the memory limit is lifted", domain=domain, why=reason)
+                    await self.lift(domain)
+                    lifted[domain] = reason
+            except HypervisorError as error:
+                log.warning("the memory limit could not be checked", domain=domain, why=str(error))
+        return lifted
+
+    # --- the way down --------------------------------------------------------------------------------------------
+
+    async def _approach(self, domain: str, vm: LimitedVM, limit_mib: float, until: float) -> str:
+        hard_mib = limit_mib + vm.allowance_mib
+        await self._file(lambda: vm.group.hold_at_limit(True))
+        pace, why = Pace(), ""
+        while not why:
+            began = time.monotonic()
+            if began >= until:
+                why = "its time was up"
+                break
+            before_mib = await self._usage_mib(vm)
+            if await self._step(domain, vm, before_mib, hard_mib, pace.step_mib):
+                return ""
+            seconds = time.monotonic() - began
+            after_mib = await self._usage_mib(vm)
+            pressure_percent, refaults_s = await self._observe(vm)
+            following = next_pace(pace, PaceReading(pressure_percent, refaults_s, before_mib - after_mib, seconds))
+            if isinstance(following, Stop):
+                why = following.reason
+            else:
+                pace = following
+                why = await self._no_longer_backed(domain, limit_mib)
+        return await self._settle(domain, limit_mib, why)
+
+    async def _step(self, domain: str, vm: LimitedVM, usage_mib: float, hard_mib: float, step_mib: float) -> bool:
+        """One step towards the limit; whether it is reached."""
+        if vm.group.version == 1:
+            # The kernel reclaims down to a limit that is written, or refuses it; either way it kills nothing.
+            next_mib = max(hard_mib, usage_mib - step_mib)
+            return await self._write(domain, next_mib) and next_mib <= hard_mib
+        if usage_mib <= hard_mib:
+            return await self._write(domain, hard_mib)
+        amount = int(min(step_mib, usage_mib - hard_mib) * MIB) + MIB
+        await self._file(lambda: vm.group.reclaim(amount))
+        return False
+
+    async def _observe(self, vm: LimitedVM) -> tuple[float, float]:
+        """Pressure (percent) and refaults a second, over a moment in which nothing of ours reclaims."""
+
+        def look() -> tuple[float, int, int]:
+            return time.monotonic(), vm.group.stalled_us(), vm.group.refaults()
+
+        first = await self._file(look)
+        await asyncio.sleep(OBSERVE_S)
+        last = await self._file(look)
+        seconds = max(last[0] - first[0], 1e-3)
+        return (last[1] - first[1]) / seconds / 1e4, (last[2] - first[2]) / seconds
+
+    async def _no_longer_backed(self, domain: str, limit_mib: float) -> str:
+        vm = await self._look(domain, measure=False)
+        return await self._unbacked(domain, vm.footprint, limit_mib)
+
+    async def _settle(self, domain: str, limit_mib: float, why: str) -> str:
+        """Leave the limit where it got to, or none where that would not be backed or limit nothing."""
+        vm = await self._look(domain, measure=False)
+        reached = vm.limit_mib
+        if vm.group.version == 2:
+            hard_mib = await self._usage_mib(vm) + MARGIN_MIB
+            reached = hard_mib - vm.allowance_mib
+            if reached < vm.held_mib and not await self._write(domain, hard_mib):
+                reached = None
+        if reached is None or reached >= vm.held_mib or await self._unbacked(domain, vm.footprint, reached):
+            await self.lift(domain)
+            return f"no memory limit of {limit_mib:.0f} MiB: {why}"
+        return f"the memory limit stopped at {reached:.0f} MiB instead of {limit_mib:.0f}: {why}"
+
+    # --- readings ------------------------------------------------------------------------------------------------
+
+    async def _look(self, domain: str, measure: bool = True) -> LimitedVM:
+        with _as_hypervisor_error():
+            return await self._connection.call(lambda connection: look(connection, domain, self._pid_files, measure))
+
+    async def _usage_mib(self, vm: LimitedVM) -> float:
+        return await self._file(vm.group.usage) / MIB
+
+    async def _unbacked(self, domain: str, vm: Footprint, limit_mib: float, without: Iterable[str] = ()) -> str:
+        left_out = {domain, *without}
+        limited = await asyncio.to_thread(self._limited, OURS)
+        others = dict(self._claims)
+        for other in limited:
+            if other in left_out:
+                continue
+            try:
+                its = await self._look(other, measure=False)
+            except HypervisorError:
+                continue  # it has just ended
+            if its.limit_mib is not None:
+                claim = its.footprint.claim_mib(its.limit_mib)
+                others[other] = max(others.get(other, 0.0), claim)
+        needed = sum(claim for other, claim in others.items() if other not in left_out)
+        return unbacked(vm, limit_mib, await asyncio.to_thread(host_swap), needed)
+
+    def _limited(self, prefix: str) -> list[str]:
+        """Running domains of ours that have a memory limit, by the files of their cgroups."""
+        found = []
+        for file in sorted(self._pid_files.glob(f"{prefix}*.pid")):
+            try:
+                if MemoryGroup(qemu_pid(file.stem, self._pid_files)).limit() is not None:
+                    found.append(file.stem)
+            except CgroupError:
+                continue  # it has ended
+        return found
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def _write(self, domain: str, hard_mib: float | None) -> bool:
+        """The hard limit through libvirt, of the running domain only: it must not outlive it.
+
+        :returns: False if the usage is above it and could not be brought below.
+        """
+        kib = UNLIMITED_KIB if hard_mib is None else round(hard_mib * 1024)
+
+        def write(connection: Any) -> bool:
+            try:
+                found = connection.lookupByName(domain)
+                if hard_mib is not None:
+                    group = MemoryGroup(qemu_pid(domain, self._pid_files))
+                    group.check_ours()
+                    if group.version == 2 and group.usage() >= kib * 1024:
+                        return False  # there a limit below the usage could kill
+                found.setMemoryParameters({"hard_limit": kib}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_SYSTEM_ERROR and error.get_int1() == errno.EBUSY:
+                    return False
+                raise
+            return True
+
+        with _as_hypervisor_error():
+            return await self._connection.call(write, modifies=domain, limit_s=30.0)
+
+    def _lift_in_cgroup(self, domain: str) -> bool:
+        try:
+            group = MemoryGroup(qemu_pid(domain, self._pid_files))
+            group.set_limit(None)
+            group.hold_at_limit(False)
+        except CgroupError as error:
+            log.warning("the memory limit could not be lifted in the cgroup", domain=domain, why=str(error))
+            return False
+        return True
+
+    async def _file(self, work: Callable[[], T]) -> T:
+        with _as_hypervisor_error():
+            return await asyncio.to_thread(work)
+
+
+@contextmanager
+def _as_hypervisor_error() -> Iterator[None]:
+    try:
+        yield
+    except CgroupError as error:
+        raise HypervisorError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Deflation mechanisms that a domain has, and what to change where one is missing."""

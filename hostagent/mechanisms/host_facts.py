@@ -1,0 +1,69 @@
+"""Facts of this host that decide which mechanisms its domains have: swap, cgroups, versions, ACPI verdict."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import libvirt
+import psutil
+
+from ebbtide.deflation.cascade.mechanisms import Finding
+from hostagent.limits.cgroups import cgroup_layout
+from hostagent.mechanisms import acpi_probe
+from hostagent.mechanisms.layers import HostFacts, examine
+
+#: Where ``ebb doctor --probe-acpi`` leaves its verdict and the agent reads it.
+ACPI_VERDICT: Final = Path("/var/cache/ebbtide/acpi-unplug.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What does not change while a connection lives, as libvirt counts: 7.2.11 is 7002011."""
+
+    qemu: int
+    libvirt: int
+
+    @classmethod
+    def of(cls, connection: Any) -> Versions:
+        """Ask once per connection: libvirt may probe QEMU again for it, which takes seconds on some machines."""
+        return cls(connection.getVersion(), connection.getLibVersion())
+
+    def key(self, accelerator: str) -> dict[str, str]:
+        """What a verdict on ACPI unplug depends on."""
+        return {
+            "kernel": platform.release(),
+            "qemu": str(self.qemu),
+            "libvirt": str(self.libvirt),
+            "accelerator": accelerator,
+        }
+
+
+def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT) -> HostFacts:
+    """Read this host; some small files of /proc and the verdict, no more."""
+    swap = psutil.swap_memory()
+    return HostFacts(
+        swap_total_mib=swap.total / 2**20,
+        swap_free_mib=swap.free / 2**20,
+        cgroups=_cgroups(),
+        # Emulated domains have a verdict of their own, which is always no.
+        acpi_unplug=acpi_probe.why_not(verdict, versions.key("kvm")),
+        qemu_version=versions.qemu,
+    )
+
+
+def findings_of(domain: Any, facts: HostFacts) -> tuple[Finding, ...]:
+    """The findings of a domain of libvirt, running or not. Blocks; asks libvirt for XML only.
+
+    :raises libvirt.libvirtError: the domain is gone, or libvirt does not answer.
+    """
+    config = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+    return examine(domain.XMLDesc() if domain.isActive() else config, facts, config)
+
+
+@functools.cache
+def _cgroups() -> str:
+    return cgroup_layout(Path("/proc/mounts").read_text(encoding="utf-8", errors="replace"))

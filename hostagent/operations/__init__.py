@@ -1,0 +1,1 @@
+"""What managers and operators ask of the host agent: each an operation, idempotent by request id."""

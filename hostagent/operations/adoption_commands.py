@@ -1,0 +1,226 @@
+"""Commands that adopt domains of other owners and give them back as they were (docs/reference/lifecycle.md)."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Final
+
+from ebbtide.deflation.allocations import Priority, check_sizes
+from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.commands import AdoptCommand, ReleaseCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
+from ebbtide.messages.operations import Operation, VMOutcome
+from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
+from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.libvirt.hypervisor import Candidate
+from hostagent.operations.lifecycle_commands import NEAR
+from hostagent.operations.operations import Run, done, partly_done
+from hostagent.operations.requests import Requests, answer, cause_of, check_present
+from hostagent.operations.respec import fallen_short, returning
+from hostagent.operations.resuming import HELLO_S, Resume
+from hostagent.state.history import sizes
+from hostagent.state.intents import Cause, Intent, Phase, Request
+from hostagent.vm.host import RESIZING, Host, persist_all
+from hostagent.vm.managed_vm import ManagedVM
+
+#: Phases in which a domain that is paused was paused by us.
+_PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
+
+
+class AdoptionCommands:
+    """Takes commands about domains that were not made here."""
+
+    def __init__(self, host: Host, requests: Requests) -> None:
+        self._host = host
+        self._requests = requests
+
+    def resumed(self) -> dict[str, Resume]:
+        """How each kind is resumed after a kill."""
+        return {"adopt": self._resume_adopt, "release": self._resume_release}
+
+    async def adopt(self, command: AdoptCommand) -> Operation:
+        """Look after a running domain of another owner at the size that it has.
+
+        :raises RequestRefused: it cannot be looked after, the name is taken, or the slice has no room for it.
+        """
+
+        async def accept(request: Request) -> Run:
+            try:
+                found = await self._host.hypervisor.adoption.examine(command.domain)
+            except DomainGone as error:
+                raise RequestRefused(404, f"there is no domain {command.domain} on this host", "domain") from error
+            self._host.modes.check(HostEvent.CREATE)
+            there = self._host.vms.get(command.name)
+            if there is not None and there.domain == command.domain:
+                return answer(f"{command.domain} is adopted already")
+            self._check_adoptable(command, found)
+            intent = self._intent_of(command, found, request)
+            vm = self._host.adopt(command.domain, intent, running=True)
+            return partial(self._adopt, vm=vm, intent=intent)
+
+        return await self._requests.take("adopt", command, accept, vm=command.name)
+
+    def _check_adoptable(self, command: AdoptCommand, found: Candidate) -> None:
+        """:raises RequestRefused: the domain cannot be looked after under this name."""
+        if command.name in self._host.vms:
+            raise RequestRefused(409, f"there is a VM {command.name} on this host already", "name")
+        if any(vm.domain == command.domain for vm in self._host.vms.values()):
+            # Its metadata may not be written yet, so that the examination finds nothing.
+            raise RequestRefused(409, f"{command.domain} is adopted already", "domain")
+        if found.why_not:
+            raise RequestRefused(409, f"{command.domain} cannot be adopted: {found.why_not}", "domain")
+        if command.priority is Priority.HARVEST:
+            raise RequestRefused(400, "priority: a domain is adopted as fixed or deflatable", "priority")
+
+    def _intent_of(self, command: AdoptCommand, found: Candidate, request: Request) -> Intent:
+        """The intent of a domain that is to be adopted.
+
+        :raises InvalidField: the minimum does not fit its size.
+        :raises RequestRefused: the slice has no room for it.
+        """
+        nominal = ResourceVector(cpu_cores=float(found.vcpus), memory_mib=float(int(found.memory_mib)))
+        check_sizes(command.priority, nominal, command.minimum.vector(), None)
+        spec = VMSpec(
+            name=command.name,
+            priority=command.priority,
+            nominal=Vector.of(nominal),
+            minimum=command.minimum,
+            template=ADOPTED_TEMPLATE,
+        )
+        charge = spec.allocation(nominal, self._host.slice.vm_overhead_mib).charge
+        charges = sum((vm.allocation().charge for vm in self._host.vms.values()), ZERO)
+        # Its memory is in use already, so only the slice has to have room.
+        left = self._host.slice.capacity.less(charges)
+        if not charge.fits_in(left):
+            raise RequestRefused(409, f"{charge} does not fit into what the slice has left ({left})", "domain")
+        return Intent(
+            owner=self._host.slice.host_id,
+            spec=spec,
+            boot_mib=found.boot_mib,
+            generation=1,
+            phase=Phase.SETTLED,
+            target=spec.nominal,
+            committed=spec.nominal,
+            cause=request.cause(nominal),
+            adopted=found.before.model_copy(update={"size": spec.nominal}),
+        )
+
+    async def _adopt(self, operation: Operation, vm: ManagedVM, intent: Intent) -> Operation:
+        nominal = intent.spec.nominal.vector()
+        async with vm.lock:
+            try:
+                await self._host.hypervisor.adoption.take_over(vm.domain, intent)
+            except BaseException:
+                await self._host.drop(vm)
+                raise
+            await self._host.record_change(vm.name, ZERO, nominal, operation.request_id)
+        vm.start()
+        sentence = f"{vm.domain} is looked after as {vm.name} with {nominal}"
+        self._host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(nominal)})
+        self._host.changed.set()
+        return done(operation, sentence)
+
+    async def _resume_adopt(self, operation: Operation, vm: ManagedVM) -> Operation:
+        await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
+        vm.start()
+        return done(operation, f"{vm.domain} is looked after as {vm.name}")
+
+    async def release(self, name: str, command: ReleaseCommand) -> Operation:
+        """Give an adopted domain back: everything that was taken, its shares and its quota, and our metadata out of it.
+
+        :raises RequestRefused: no such VM, or it was not adopted.
+        """
+
+        async def accept(request: Request) -> Run:
+            vm = self._host.vm(name)
+            if vm.intent.adopted is None:
+                raise RequestRefused(409, f"{name} was made here: it can be deleted, not released", "name")
+            await self._host.sample()
+            return partial(self._release, vm=vm, deadline_s=command.deadline_s, request=request)
+
+        return await self._requests.take("release", command, accept, name=name)
+
+    async def _release(
+        self, operation: Operation, vm: ManagedVM, deadline_s: float, request: Request | None
+    ) -> Operation:
+        """:param request: None: an earlier agent had begun, and the intent is half way."""
+        host = self._host
+        async with vm.lock:
+            check_present(host, vm)
+            before = vm.intent.adopted
+            if before is None:
+                raise RequestRefused(409, f"{vm.name} was made here: it can be deleted, not released", "name")
+            old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
+            size = (before.size or old.nominal).vector()
+            # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.
+            differs = vm.intent.phase in RESIZING or not (size.fits_in(current + NEAR) and current.fits_in(size + NEAR))
+            resizes = vm.running and differs
+            states = {domain.name: domain.state for domain in await host.hypervisor.domains()}
+            if request is not None:
+                target = size if resizes else None
+                await self._begin_release(vm, returning(old, size), target, request.cause(current))
+            outcomes = []
+            if resizes:
+                outcomes.append(await host.resize_one(vm, deadline_s))
+                reached = vm.intent.committed.vector()
+                if vm.intent.phase in RESIZING or not (size.fits_in(reached + NEAR) and reached.fits_in(size + NEAR)):
+                    return await self._kept(operation, vm, old, outcomes[0])
+            try:
+                # However it is started later, it comes up as it was.
+                await host.hypervisor.prepare_start(vm.domain, size)
+                if vm.intent.phase in _PAUSED_BY_US and states.get(vm.domain) == "paused":
+                    # While it still bears our intent: after that no agent would let it run if this one were killed.
+                    await host.hypervisor.resume(vm.domain)
+                await host.hypervisor.adoption.give_back(vm.domain, before)
+            except HypervisorError:
+                # It is answered as failed, so a later agent must not carry it out either.
+                with contextlib.suppress(HypervisorError):
+                    await vm.record.store(spec=fallen_short(old, vm.intent.committed.vector()), was=None)
+                raise
+            if vm.intent.phase is not Phase.STOPPED:
+                await host.record_change(vm.name, size, ZERO, operation.request_id)
+            await host.drop(vm)
+        sentence = f"{vm.domain} is as it was when it was adopted, and is not looked after any more"
+        host.note(vm.name, DecisionKind.REMOVE, sentence, {})
+        return done(operation, sentence, *outcomes)
+
+    async def _begin_release(self, vm: ManagedVM, spec: VMSpec, target: ResourceVector | None, cause: Cause) -> None:
+        """Store what is going to happen.
+
+        :param target: the size to give back; None: it has it, or is off.
+        :raises RequestRefused: there is no room.
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        host, before = self._host, vm.intent
+        row = vm.allocation()
+        if target is None:
+            await vm.record.store(was=before.was or before.spec, cause=cause)
+            return
+        grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
+        if not target.fits_in(row.current) and not host.fits(grown, row.charge):
+            raise RequestRefused(409, f"{target} needs more than what is free ({host.free()})", "name")
+        vm.record.plan(target, cause, spec=spec, was=before.was or before.spec)
+        await persist_all([vm])
+
+    async def _kept(self, operation: Operation, vm: ManagedVM, old: VMSpec, outcome: VMOutcome) -> Operation:
+        """It is looked after as before, with the size that was reached."""
+        reached = vm.intent.committed.vector()
+        size = Vector.of(reached)
+        await vm.record.store(
+            spec=fallen_short(old, reached), was=None, phase=Phase.SETTLED, committed=size, target=size
+        )
+        vm.request_check()
+        sentence = f"{vm.name} was not given back: {outcome.sentence}"
+        return partly_done(operation, sentence, outcome)
+
+    async def _resume_release(self, operation: Operation, vm: ManagedVM) -> Operation:
+        vm.start()
+        if vm.intent.was is None:
+            # It had ended, or it would be gone.
+            return partly_done(operation, f"{vm.name} was not given back: {vm.summary().sentence}")
+        if vm.intent.phase in RESIZING:
+            await vm.wait_for_hello(HELLO_S)
+        return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)

@@ -1,0 +1,67 @@
+"""Agent: a host, the commands that it takes, and the tasks that look after its VMs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hostagent.control.harvest import Harvest
+from hostagent.control.overcommitment import Overcommitment
+from hostagent.control.reconciler import Reconciler
+from hostagent.operations.adoption_commands import AdoptionCommands
+from hostagent.operations.creation_commands import CreationCommands
+from hostagent.operations.dry_run import DryRun
+from hostagent.operations.lifecycle_commands import LifecycleCommands
+from hostagent.operations.mode_commands import ModeCommands
+from hostagent.operations.requests import Requests
+from hostagent.operations.resuming import Resuming
+from hostagent.operations.size_commands import SizeCommands
+from hostagent.state.intents import Phase
+from hostagent.supervised_task import guarded
+from hostagent.vm.host import Host
+
+
+class Agent:
+    """Call `start` first and `close` last.
+
+    :param boot_mib: how much of a VM's memory is boot memory, given nominal and wished-for boot memory.
+    """
+
+    def __init__(self, host: Host, boot_mib: Callable[[float, float | None], float]) -> None:
+        self.host = host
+        self.requests = Requests(host)
+        self.harvest = Harvest(host)
+        self.creations = CreationCommands(host, self.requests, self.harvest, boot_mib)
+        self.sizes = SizeCommands(host, self.requests, self.harvest)
+        self.lifecycle = LifecycleCommands(host, self.requests, boot_mib)
+        self.adoptions = AdoptionCommands(host, self.requests)
+        kinds = self.lifecycle.resumed() | self.adoptions.resumed()
+        self._resuming = Resuming(host, self.requests.operations, self.creations, kinds)
+        self.mode_commands = ModeCommands(host, self.requests, self.sizes)
+        self.dry_run = DryRun(host, self.sizes, self.harvest)
+        self._supervised: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Find our domains and go on with whatever an earlier agent left unfinished."""
+        await self.host.sample()
+        for found in await self.host.hypervisor.domains():
+            # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
+            running = found.state == "running" and found.intent.phase is not Phase.STOPPED
+            self.host.adopt(found.name, found.intent, running=running)
+        await self.host.hypervisor.sweep()
+        self._resuming.resume()
+        self._supervised = [
+            asyncio.create_task(guarded(Reconciler(self.host).run), name="reconciler"),
+            asyncio.create_task(guarded(self.mode_commands.run), name="mode-upholding"),
+            asyncio.create_task(guarded(self.harvest.run), name="harvest-growth"),
+            asyncio.create_task(guarded(Overcommitment(self.host).run), name="overcommitment"),
+        ]
+
+    async def close(self) -> None:
+        """Stop working; VMs stay as they are, their intents say what is to go on."""
+        for task in self._supervised:
+            task.cancel()
+        await asyncio.gather(*self._supervised, return_exceptions=True)
+        await self.requests.operations.close()
+        await asyncio.gather(*(vm.stop() for vm in self.host.vms.values()))
+        await self.host.hypervisor.close()

@@ -1,0 +1,150 @@
+"""Commands that bring VMs into being and remove them, as operations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.commands import Command, CreateCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation
+from hostagent.control.harvest import Harvest
+from hostagent.control.start_admission import adopt_new, check_new
+from hostagent.errors import DomainGone, RequestRefused
+from hostagent.operations.operations import Run, done
+from hostagent.operations.requests import Requests, answer
+from hostagent.state.history import sizes
+from hostagent.state.intents import Cause, Phase, Request
+from hostagent.vm.host import Host
+from hostagent.vm.managed_vm import ManagedVM
+
+
+class CreationCommands:
+    """Takes creations and deletions.
+
+    :param boot_mib: how much of a VM's memory is boot memory, given nominal and wished-for boot memory.
+    """
+
+    def __init__(
+        self, host: Host, requests: Requests, harvest: Harvest, boot_mib: Callable[[float, float | None], float]
+    ) -> None:
+        self._host = host
+        self._requests = requests
+        self._harvest = harvest
+        self._boot_mib = boot_mib
+        #: VMs that room is still being made for, and the requests that create them: nothing of them is charged yet.
+        self._coming: dict[str, str] = {}
+
+    async def create(self, command: CreateCommand) -> Operation:
+        """Start a VM, at its nominal size or deflated; harvest VMs make room for it where they have to.
+
+        :raises RequestRefused: it does not fit, the name is taken, or the request is not acceptable.
+        """
+        host, spec = self._host, command.vm
+
+        async def accept(request: Request) -> Run:
+            await host.hypervisor.check(spec)
+            await self._harvest.revoke(f"{spec.name} is to be created")
+            await host.sample()
+            host.modes.check(HostEvent.CREATE)
+            if spec.name in self._coming:
+                raise RequestRefused(409, f"{spec.name} is being made already", "vm.name")
+            charge = check_new(host, command, self._harvest.spare())
+            adopt = partial(adopt_new, host, command, request.cause(ZERO), self._boot_mib)
+            if charge.is_zero():
+                return partial(self.bring_up, vm=adopt(), fresh=True, xml=spec.xml)
+            self._coming[spec.name] = request.request_id
+            return partial(self._make_room, charge=charge, name=spec.name, xml=spec.xml, adopt=adopt)
+
+        return await self._requests.take("create", command, accept, vm=spec.name)
+
+    async def _make_room(
+        self, operation: Operation, charge: ResourceVector, name: str, xml: str | None, adopt: Callable[[], ManagedVM]
+    ) -> Operation:
+        try:
+            await self._harvest.make_room(charge, f"{name} is to be started")
+        finally:
+            # After a deletion the name may be another creation's.
+            deleted = self._coming.get(name) != operation.request_id
+            if not deleted:
+                del self._coming[name]
+        if deleted:
+            raise RequestRefused(409, f"{name} was deleted meanwhile")
+        return await self.bring_up(operation, adopt(), fresh=True, xml=xml)
+
+    async def bring_up(
+        self, operation: Operation, vm: ManagedVM, fresh: bool, xml: str | None = None, suspend: bool = False
+    ) -> Operation:
+        # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
+        async with vm.lock:
+            if fresh:
+                try:
+                    await self._host.hypervisor.create(vm.domain, vm.intent, xml)
+                except BaseException:
+                    # It has undone what it did; a domain of that name may have another owner.
+                    await self._host.drop(vm)
+                    raise
+            try:
+                if suspend:
+                    await self._host.hypervisor.suspend(vm.domain)
+                # Admitted at its committed size before its vCPUs run.
+                await vm.enforce_at_start()
+                await self._host.hypervisor.resume(vm.domain)
+                return await self._started(operation, vm)
+            except Exception:
+                await self._host.clear_away(vm)
+                raise
+
+    async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
+        size = vm.allocation().current
+        await self._host.record_change(vm.name, ZERO, size, operation.request_id)
+        await vm.record.store(phase=Phase.SETTLED)
+        vm.running = True
+        vm.start()
+        sentence = f"{vm.name} runs with {size}"
+        self._host.note(vm.name, "admit", sentence, {"size": sizes(size), "free": sizes(self._host.free())})
+        return done(operation, sentence)
+
+    async def delete(self, name: str, command: Command, reason: str) -> Operation:
+        """Stop a VM and remove it.
+
+        :raises RequestRefused: no such VM, or the request is not acceptable.
+        """
+
+        async def accept(request: Request) -> Run:
+            if request.request_id in self._host.journal.deleted:
+                # Done before a restart: the VM that has the name now is another one.
+                return answer(f"{name} was removed by this request before the agent was started again")
+            if name not in self._host.vms and self._coming.pop(name, None) is not None:
+                return partial(self._call_off, name=name)
+            vm = self._host.vm(name)
+            return partial(self.remove, vm=vm, cause=request.cause(vm.allocation().current))
+
+        return await self._requests.take("delete", command, accept, name=name, reason=reason)
+
+    async def _call_off(self, operation: Operation, name: str) -> Operation:
+        await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
+        return done(operation, f"{name} was still to be started, and will not be")
+
+    async def remove(self, operation: Operation, vm: ManagedVM, cause: Cause) -> Operation:
+        vm.resizer.mark_terminating("it is being removed")
+        try:
+            async with vm.lock:
+                size = vm.allocation().current
+                if self._host.holds(vm):
+                    with contextlib.suppress(DomainGone):
+                        await vm.record.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
+                    await self._host.record_change(vm.name, size, ZERO, operation.request_id)
+                    await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
+                    await self._host.forget(vm)
+        finally:
+            vm.resizer.terminating = ""
+        reason = cause.body["reason"]
+        what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
+        sentence = f"{what}: {size} came free"
+        self._host.note(vm.name, "remove", sentence, {"request_id": operation.request_id, "size": sizes(size)})
+        return done(operation, sentence)

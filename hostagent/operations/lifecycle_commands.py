@@ -1,0 +1,356 @@
+"""Commands of a VM's lifecycle, as operations: stop, start, resize (docs/reference/lifecycle.md).
+
+Each writes its intent before its first action, and is resumed after a kill by what the intent says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Final
+
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.commands import Command, SpecCommand, StopCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
+from ebbtide.messages.operations import Operation
+from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
+from hostagent.control.start_admission import charge_memory
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
+from hostagent.operations.operations import Run, done, partly_done
+from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
+from hostagent.operations.respec import BootMib, Respec, fallen_short, off, resized_while_off, respec
+from hostagent.operations.resuming import HELLO_S, Resume
+from hostagent.state.history import sizes
+from hostagent.state.intents import Cause, Intent, Phase, Request
+from hostagent.vm.host import RESIZING, Host, persist_all
+from hostagent.vm.managed_vm import ManagedVM
+
+#: A size that is this near to the wanted one counts as reached.
+NEAR: Final = ResourceVector(cpu_cores=0.02, memory_mib=4.0, disk_mib_s=1.0, network_mib_s=1.0)
+_OFF: Final = (Phase.STOPPED, Phase.SETTLED)
+_GOING: Final = (Phase.CREATING, Phase.STOPPING, Phase.DELETING)
+
+
+class LifecycleCommands:
+    """Takes commands about VMs that exist.
+
+    :param boot_mib: how much of a VM's memory is boot memory, given nominal and wished-for boot memory.
+    """
+
+    def __init__(self, host: Host, requests: Requests, boot_mib: BootMib) -> None:
+        self._host = host
+        self._requests = requests
+        self._boot_mib = boot_mib
+
+    def resumed(self) -> dict[str, Resume]:
+        """How each kind is resumed after a kill."""
+        return {
+            "stop": self._resume_stop,
+            "start": self._resume_start,
+            "resize": self._resume_resize,
+        }
+
+    # --- stop ----------------------------------------------------------------------------------------------------
+
+    async def stop(self, name: str, command: StopCommand) -> Operation:
+        """Have a VM power off; it keeps its name, its definition and its disk, and holds no room any more.
+
+        :raises RequestRefused: no such VM, or the request is not acceptable.
+        """
+
+        async def accept(request: Request) -> Run:
+            vm = self._host.vm(name)
+            if vm.intent.phase in (Phase.CREATING, Phase.DELETING):
+                doing = "made" if vm.intent.phase is Phase.CREATING else "removed"
+                raise RequestRefused(409, f"{name} is being {doing}")
+            vm.resizer.mark_terminating("it is being stopped")
+            return partial(self._stop, vm=vm, request=request)
+
+        return await self._requests.take("stop", command, accept, name=name)
+
+    async def _stop(self, operation: Operation, vm: ManagedVM, request: Request | None = None) -> Operation:
+        """:param request: None: an earlier agent had begun, and it stands in the intent."""
+        host = self._host
+        vm.resizer.mark_terminating("it is being stopped")
+        try:
+            async with vm.lock:
+                check_present(host, vm)
+                if vm.intent.phase is Phase.STOPPED:
+                    await self._define(vm)
+                    return done(operation, f"{vm.name} is stopped")
+                size = vm.allocation().current
+                if request is not None:
+                    await vm.record.store(phase=Phase.STOPPING, cause=request.cause(size))
+                cause = cause_of(vm)
+                try:
+                    how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
+                    vm.running = False
+                    await host.record_change(vm.name, size, ZERO, operation.request_id)
+                    intent = off(vm.intent, self._boot_mib)
+                    if not intent.redefine:
+                        await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
+                    fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
+                    await vm.record.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
+                except HostAgentError:
+                    # No check looks after one that is being stopped; it stays charged. What cannot be written now,
+                    # the reconciler writes later.
+                    vm.record.intent = vm.intent.changed(phase=Phase.SETTLED)
+                    with contextlib.suppress(HostAgentError):
+                        await vm.record.persist()
+                    vm.request_check()
+                    raise
+                await self._define(vm)
+        finally:
+            vm.resizer.terminating = ""
+        sentence = f"{vm.name} is stopped ({how}): {size} came free"
+        host.note(vm.name, DecisionKind.REMOVE, sentence, {"size": sizes(size)})
+        host.changed.set()
+        return done(operation, sentence)
+
+    async def _define(self, vm: ManagedVM) -> None:
+        """Write the definition of a VM that is off, so that any start brings it up as what it is sold as."""
+        if not vm.intent.redefine:
+            return
+        try:
+            await self._host.hypervisor.redefine(vm.domain, vm.intent)
+            await vm.record.store(redefine=False)
+        except HypervisorError as error:
+            self._host.note(vm.name, DecisionKind.RESIZE, f"it will be defined again at its next start: {error}", {})
+
+    async def _resume_stop(self, operation: Operation, vm: ManagedVM) -> Operation:
+        # However it is started again, its guest is heard.
+        vm.start()
+        if vm.intent.phase not in (Phase.STOPPING, Phase.STOPPED):
+            return self._as_found(operation, vm)
+        return await self._stop(operation, vm)
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def start(self, name: str, command: Command) -> Operation:
+        """Start a VM that is off, at its committed size; one that runs already stays as it is.
+
+        :raises RequestRefused: no such VM, no room for it, it is on its way down, or the request is not acceptable.
+        """
+
+        async def accept(request: Request) -> Run:
+            await self._host.sample()
+            vm = self._host.vm(name)
+            self._host.modes.check(HostEvent.CREATE)
+            if vm.resizer.terminating or vm.intent.phase in _GOING:
+                # One that is to go down runs for a while yet: "it runs" would be no longer true a moment later.
+                why = vm.resizer.terminating or f"it is {vm.status().state}"
+                raise RequestRefused(409, f"{name} cannot be started now: {why}; try again when that has ended", "name")
+            if vm.running:
+                return answer(f"{name} runs already")
+            if vm.intent.phase not in _OFF or vm.paused or vm.lock.locked():
+                raise RequestRefused(409, f"{name} cannot be started now: it is {vm.status().state}", "name")
+            before = vm.intent
+            intent = off(before, self._boot_mib)
+            row = intent.spec.allocation(intent.committed.vector(), self._host.slice.vm_overhead_mib)
+            if not self._host.fits(row, vm.allocation().charge):
+                free = self._host.free()
+                raise RequestRefused(409, f"{name} ({row.charge}) needs more than what is free ({free})", "name")
+            # Charged from this moment on, so that no other operation counts on the room.
+            vm.record.intent = intent.changed(phase=Phase.STARTING, cause=request.cause(ZERO))
+            return partial(self._store_and_start, vm=vm, before=before)
+
+        return await self._requests.take("start", command, accept, name=name)
+
+    async def _store_and_start(self, operation: Operation, vm: ManagedVM, before: Intent) -> Operation:
+        async with vm.lock:
+            try:
+                await vm.record.persist()
+            except HypervisorError:
+                vm.record.intent = before
+                raise
+            return await self._start(operation, vm)
+
+    async def _start(self, operation: Operation, vm: ManagedVM, state: str = "stopped") -> Operation:
+        """Under the VM's lock; its intent says that it is being started."""
+        host = self._host
+        try:
+            if state == "stopped":
+                await host.hypervisor.start(vm.domain, vm.intent)
+                vm.record.intent = vm.intent.changed(redefine=False)
+            if state == "running":
+                # By an earlier agent, or past it: it is not known how.
+                await host.hypervisor.suspend(vm.domain)
+            # Held to its committed size before its vCPUs run.
+            await vm.enforce_at_start()
+            # Its definition may be another's by now.
+            fits, found = await charge_memory(host, vm)
+            if not fits:
+                more, free = found["more_mib"], found["free_mib"]
+                raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
+            await host.hypervisor.resume(vm.domain)
+            size = vm.allocation().current
+            await host.record_change(vm.name, ZERO, size, operation.request_id)
+            await vm.record.store(phase=Phase.SETTLED)
+        except Exception:
+            await self._off_again(vm)
+            raise
+        vm.running = True
+        vm.start()
+        vm.request_check()
+        sentence = f"{vm.name} runs with {size}"
+        host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(size), "free": sizes(host.free())})
+        host.changed.set()
+        return done(operation, sentence)
+
+    async def _off_again(self, vm: ManagedVM) -> None:
+        """A VM that could not be started is off; where even that fails, it stays charged."""
+        try:
+            await self._host.hypervisor.shut_down(vm.domain, 0.0)
+            await vm.record.store(phase=Phase.STOPPED)
+        except DomainGone:
+            await self._host.drop(vm)
+        except HostAgentError as error:
+            self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again: {error}", {})
+
+    async def _resume_start(self, operation: Operation, vm: ManagedVM) -> Operation:
+        async with vm.lock:
+            if vm.intent.phase is not Phase.STARTING:
+                vm.start()
+                return self._as_found(operation, vm)
+            state = "stopped"
+            found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
+            state = found.get(vm.domain, state)
+            return await self._start(operation, vm, state)
+
+    # --- resize --------------------------------------------------------------------------------------------------
+
+    async def resize(self, name: str, command: SpecCommand) -> Operation:
+        """Sell a VM something else: its size follows, what the running domain cannot take waits for its next start.
+
+        :raises RequestRefused: no such VM, no room to grow, or the request is not acceptable.
+        """
+
+        async def accept(request: Request) -> Run:
+            vm = self._host.vm(name)
+            if command.spec.name != name:
+                raise RequestRefused(400, f"spec.name: is {command.spec.name}, but the path is of {name}", "spec.name")
+            if vm.intent.spec.template not in RESERVED_TEMPLATES:
+                await self._host.hypervisor.check(command.spec)
+            await self._host.sample()
+            self._host.modes.check(HostEvent.SHRINK if vm.running else HostEvent.READING)
+            return partial(self._resize, vm=vm, command=command, request=request)
+
+        return await self._requests.take("resize", command, accept, name=name)
+
+    async def _resize(
+        self, operation: Operation, vm: ManagedVM, command: SpecCommand, request: Request | None
+    ) -> Operation:
+        """:param request: None: an earlier agent had begun, and the intent is half way."""
+        until = now() + command.deadline_s
+        async with self._host.locked_until(vm, until):
+            check_present(self._host, vm)
+            # A template or XML cannot be changed by a resize.
+            new = command.spec.model_copy(update={"template": vm.intent.spec.template, "xml": None})
+            if vm.intent.phase in _OFF and not vm.running and not vm.paused:
+                return await self._resize_off(operation, vm, new, request)
+            if vm not in self._host.resizable():
+                raise RequestRefused(409, f"{vm.name} cannot be resized now: it is {vm.status().state}", "name")
+            old, current = vm.intent.spec, vm.allocation().current
+            if request is None:
+                old, current = vm.intent.was or old, cause_of(vm).before.vector()
+            most = (await self._host.hypervisor.sizes.most(vm.domain)).larger(current)
+            way = respec(old, new, current, most)
+            if way.at_next_start is not None and vm.intent.adopted is not None:
+                raise RequestRefused(409, f"the running domain has no room for {way.why}, and is not ours to define")
+            if request is not None:
+                await self._begin_resize(vm, way, request.cause(current))
+            return await self._settle_spec(operation, vm, way, old, left(until))
+
+    async def _begin_resize(self, vm: ManagedVM, way: Respec, cause: Cause) -> None:
+        """Store what is going to happen.
+
+        :raises RequestRefused: there is no room.
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        await self._host.sample()
+        charge = vm.allocation().charge
+        row = way.meanwhile.allocation(vm.allocation().current.larger(way.target), self._host.slice.vm_overhead_mib)
+        if not way.target.fits_in(vm.allocation().current) and not self._host.fits(row, charge):
+            raise RequestRefused(
+                409, f"{way.target} needs more than what is free ({self._host.free()})", "spec.nominal"
+            )
+        vm.record.plan(way.target, cause, spec=way.meanwhile, was=vm.intent.spec)
+        await persist_all([vm])
+
+    async def _settle_spec(
+        self, operation: Operation, vm: ManagedVM, way: Respec, old: VMSpec, deadline_s: float
+    ) -> Operation:
+        """Bring the VM to its target; only then does it count as what it is sold as. Else it stays what it was."""
+        host = self._host
+        outcome = await host.resize_one(vm, deadline_s, Mode.ASK)
+        reached = vm.intent.committed.vector()
+        now = way.now.allocation(way.now.nominal.vector())
+        fits = reached.fits_in(now.upper + NEAR) and now.minimum.fits_in(reached + NEAR)
+        if way.now.priority is Priority.FIXED:
+            fits = fits and now.nominal.fits_in(reached + NEAR)
+        if vm.intent.phase is not Phase.SETTLED or not fits:
+            # Also where it grew, or may have: what it may hold is charged.
+            kept, stays = reached, Vector.of(reached)
+            kept_as = fallen_short(old, kept)
+            await vm.record.store(spec=kept_as, was=None, phase=Phase.SETTLED, committed=stays, target=stays)
+            sentence = f"{vm.name} stays what it was and has {kept}: {outcome.sentence}"
+            return partly_done(operation, sentence, outcome)
+        size = reached.smaller(now.upper)
+        redefine = vm.intent.redefine or (vm.intent.adopted is None and _defined(old) != _defined(way.now))
+        await vm.record.store(
+            spec=way.now,
+            was=None,
+            at_next_start=way.at_next_start,
+            committed=Vector.of(size),
+            target=Vector.of(size),
+            redefine=redefine,
+        )
+        vm.request_check()
+        host.changed.set()
+        sentence = f"{vm.name} is sold {way.now.nominal.vector()} and has {size}"
+        if way.at_next_start is not None:
+            sentence += f"; the running domain has no room for {way.why}: that takes effect at its next start"
+        host.note(vm.name, DecisionKind.RESIZE, sentence, {"size": sizes(size)})
+        return done(operation, sentence, outcome)
+
+    async def _resize_off(self, operation: Operation, vm: ManagedVM, new: VMSpec, request: Request | None) -> Operation:
+        if vm.intent.adopted is not None:
+            raise RequestRefused(409, f"{vm.name} is adopted and off: its definition is not ours", "name")
+        before = vm.allocation()
+        intent = resized_while_off(vm.intent, new, self._boot_mib)
+        if vm.intent.phase is not Phase.STOPPED:
+            row = intent.spec.allocation(intent.committed.vector(), before.overhead_mib)
+            if not self._host.fits(row, before.charge):
+                raise RequestRefused(409, f"{row.charge} needs more than what is free ({self._host.free()})")
+        cause = request.cause(before.current) if request is not None else cause_of(vm)
+        fields = ("spec", "committed", "target", "boot_mib", "redefine")
+        await vm.record.store(cause=cause, at_next_start=None, **{field: getattr(intent, field) for field in fields})
+        await self._define(vm)
+        self._host.changed.set()
+        size = intent.committed.vector()
+        return done(operation, f"{vm.name} is sold {new.nominal.vector()} and comes up with {size}")
+
+    async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
+        vm.start()
+        if vm.intent.was is None:
+            async with vm.lock:
+                if vm.intent.phase is Phase.STOPPED:
+                    await self._define(vm)
+            return self._as_found(operation, vm)
+        cause = cause_of(vm)
+        command = SpecCommand.model_validate({key: cause.body[key] for key in ("request_id", "spec", "deadline_s")})
+        if vm.intent.phase in RESIZING:
+            await vm.wait_for_hello(HELLO_S)
+        return await self._resize(operation, vm, command, None)
+
+    def _as_found(self, operation: Operation, vm: ManagedVM) -> Operation:
+        return done(operation, f"{vm.name} {vm.summary().sentence}")
+
+
+def _defined(spec: VMSpec) -> tuple[float, float, Vector | None]:
+    """What of a spec stands in a domain's definition."""
+    return spec.nominal.cpu_cores, spec.nominal.memory_mib, spec.ceiling

@@ -1,0 +1,219 @@
+"""Changes of the host's mode as operations, and what a mode does by itself: off undoes, draining shares.
+
+A change takes effect when it is asked for; its operation ends when what ran under the old mode has ended and, for off,
+when everything was tried once. What could not be undone is tried again for as long as the host is off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from ebbtide.deflation.modes import HostEvent, HostMode
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.harvest import without_harvest
+from ebbtide.deflation.sharing.proportional import share_room
+from ebbtide.deflation.sharing.undo import is_worth_while, lacking, undone
+from ebbtide.messages.commands import ModeCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, VMOutcome
+from hostagent.errors import HostAgentError, JournalError, RequestRefused
+from hostagent.operations.operations import Run, done, partly_done
+from hostagent.operations.requests import Requests
+from hostagent.operations.size_commands import SizeCommands
+from hostagent.state.intents import Phase, Request
+from hostagent.vm.host import RESIZING, Host
+from hostagent.vm.managed_vm import ManagedVM
+
+#: How often it is checked whether a mode can give something back by itself, in seconds.
+KEEP_S: Final = 10.0
+#: What moved nothing is tried again after so many checks, twice as many each time, at most these.
+MOST_SKIPPED: Final = 32
+#: Time for giving back, in seconds.
+DEADLINE_S: Final = 60.0
+
+log = structlog.get_logger()
+
+
+class ModeCommands:
+    """Takes changes of the mode, and keeps to the mode: `run` until cancelled."""
+
+    def __init__(self, host: Host, requests: Requests, size_commands: SizeCommands) -> None:
+        self._host = host
+        self._requests = requests
+        self._size_commands = size_commands
+        #: One at a time gives back.
+        self._giving = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._numbers = itertools.count(1)
+        #: What was tried last by itself without moving anything, and after how many checks it is tried again.
+        self._futile: dict[str, ResourceVector] = {}
+        self._skipped = self._skip = 0
+
+    async def set(self, command: ModeCommand) -> Operation:
+        """Change the mode.
+
+        :raises RequestRefused: the request is not acceptable, or the mode could not be stored (503).
+        """
+
+        async def accept(request: Request) -> Run:
+            try:
+                await self._host.modes.set(command.mode, command.reason)
+            except JournalError as error:
+                raise RequestRefused(503, str(error)) from error
+            self._changed.set()
+            self._host.changed.set()
+            for vm in self._host.vms.values():
+                # What was left is caught up with, and what is left from now on is written down.
+                vm.request_check()
+            return partial(self._run, mode=command.mode, body=request.body)
+
+        return await self._requests.take("mode", command, accept)
+
+    async def run(self) -> None:
+        """Do what the mode does by itself, again and again."""
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_S):
+                    await self._changed.wait()
+                self._changed.clear()
+                self._futile = {}
+            except TimeoutError:
+                pass
+            try:
+                await self._keep()
+            except HostAgentError as error:
+                log.warning("what was taken could not be given back yet", why=str(error))
+            except Exception:
+                log.exception("giving back failed")
+
+    async def _keep(self) -> None:
+        """Give back by ourselves, unless it is what moved nothing a little while ago."""
+        if not self._host.modes.does(HostEvent.ROOM) or self._giving.locked():
+            return
+        await self._host.sample()
+        targets = self._targets(self._host.resizable()) | self._starts()
+        if not targets:
+            await self._look_back([])
+            return
+        if targets == self._futile:
+            self._skipped += 1
+            if self._skipped < self._skip:
+                return
+        self._skip = min(self._skip * 2, MOST_SKIPPED) if targets == self._futile else 1
+        self._skipped = 0
+        before = self._sizes()
+        await self._give_back(f"{self._host.modes.mode}-{self._host.incarnation[:8]}-{next(self._numbers)}", {})
+        self._futile = targets if self._sizes() == before else {}
+
+    async def _run(self, operation: Operation, mode: HostMode, body: dict[str, Any]) -> Operation:
+        modes, operations = self._host.modes, self._requests.operations
+        if mode in (HostMode.PAUSED, HostMode.OFF):
+            for other in operations.resizing():
+                operations.progress(operation.request_id, f"{other.kind} {other.request_id} was begun before and ends")
+                await operations.ended(other.request_id)
+            # And what the reconciler was doing: from here on it checks the mode first.
+            async with self._host.locked(list(self._host.vms.values())):
+                pass
+        if modes.mode is not mode:
+            return partly_done(operation, f"given up: {modes.sentence}")
+        if mode is not HostMode.OFF:
+            return done(operation, modes.sentence)
+        outcomes = await self._give_back(operation.request_id, body)
+        operation = operation.model_copy(update={"vms": tuple(outcomes)})
+        if modes.mode is not HostMode.OFF:
+            return partly_done(operation, f"given up half way: {modes.sentence}")
+        if not modes.unfinished:
+            count = len(self._host.vms)
+            return done(operation, f"{modes.sentence}; all {count} VMs have their nominal sizes")
+        left = "; ".join(modes.unfinished)
+        return partly_done(operation, f"{modes.sentence}; still to be undone, and tried again while it is off: {left}")
+
+    async def _give_back(self, request_id: str, body: dict[str, Any]) -> list[VMOutcome]:
+        """Give back once what the mode gives back."""
+        async with self._giving:
+            outcomes = await self._size_commands.give(request_id, body, self._targets, DEADLINE_S)
+            for vm in list(self._host.vms.values()):
+                await self._redefine(vm)
+            await self._look_back(outcomes)
+            return outcomes
+
+    async def _redefine(self, vm: ManagedVM) -> None:
+        """Undo what a stopped VM would come up with."""
+        host = self._host
+        if host.modes.mode is not HostMode.OFF or vm.running:
+            return
+        async with vm.lock:
+            if vm.running or not host.holds(vm) or vm.intent.phase not in (Phase.SETTLED, Phase.STOPPED):
+                return
+            await host.sample()
+            size = undone([vm.allocation()], host.free()).get(vm.name)
+            if vm.intent.phase is Phase.STOPPED:
+                # It holds no room, so none has to be found.
+                row = vm.intent.spec.allocation(vm.intent.committed.vector())
+                size = row.current.larger(row.nominal) if lacking([row]) else None
+            if size is not None:
+                await host.hypervisor.prepare_start(vm.domain, size)
+                await vm.record.store(committed=Vector.of(size), target=Vector.of(size))
+                host.note(vm.name, "reinflate", f"stopped, and starts with {size} from now on", {})
+
+    async def _look_back(self, outcomes: list[VMOutcome]) -> None:
+        """What mode off has still to undo."""
+        modes = self._host.modes
+        if modes.mode is HostMode.OFF:
+            await self._host.sample()
+            modes.unfinished = self._unfinished(outcomes)
+
+    def _targets(self, vms: list[ManagedVM]) -> dict[str, ResourceVector]:
+        """Which of these VMs are to grow to what."""
+        rows = [vm.allocation() for vm in vms]
+        match self._host.modes.mode:
+            case HostMode.OFF:
+                # What an earlier command had begun is given up, or its resize would go on.
+                targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
+                shared = undone(rows, self._host.free())
+            case HostMode.DRAINING:
+                targets, shared = {}, share_room(without_harvest(rows), self._host.free())
+            case _:
+                return {}
+        by_name = {row.name: row for row in rows}
+        return targets | {name: size for name, size in shared.items() if is_worth_while(by_name[name], size)}
+
+    def _starts(self) -> dict[str, ResourceVector]:
+        """The sizes that stopped VMs would come up with if they were undone."""
+        if self._host.modes.mode is not HostMode.OFF:
+            return {}
+        rows = [vm.allocation() for vm in self._charged() if not vm.running]
+        return undone([row for row in rows if row.name in lacking(rows)], self._host.free())
+
+    def _charged(self) -> list[ManagedVM]:
+        """All VMs but those that were stopped on command: they hold nothing, so they lack nothing."""
+        return [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.STOPPED]
+
+    def _sizes(self) -> dict[str, tuple[Vector, Phase]]:
+        return {vm.name: (vm.intent.committed, vm.intent.phase) for vm in self._host.vms.values()}
+
+    def _missing(self) -> dict[str, ResourceVector]:
+        """What each VM lacks of its nominal size; one whose resize has not ended may lack all of it."""
+        vms = self._charged()
+        open_ones = {vm.name: vm.allocation().nominal for vm in vms if vm.running and vm.intent.phase in RESIZING}
+        return lacking(vm.allocation() for vm in vms) | open_ones
+
+    def _unfinished(self, outcomes: list[VMOutcome]) -> tuple[str, ...]:
+        """What is still to be undone, a sentence a VM."""
+        tried = {outcome.name: outcome for outcome in outcomes}
+        free = f"the host has {self._host.free().memory_mib:g} MiB of memory free"
+        sentences = []
+        for name, missing in self._missing().items():
+            vm = self._host.vms[name]
+            if vm.running and vm.intent.phase in RESIZING:
+                why = tried[name].sentence if name in tried else "another operation works on it"
+                sentences.append(f"{name} is not known to have its nominal size: {why}")
+            else:
+                short = name in tried and not tried[name].shortfall.vector().is_zero()
+                sentences.append(f"{name} lacks {missing}, since {tried[name].sentence if short else free}")
+        return tuple(sentences)

@@ -1,0 +1,118 @@
+"""Requests: each command is taken once, from the manager that leads, and answered with its operation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.fencing import Fence
+from ebbtide.messages.commands import Command
+from ebbtide.messages.operations import Operation
+from hostagent.errors import RequestRefused
+from hostagent.operations.operations import Kind, Operations, Run, done
+from hostagent.state.intents import Cause, Request
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host
+from hostagent.vm.managed_vm import ManagedVM
+
+#: Checks a new request and returns what carries it out. Nothing is waited for between its last look and its end, so
+#: that no other operation comes between the two.
+Accept = Callable[[Request], Awaitable[Run]]
+
+
+class Leadership:
+    """The latest command that was seen. Its epoch outlives the agent, in the journal.
+
+    The order of commands ends with this process, as the connections do on which they could come late.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._fence = Fence()
+
+    async def follow(self, command: Command, known: bool = False) -> None:
+        """Refuse a manager whose leadership is over and a command that comes too late; remember the latest.
+
+        :param known: it has been taken already, so that it can be overtaken by nothing: its repetition does nothing.
+        :raises RequestRefused: the epoch, or within it the order, is lower than one that was seen.
+        """
+        fence = self._fence.after(self._journal.epoch)
+        why, field = fence.refusal(command.epoch, 0 if known else command.order)
+        if why:
+            raise RequestRefused(409, why, field)
+        self._fence = fence.after(command.epoch, command.order)
+        if command.epoch > self._journal.epoch:
+            await asyncio.to_thread(self._journal.raise_epoch, command.epoch)
+
+    def leads(self, epoch: int, order: int) -> bool:
+        """Whether a command of this epoch and order would have others refused from now on."""
+        return order > 0 or epoch > self._journal.epoch
+
+
+class Requests:
+    """Takes the requests of one agent."""
+
+    def __init__(self, host: Host) -> None:
+        self._journal = host.journal
+        self.leadership = Leadership(host.journal)
+        self.operations = Operations(host.slice.host_id)
+        #: Held while a request is checked: its repetition waits, and then gets the same operation.
+        self._being_checked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def take(self, kind: Kind, command: Command, accept: Accept, vm: str | None = None, **path: str) -> Operation:
+        """Answer a command: with the operation that it has begun already, or with the one that begins now.
+
+        :param vm: the VM that the operation is about; default: the name in the path.
+        :param path: what the request says beside its body.
+        :raises RequestRefused: the command comes too late, its id stands for another one, or it is not accepted.
+        """
+        request_id, body = command.request_id, comparable(command) | path
+        known = self.operations.has(request_id) or request_id in self._journal.deleted
+        await self.leadership.follow(command, known)
+        lock = self._being_checked.setdefault(request_id, asyncio.Lock())
+        async with lock:
+            if operation := self.operations.known(request_id, kind, body):
+                return operation
+            request = Request(request_id, kind, body, time.time())
+            run = await accept(request)
+            return self.operations.begin(
+                request_id, kind, body, run, vm=vm or path.get("name"), started_at=request.started_at
+            )
+
+
+def comparable(command: Command) -> dict[str, Any]:
+    """The command as it is compared and stored; a new leader repeats it under its own epoch."""
+    return command.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})
+
+
+def answer(sentence: str) -> Run:
+    """Carries out a request that asks for what is there already."""
+
+    async def run(operation: Operation) -> Operation:
+        return done(operation, sentence)
+
+    return run
+
+
+def check_present(host: Host, vm: ManagedVM) -> None:
+    """:raises RequestRefused: the VM was removed while its lock was waited for."""
+    if not host.holds(vm):
+        raise RequestRefused(404, f"there is no VM {vm.name} any more", "name")
+
+
+def cause_of(vm: ManagedVM) -> Cause:
+    if vm.intent.cause is None:
+        raise InvalidField("cause", f"of {vm.name} is missing")
+    return vm.intent.cause
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def left(until: float) -> float:
+    return max(until - now(), 0.0)

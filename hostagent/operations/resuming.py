@@ -1,0 +1,127 @@
+"""Resumption of operations that a killed agent had begun, under the request ids that they had (rule 7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from ebbtide.deflation.modes import HostEvent
+from ebbtide.messages.commands import ReclaimCommand
+from ebbtide.messages.operations import Operation
+from hostagent.errors import HypervisorError
+from hostagent.operations.creation_commands import CreationCommands
+from hostagent.operations.operations import Operations, Run, concluded, done, failed
+from hostagent.operations.requests import cause_of
+from hostagent.state.intents import Phase
+from hostagent.vm.host import RESIZING, Host
+from hostagent.vm.managed_vm import ManagedVM
+
+#: How long a resumed operation waits for its guests to say hello.
+HELLO_S: Final = 60.0
+#: How long to wait before a hypervisor that did not say is asked again, in seconds.
+ASK_AGAIN_S: Final = 1.0
+#: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
+RESUMED_DEADLINE_S: Final = 60.0
+
+#: Resumes one VM's operation.
+Resume = Callable[[Operation, ManagedVM], Awaitable[Operation]]
+log = structlog.get_logger()
+
+
+class Resuming:
+    """Finds in the intents what is unfinished.
+
+    :param kinds: how operations are resumed that are neither creations nor changes of sizes, by kind.
+    """
+
+    def __init__(
+        self, host: Host, operations: Operations, creations: CreationCommands, kinds: dict[str, Resume]
+    ) -> None:
+        self._host = host
+        self._operations = operations
+        self._creations = creations
+        self._kinds = kinds
+
+    def resume(self) -> None:
+        """Begin every operation of an intent again; one that has ended is answered as it ended."""
+        unfinished: dict[str, list[ManagedVM]] = {}
+        for vm in self._host.vms.values():
+            if vm.intent.cause is not None:
+                unfinished.setdefault(vm.intent.cause.request_id, []).append(vm)
+        for request_id, members in unfinished.items():
+            cause = members[0].intent.cause
+            assert cause is not None
+            kind: Any = cause.kind
+            if any(vm.intent.phase not in (Phase.SETTLED, Phase.STOPPED) for vm in members):
+                log.info("resuming", request_id=request_id, vms=[vm.name for vm in members])
+            self._operations.begin(
+                request_id,
+                kind,
+                cause.body,
+                self._resuming(members),
+                vm=members[0].name if kind not in ("reclaim", "reinflate", "mode") else None,
+                started_at=cause.started_at,
+            )
+
+    def _resuming(self, members: list[ManagedVM]) -> Run:
+        async def run(operation: Operation) -> Operation:
+            if (resume := self._kinds.get(operation.kind)) is not None:
+                return await resume(operation, members[0])
+            return await self._resume(operation, members)
+
+        return run
+
+    async def _resume(self, operation: Operation, members: list[ManagedVM]) -> Operation:
+        phases = {vm.intent.phase for vm in members}
+        if Phase.CREATING in phases or operation.kind == "create":
+            (vm,) = members
+            return await self._resume_creation(operation, vm)
+        if Phase.DELETING in phases:
+            (vm,) = members
+            return await self._creations.remove(operation, vm, cause_of(vm))
+        for vm in members:
+            vm.start()
+        if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):
+            return concluded(operation, [vm.summary() for vm in members])
+        if operation.request_id in self._host.journal.deleted:
+            # Answered as failed by an earlier agent: the reconciler gives back what it took.
+            for vm in members:
+                vm.record.intent = vm.intent.changed(given_up=vm.intent.phase in RESIZING)
+            sentence = "it had failed before this agent started; what it took is given back"
+            return failed(operation, sentence, *(vm.summary() for vm in members))
+        async with self._host.locked(members):
+            going = [vm for vm in members if vm.intent.phase in RESIZING]
+            await asyncio.gather(*(vm.wait_for_hello(HELLO_S) for vm in going))
+            await self._host.resize(going, RESUMED_DEADLINE_S)
+        need = None
+        if operation.kind == "reclaim" and (cause := members[0].intent.cause) is not None:
+            need = ReclaimCommand.model_validate(cause.body).need.vector()
+        return concluded(operation, [vm.summary() for vm in members], need)
+
+    async def _resume_creation(self, operation: Operation, vm: ManagedVM) -> Operation:
+        if vm.intent.phase in (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING):
+            # Created long ago: one that is off keeps its disk.
+            vm.start()
+            return done(operation, f"{vm.name} was started")
+        if operation.request_id in self._host.journal.deleted:
+            await self._host.clear_away(vm)
+            raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
+        state = await self._state_of(vm)
+        if state in ("running", "paused"):
+            # It is not known who let it run, nor whether it was held to its size first.
+            return await self._creations.bring_up(operation, vm, fresh=False, suspend=state == "running")
+        await self._host.clear_away(vm)
+        raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
+
+    async def _state_of(self, vm: ManagedVM) -> str:
+        """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
+        while True:
+            try:
+                found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
+                return found.get(vm.domain, "stopped")
+            except HypervisorError as error:
+                log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
+                await asyncio.sleep(ASK_AGAIN_S)

@@ -1,0 +1,1 @@
+"""Persistent state of the host agent: intents, journal, history, modes."""

@@ -1,0 +1,133 @@
+"""Intents: what each domain is to be, kept in the domain's own libvirt metadata.
+
+The agent has no other memory of its VMs (rule 7): killed at any instruction and started again, it reads the intents
+and goes on. ``committed`` is what the VM is charged with: raised before anything is given, lowered only after the fall
+of the bound was verified.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+from pydantic import Field, ValidationError
+
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Body, Name, RequestId, Vector
+from ebbtide.messages.vms import VMSpec
+
+NAMESPACE: Final = "urn:ebbtide:intent:1"
+PREFIX: Final = "ebb"
+ELEMENT: Final = "intent"
+
+
+class Phase(StrEnum):
+    """What is under way with a VM."""
+
+    CREATING = "creating"
+    SETTLED = "settled"
+    DEFLATING = "deflating"
+    REINFLATING = "reinflating"
+    DELETING = "deleting"
+    #: Started from outside: paused by us until it is held to its committed size.
+    ADMITTING = "admitting"
+    STOPPING = "stopping"
+    #: Off, on command or by itself: charged with nothing; ``committed`` is the size that it comes up with.
+    STOPPED = "stopped"
+    #: Started on command, and charged from here on.
+    STARTING = "starting"
+
+
+class Cause(Body):
+    """The operation that the VM's present target comes from."""
+
+    request_id: RequestId
+    kind: str
+    #: The command as it came, to recognise its repetition after a restart.
+    body: dict[str, Any]
+    started_at: float
+    #: The bound when the operation began.
+    before: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What asks for a change of VMs: a command, or the agent itself."""
+
+    request_id: str
+    kind: str
+    #: As it is compared with a repetition, and stored.
+    body: dict[str, Any]
+    started_at: float
+
+    def cause(self, before: ResourceVector) -> Cause:
+        """:param before: the size of the VM when its operation begins."""
+        return Cause(
+            request_id=self.request_id,
+            kind=self.kind,
+            body=self.body,
+            started_at=self.started_at,
+            before=Vector.of(before),
+        )
+
+
+class Before(Body):
+    """What an adopted domain had before it was ours, to be put back when it is released."""
+
+    cpu_shares: int | None = None
+    #: Quota of one vCPU in cores; None: it had none.
+    quota_per_cpu: float | None = None
+    #: Cap of the whole domain in cores; None: it had none.
+    cap_cores: float | None = None
+    #: What it held; None: adopted by an agent that did not note it, so that what it is sold counts.
+    size: Vector | None = None
+
+
+class Intent(Body):
+    """One VM's intent."""
+
+    owner: Name
+    spec: VMSpec
+    boot_mib: float
+    generation: int = Field(0, ge=0)
+    phase: Phase
+    target: Vector
+    committed: Vector
+    cause: Cause | None = None
+    #: Its operation was answered as failed: it is not carried out any more, and what it took is given back.
+    given_up: bool = False
+    #: What it becomes at its next start, because the running domain cannot take it.
+    at_next_start: VMSpec | None = None
+    #: What it was sold before the resize or release that is under way; None: none is.
+    was: VMSpec | None = None
+    #: Whether its definition is to be written again before it starts.
+    redefine: bool = False
+    #: A domain of another owner: it is never removed, only released.
+    adopted: Before | None = None
+
+    def changed(self, **fields: object) -> Intent:
+        """A copy with fields replaced."""
+        return self.model_copy(update=fields)
+
+
+def to_element(intent: Intent) -> str:
+    """The metadata element, without its namespace prefix: libvirt adds that."""
+    return f"<{ELEMENT}>{escape(intent.model_dump_json())}</{ELEMENT}>"
+
+
+def to_qualified_element(intent: Intent) -> str:
+    """The metadata element as it stands inside a domain's XML."""
+    text = escape(intent.model_dump_json())
+    return f'<{PREFIX}:{ELEMENT} xmlns:{PREFIX}="{NAMESPACE}">{text}</{PREFIX}:{ELEMENT}>'
+
+
+def from_element(xml: str) -> Intent | None:
+    """Read the element back; None if it is not one of ours or does not hold together."""
+    try:
+        root = ElementTree.fromstring(xml)
+        return Intent.model_validate_json(root.text or "")
+    except (ElementTree.ParseError, ValidationError):
+        return None

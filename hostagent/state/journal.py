@@ -1,0 +1,226 @@
+"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, epoch, mode and
+budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.machines import CoreChange
+from hostagent.errors import JournalError
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMode:
+    """What an operator has the host do."""
+
+    mode: HostMode = HostMode.ACTIVE
+    reason: str = ""
+    #: Seconds since the epoch; None: it was never changed.
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBudget:
+    """What the harvest VMs may grow to hold together above their minimums."""
+
+    number: int = 0
+    #: As the manager granted it, and what of it is in force: nothing once it was revoked.
+    granted: ResourceVector = ZERO
+    room: ResourceVector = ZERO
+
+
+#: Deletions that are remembered.
+MOST_DELETED: Final = 200
+
+
+class Journal:
+    """Two small files in the agent's state directory, written so that a kill at any instruction loses no change.
+
+    Methods that write block: call them in a thread.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._changes_path = directory / "core-changes.jsonl"
+        self._state_path = directory / "state.json"
+        self.changes: list[CoreChange] = []
+        self._lock = threading.Lock()
+        self.epoch = 0
+        self.mode = StoredMode()
+        self.budget = StoredBudget()
+        self._sequence = 0
+        #: The last change of each machine, as (cause, cores after): one that a kill made us repeat is known by it.
+        self._last: dict[str, tuple[str, float]] = {}
+        #: Request ids of the latest deletions, and of operations that were answered as failed: not carried out later.
+        self.deleted: list[str] = []
+        if self._state_path.exists():
+            state = json.loads(self._state_path.read_text())
+            self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
+            self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
+            self.deleted = list(state.get("deleted", []))
+            if "mode" in state:
+                mode, reason, since = state["mode"]
+                self.mode = StoredMode(HostMode(mode), reason, since)
+            if "budget" in state:
+                number, granted, room = state["budget"]
+                self.budget = StoredBudget(number, ResourceVector.of(granted), ResourceVector.of(room))
+        if self._changes_path.exists():
+            for line in self._changes_path.read_text().splitlines():
+                try:
+                    self.changes.append(CoreChange.model_validate_json(line))
+                except ValueError:
+                    # The last line, cut short by a kill: its operation is resumed and writes it again.
+                    _replace(self._changes_path, _lines(self.changes))
+                    break
+        if self.changes:
+            self._sequence = max(self._sequence, self.changes[-1].sequence)
+            self._last |= {change.machine: (change.cause, change.cores_after) for change in self.changes}
+
+    def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
+        """Append a change, durably; one that equals the machine's last in cause and outcome is not repeated.
+
+        :raises JournalError: it could not be written; nothing has changed.
+        """
+        with self._lock:
+            if self._last.get(machine) == (cause, after):
+                return
+            self._sequence += 1
+            change = CoreChange(
+                sequence=self._sequence,
+                machine=machine,
+                host=host,
+                at=at,
+                cores_before=before,
+                cores_after=after,
+                cause=cause,
+            )
+            try:
+                _append(self._changes_path, _lines([change]))
+            except OSError as error:
+                self._sequence -= 1
+                raise JournalError(f"a core change could not be written: {error}") from error
+            self.changes.append(change)
+            self._last[machine] = (cause, after)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Forget the changes that the manager has.
+
+        A manager that has more than we ever counted knew an agent whose state was lost: we go on above its count.
+        """
+        with self._lock:
+            if sequence > self._sequence:
+                kept = [
+                    change.model_copy(update={"sequence": number})
+                    for number, change in enumerate(self.changes, start=sequence + 1)
+                ]
+                self._sequence = sequence + len(kept)
+            else:
+                kept = [change for change in self.changes if change.sequence > sequence]
+                if len(kept) == len(self.changes):
+                    return
+            self._save_state()
+            _replace(self._changes_path, _lines(kept))
+            self.changes = kept
+
+    def add_deleted(self, request_id: str) -> None:
+        """Remember a deletion, so that its repetition after a restart does not hit a new VM of the name.
+
+        :raises JournalError: it could not be written.
+        """
+        with self._lock:
+            before, self.deleted = self.deleted, [*self.deleted[1 - MOST_DELETED :], request_id]
+            try:
+                self._save_state()
+            except OSError as error:
+                self.deleted = before
+                raise JournalError(f"a deletion could not be written: {error}") from error
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Remember the highest epoch of a manager that was seen."""
+        with self._lock:
+            if epoch > self.epoch:
+                self.epoch = epoch
+                self._save_state()
+
+    def forget_epoch(self) -> None:
+        """Follow the next manager that commands, whichever: for operators, while the agent is stopped."""
+        with self._lock:
+            self.epoch = 0
+            self._save_state()
+
+    def set_mode(self, mode: HostMode, reason: str, since: float | None) -> None:
+        """Remember what an operator has the host do.
+
+        :raises JournalError: it could not be written; the mode is as before.
+        """
+        with self._lock:
+            before, self.mode = self.mode, StoredMode(mode, reason, since)
+            try:
+                self._save_state()
+            except OSError as error:
+                self.mode = before
+                raise JournalError(f"the mode could not be written: {error}") from error
+
+    def grant(self, number: int, room: ResourceVector) -> None:
+        """Remember a budget.
+
+        :raises JournalError: it could not be written; the budget is as before.
+        """
+        self._set_budget(StoredBudget(number, room, room))
+
+    def revoke_budget(self) -> None:
+        """Remember that the budget is not in force any more; its number stays taken. Raises as `grant`."""
+        self._set_budget(StoredBudget(self.budget.number, self.budget.granted))
+
+    def _set_budget(self, budget: StoredBudget) -> None:
+        with self._lock:
+            before, self.budget = self.budget, budget
+            try:
+                self._save_state()
+            except OSError as error:
+                self.budget = before
+                raise JournalError(f"the budget could not be written: {error}") from error
+
+    def _save_state(self) -> None:
+        state = {
+            "epoch": self.epoch,
+            "sequence": self._sequence,
+            "last": self._last,
+            "deleted": self.deleted,
+            "mode": (self.mode.mode, self.mode.reason, self.mode.since),
+            "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
+        }
+        _replace(self._state_path, json.dumps(state))
+
+
+def _append(path: Path, text: str) -> None:
+    """Append durably, or leave the file as it was."""
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, before)
+            raise
+
+
+def _lines(changes: list[CoreChange]) -> str:
+    return "".join(change.model_dump_json() + "\n" for change in changes)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,1 @@
+"""One managed VM: its guest link, the execution of instructions, drift repair."""

@@ -1,0 +1,187 @@
+"""Repair of drift: compares one VM with its intent and puts right what differs.
+
+What is to be put right, and when, is decided in `ebbtide.deflation.cascade.reconcile`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ebbtide.deflation.allocations import cpu_shares
+from ebbtide.deflation.cascade.contention import Contention
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.cascade.reconcile import (
+    Repair,
+    RepairPace,
+    Resize,
+    SetDisk,
+    SetNetwork,
+    SetQuota,
+    SetShares,
+    Sight,
+    held_below,
+    repairs,
+)
+from ebbtide.deflation.resources import ResourceVector
+from hostagent.vm.executor import guest_status
+from hostagent.vm.resizer import Resizer
+
+#: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
+PARKED_S = 0.05
+#: A guest that has booted just now is still taking its memory.
+YOUNG_S = 30.0
+#: Time to bring a VM back to its committed size, in seconds.
+REPAIR_DEADLINE_S = 30.0
+
+
+class DriftRepair:
+    """Keeps one VM as its intent says."""
+
+    def __init__(self, resizer: Resizer) -> None:
+        self._resizer = resizer
+        #: Whether the VM is to be looked at closely as soon as possible.
+        self.unsettled = True
+        #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
+        self._parked: dict[int, float] = {}
+        self._parked_running: tuple[int, ...] = ()
+        #: How often something had to be put right that was changed from outside, and when it may be tried again.
+        self.drift_total = 0
+        #: How often a vCPU began to run although the guest called it off line.
+        self.broken_offline_total = 0
+        #: Looks in a row at which its limits left the VM less CPU than its minimum.
+        self._below_minimum = 0
+        self.pace = RepairPace()
+        self.contention = Contention()
+        #: Close looks so far.
+        self.looks = 0
+        #: Share of the quota's periods in which it stopped a vCPU, between the last two close looks; None: no quota.
+        self.throttled_share: float | None = None
+        self._throttled = (0, 0)
+
+    def sample(self, vcpus: int, vcpu_seconds: Sequence[float]) -> None:
+        """Take note of what can be seen of all VMs at once: whether a parked vCPU runs nevertheless."""
+        said = self._resizer.link.online
+        online = said if said is not None else frozenset(range(vcpus))
+        earlier, self._parked = self._parked, parked_seconds(vcpu_seconds, online)
+        running = tuple(cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S)
+        if running and not self._parked_running:
+            self.broken_offline_total += 1
+            # Every doubling is told: a guest that breaks its word all the time is no reason to fill the history.
+            if self.broken_offline_total.bit_count() == 1:
+                which = ", ".join(map(str, running))
+                self._note(
+                    f"vCPU {which} runs though the guest calls it off line ({self.broken_offline_total} times so far); "
+                    "what the VM has is held by its domain's cap",
+                    kind="drift",
+                )
+        self._parked_running = running
+
+    async def check(self, leave: str = "") -> tuple[Repair, ...]:
+        """Compare what the VM has with what it should have, and put right what differs. Under the VM's lock.
+
+        :param leave: why nothing is to be put right, but only written down; empty if it is to be.
+        :returns: what was put right.
+        :raises HypervisorError: the host's side cannot be read or set.
+        """
+        self.unsettled = False
+        resizer, record = self._resizer, self._resizer.record
+        if record.uncertain:
+            await record.persist()
+        status = await guest_status(resizer.link, brief=True)
+        if status is not None:
+            resizer.pressure.observe(status)
+        reading = await resizer.host.hypervisor.sizes.read(resizer.domain)
+        spec, committed = record.intent.spec, record.intent.committed.vector()
+        nominal = spec.nominal.vector()
+        await self._read_throttling(reading.quota_per_cpu is not None)
+        sight = Sight(
+            reading.bound(len(status.cpus.online) if status is not None else None, nominal),
+            reading.vcpus,
+            status is not None,
+            len(resizer.link.online) if resizer.link.online is not None else None,
+            reading.disk_mib_s,
+            reading.network_mib_s,
+            reading.cpu_shares,
+            young=status is not None and status.uptime_s < YOUNG_S,
+        )
+        # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
+        wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed
+        needed = repairs(wanted, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
+        now = _now()
+        self.looks += 1
+        self._watch_minimum(held_below(record.allocation().minimum.cpu_cores, sight))
+        if not needed:
+            self.pace.held()
+            self.contention.looked(now)
+        elif leave:
+            self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
+        elif self.pace.due(now):
+            self.pace.tried(now)
+            self.drift_total += 1
+            fought = bool(self.contention.sentence)
+            self.contention.repaired(now)
+            if self.contention.sentence and not fought:
+                self._note(self.contention.sentence)
+            for repair in needed:
+                self._note(repair.why)
+                await self._put_right(repair, committed, wanted)
+            return needed
+        return ()
+
+    async def _read_throttling(self, there_is_one: bool) -> None:
+        """How often the quota stops the VM: what it lacks cannot be seen from its size."""
+        if not there_is_one:
+            self.throttled_share, self._throttled = None, (0, 0)
+            return
+        before, self._throttled = (
+            self._throttled,
+            await self._resizer.host.hypervisor.sizes.throttled(self._resizer.domain),
+        )
+        periods, throttled = (now - earlier for now, earlier in zip(self._throttled, before, strict=True))
+        if periods > 0 and throttled >= 0:
+            self.throttled_share = round(throttled / periods, 3)
+
+    async def _put_right(self, repair: Repair, committed: ResourceVector, wanted: ResourceVector) -> None:
+        failed, domain, sizes = "", self._resizer.domain, self._resizer.host.hypervisor.sizes
+        match repair:
+            case SetQuota():
+                await sizes.set_quota(domain, repair.cores_per_cpu, repair.cap_cores)
+            case SetDisk():
+                failed = await sizes.set_disk(domain, repair.disk_mib_s)
+            case SetNetwork():
+                failed = await sizes.set_network(domain, repair.network_mib_s)
+            case SetShares():
+                await sizes.set_shares(domain, repair.shares)
+            case Resize():
+                outcome = await self._resizer.reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
+                # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
+                await self._resizer.commit(outcome, committed, outcome.after.size.larger(wanted), "repair")
+        if failed:
+            self._note(f"not put right: {failed}")
+
+    def _watch_minimum(self, left: float | None) -> None:
+        """An alarm where limits leave the VM less CPU than its minimum, whoever has set them; once, and at its end.
+
+        At the second look: what a repair between them puts right, or the guest's next word takes back, is none.
+        """
+        looks, self._below_minimum = self._below_minimum, self._below_minimum + 1 if left is not None else 0
+        minimum = self._resizer.record.allocation().minimum.cpu_cores
+        if left is not None and looks == 1:
+            self._note(f"its limits leave it {left:g} cores; its minimum is {minimum:g}", kind="alarm")
+        elif left is None and looks > 1:
+            self._note(f"it has its CPU again; its minimum is {minimum:g}", kind="alarm")
+
+    def _note(self, sentence: str, kind: str = "repair") -> None:
+        intent = self._resizer.record.intent
+        inputs = {"committed": intent.committed.vector().as_dict()}
+        self._resizer.host.note(intent.spec.name, kind, sentence, inputs)
+
+
+def parked_seconds(vcpu_seconds: Sequence[float], online: frozenset[int]) -> dict[int, float]:
+    """The host-side CPU time of each vCPU that the guest calls off line: what one used before does not count."""
+    return {cpu: seconds for cpu, seconds in enumerate(vcpu_seconds) if cpu not in online}
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

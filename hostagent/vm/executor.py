@@ -1,0 +1,312 @@
+"""Executor of the deflation state machines' instructions on one VM; answers each with one event.
+
+No decision is made here. An instruction that fails or runs out of its time limit is answered with what could be
+measured and the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.asking import Refusal
+from ebbtide.deflation.cascade.instructions import (
+    ApplicationAnswered,
+    ApplicationReported,
+    AskApplication,
+    Event,
+    GuestReading,
+    Instruction,
+    Measured,
+    PollApplication,
+    ReadGuest,
+    Throttle,
+    Unplug,
+)
+from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.cascade.reinflation import TellApplication, Told
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet, GuestAmounts, GuestStatus
+from hostagent.errors import DomainGone, GuestRefused, GuestUnreachable, HypervisorError, HypervisorTimeout
+from hostagent.libvirt.hypervisor import DomainSizes, HostSideReading
+from hostagent.vm.guest_link import GuestLink
+
+#: A guest that does not say its state within this has none that we could use.
+STATUS_LIMIT_S = 5.0
+#: How often a guest is asked whether it has found a vCPU.
+PRESENT_LOOK_S = 0.2
+#: A kernel that calls so much less available than the agent does, and too little for a step, is heard once more; MiB
+#: and seconds.
+DISAGREEMENT_MIB = 32.0
+WORTH_A_STEP_MIB = 128.0
+KERNEL_SPEAKS_S = 1.6
+KERNEL_LOOK_S = 0.1
+#: After this, in seconds, a call of the hypervisor that failed is tried once more.
+RETRY_S = 1.0
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class Executor:
+    """Acts on one VM: through the hypervisor from outside, through the guest agent inside.
+
+    :param request_id: goes to the application, so that a repeated question is recognised.
+    :param declared: what the VM was sold: its disk and network count only where they are declared.
+    :param on_status: told of everything that the guest says of itself.
+    """
+
+    def __init__(
+        self,
+        domain: str,
+        sizes: DomainSizes,
+        link: GuestLink,
+        request_id: str,
+        declared: ResourceVector = ZERO,
+        on_status: Callable[[GuestStatus], None] = lambda status: None,
+    ) -> None:
+        self._domain = domain
+        self._sizes = sizes
+        self._link = link
+        self._request_id = request_id
+        self._declared = declared
+        self._on_status = on_status
+        #: The application's refusal, where there was one.
+        self.refusal: Refusal | None = None
+
+    async def carry_out(self, instruction: Instruction) -> Event:
+        """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
+        match instruction:
+            case AskApplication():
+                return await self._ask(instruction)
+            case PollApplication():
+                return await self._poll(instruction)
+            case ReadGuest():
+                return await self._measured(instruction, "", cpus=instruction.cpus)
+            case Unplug():
+                memory = instruction.plugged_mib is not None
+                return await self._moved(instruction, partial(self._unplug, instruction), memory)
+            case Throttle():
+                memory = instruction.balloon_mib is not None
+                return await self._moved(instruction, partial(self._throttle, instruction), memory)
+            case TellApplication():
+                return await self._tell(instruction)
+        raise TypeError(f"{type(instruction).__name__} is no instruction for an executor")
+
+    async def measure(self, cpus: bool = False) -> tuple[Bound, GuestReading | None]:
+        """Read bound and guest now. All plugged CPUs count as on line as long as the guest does not say otherwise.
+
+        :param cpus: whether to ask the guest which CPUs could be taken.
+        :raises HypervisorError: the host's side cannot be read.
+        """
+        status, reading = await asyncio.gather(guest_status(self._link, brief=not cpus), self._sizes.read(self._domain))
+        guest = None
+        if status is not None:
+            self._on_status(status)
+            spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading))
+            guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
+        return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
+
+    async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading) -> float:
+        """What the guest can spare by its kernel's own figure, MiB: no more is taken by the word of a frozen agent.
+
+        The kernel speaks every second: what an application has freed since is waited for rather than left out.
+        """
+        said_at, until = reading.usable_at, _now() + KERNEL_SPEAKS_S
+        while reading.usable_mib is not None:
+            spare_mib = max(reading.usable_mib - status.memory.reserve_mib, 0.0)
+            enough = spare_mib > min(status.memory.unpluggable_mib - DISAGREEMENT_MIB, WORTH_A_STEP_MIB)
+            if enough or reading.usable_at != said_at or _now() >= until:
+                return spare_mib
+            await asyncio.sleep(KERNEL_LOOK_S)
+            reading = await self._sizes.read(self._domain)
+        return math.inf
+
+    # --- application ---------------------------------------------------------------------------------------------
+
+    async def _ask(self, instruction: AskApplication) -> Event:
+        target = {name: instruction.target[name] for name in instruction.components}
+        params = self._application_params(target, instruction.bound_mib, instruction.deadline_s)
+        params["mode"] = instruction.mode.value
+        try:
+            answer = await self._link.call(
+                "application.deflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
+            )
+        except (GuestUnreachable, GuestRefused) as error:
+            return ApplicationAnswered(_now(), instruction.step, reason=str(error))
+        if answer.state == "none":
+            return ApplicationAnswered(_now(), instruction.step, reason="no application is registered in the guest")
+        if answer.state == "refused":
+            self.refusal = Refusal(_now(), answer.retry_after_s, instruction.mode)
+        promised = _vector(answer.promised) if answer.state == "promised" else ResourceVector()
+        refused = "" if answer.state == "promised" else f"refused: {answer.reason}"
+        return ApplicationAnswered(_now(), instruction.step, promised, answer.expected_s, refused or answer.reason)
+
+    async def _poll(self, instruction: PollApplication) -> Event:
+        await asyncio.sleep(instruction.delay_s)
+        try:
+            report = await self._link.call(
+                "application.status", {"request_id": self._request_id}, ApplicationRelease, STATUS_LIMIT_S
+            )
+        except (GuestUnreachable, GuestRefused) as error:
+            return ApplicationReported(_now(), instruction.step, done=True, reason=str(error))
+        reason = report.reason or (f"measured by {report.measured_by}" if report.measured_by else "")
+        return ApplicationReported(
+            _now(), instruction.step, _vector(report.released), done=report.state != "running", reason=reason
+        )
+
+    async def _tell(self, instruction: TellApplication) -> Event:
+        params = self._application_params(instruction.target.as_dict(), instruction.bound_mib, instruction.limit_s)
+        try:
+            answer = await self._link.call(
+                "application.reinflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
+            )
+        except (GuestUnreachable, GuestRefused) as error:
+            return Told(_now(), instruction.step, reason=str(error))
+        return Told(_now(), instruction.step, reason=answer.reason)
+
+    def _application_params(self, target: dict[str, float], bound_mib: float, deadline_s: float) -> dict[str, Any]:
+        return {
+            "request_id": self._request_id,
+            "deadline_s": deadline_s,
+            "target": target,
+            "bound_mib": bound_mib,
+        }
+
+    # --- guest and hypervisor ------------------------------------------------------------------------------------
+
+    async def _unplug(self, instruction: Unplug) -> str:
+        reasons = []
+        until = _now() + instruction.limit_s
+        online = instruction.online
+        if instruction.plug_vcpus is not None and online is not None:
+            reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
+            online = await self._present(online)
+        if online is not None:
+            answer = await self._link.call(
+                "cpus.set", {"online": list(online)}, CpusSet, min(instruction.limit_s, 20.0)
+            )
+            reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
+            if instruction.unplug_vcpus:
+                # By what the kernel read back: a vCPU that stayed on line stays plugged.
+                left = max(until - _now(), 0.0)
+                reasons.append(await self._sizes.set_vcpus(self._domain, max(answer.online) + 1, left))
+        if instruction.plugged_mib is not None:
+            left = max(until - _now(), 0.0)
+            reasons.append(await self._sizes.set_plugged(self._domain, instruction.plugged_mib, left))
+        return "; ".join(reason for reason in reasons if reason)
+
+    async def _plug_vcpus(self, count: int, until: float) -> str:
+        """Plug, and wait until the guest's kernel has found them: what it does not know it cannot put on line."""
+        reason = await self._sizes.set_vcpus(self._domain, count, max(until - _now(), 0.0))
+        while not reason:
+            status = await guest_status(self._link, brief=True)
+            if status is not None and len(status.cpus.present) >= count:
+                return ""
+            if _now() >= until:
+                return "the guest does not see the vCPUs that were plugged"
+            await asyncio.sleep(PRESENT_LOOK_S)
+        return reason
+
+    async def _present(self, cpus: tuple[int, ...]) -> tuple[int, ...]:
+        """Those that the guest knows: it refuses the whole map for one that it does not."""
+        status = await guest_status(self._link, brief=True)
+        return cpus if status is None else tuple(cpu for cpu in cpus if cpu in status.cpus.present)
+
+    async def _throttle(self, instruction: Throttle) -> str:
+        if instruction.cpu_cores is not None:
+            await self.enforce_cpu(instruction.cpu_cores, instruction.cpus_online)
+        reasons = []
+        if instruction.disk_mib_s is not None:
+            reasons.append(await self._sizes.set_disk(self._domain, instruction.disk_mib_s))
+        if instruction.network_mib_s is not None:
+            reasons.append(await self._sizes.set_network(self._domain, instruction.network_mib_s))
+        until = _now() + instruction.limit_s
+        if instruction.limit_mib is not None:
+            limit = instruction.limit_mib if math.isfinite(instruction.limit_mib) else None
+            reasons.append(await self._sizes.set_limit(self._domain, limit, instruction.limit_s))
+        if instruction.balloon_mib is not None:
+            left = max(until - _now(), 0.0)
+            reasons.append(await self._sizes.set_balloon(self._domain, instruction.balloon_mib, left))
+        return "; ".join(reason for reason in reasons if reason)
+
+    async def enforce_cpu(self, cpu_cores: float, cpus_online: int | None = None) -> None:
+        """Hold the domain to a size, spread over the CPUs that the guest has on line, by its word of now or its last.
+
+        :raises HypervisorError: the limits could not be set.
+        """
+        if cpus_online is None:
+            await guest_status(self._link, brief=True)
+        vcpus = (await self._sizes.read(self._domain)).vcpus
+        spread = cpus_online or min(len(self._link.online or ()), vcpus) or vcpus
+        quota, cap = quota_of(cpu_cores, spread), cap_of(cpu_cores, vcpus)
+        await self._sizes.set_quota(self._domain, quota, cap)
+
+    async def _measured(self, instruction: Instruction, reason: str, cpus: bool = False, error: str = "") -> Measured:
+        try:
+            bound, guest = await twice(partial(self.measure, cpus))
+        except HypervisorError as failure:
+            why = "; ".join(dict.fromkeys(filter(None, (reason, str(failure)))))
+            return Measured(_now(), instruction.step, None, None, why, error=error or str(failure))
+        return Measured(_now(), instruction.step, bound, guest, reason, error=error)
+
+    async def _moved(self, instruction: Instruction, attempt: Callable[[], Awaitable[str]], memory: bool) -> Measured:
+        """Attempt something and measure. Memory that may still be on its way after an error is called off first: until
+        that has been done, no reading tells what there will be."""
+        reason = error = ""
+        try:
+            reason = await twice(attempt)
+        except (GuestUnreachable, GuestRefused) as failure:
+            reason = str(failure)
+        except HypervisorError as failure:
+            reason = error = str(failure)
+            if memory:
+                try:
+                    await self._sizes.call_off(self._domain)
+                except HypervisorError as worse:
+                    also = "" if str(worse) == error else f": {worse}"
+                    why = f"{reason}; what had been asked of the guest could not be called off{also}"
+                    return Measured(_now(), instruction.step, None, None, why, error=error)
+        return await self._measured(instruction, reason, error=error)
+
+
+async def twice(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of an attempt that may be repeated, which is tried once more where a call of the hypervisor failed.
+
+    :raises HypervisorError: it failed again, did not come back in time, or the domain is gone.
+    """
+    try:
+        return await attempt()
+    except (DomainGone, HypervisorTimeout):
+        raise
+    except HypervisorError as error:
+        log.info("a call of the hypervisor failed and is tried once more", why=str(error))
+    await asyncio.sleep(RETRY_S)
+    return await attempt()
+
+
+async def guest_status(link: GuestLink, brief: bool = False) -> GuestStatus | None:
+    """The guest's own figures, fresh; None if it does not say.
+
+    :param brief: without what costs the guest a look at all its tasks: which CPUs could be taken.
+    """
+    with contextlib.suppress(GuestUnreachable, GuestRefused):
+        return await link.call("status", {"brief": True} if brief else {}, GuestStatus, STATUS_LIMIT_S)
+    return None
+
+
+def _vector(amounts: GuestAmounts) -> ResourceVector:
+    return ResourceVector(**amounts.model_dump())
+
+
+def _now() -> float:
+    """The event loop's clock, so that tests can fake it."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,239 @@
+"""The agent's end of a guest's channel: JSON-RPC 2.0 over the virtio-serial port (docs/internals/protocols.md).
+
+The guest is untrusted: lines are limited and cleaned, messages that answer nothing are counted, answers are checked
+against their schema, and what does not follow the protocol ends the conversation. Writes never wait for a guest that
+does not read. What a guest says unasked is counted and held to its schema, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from ebbtide.messages.guest import (
+    MAX_LINE,
+    NOTICES,
+    PROTOCOL,
+    CpusSet,
+    GuestBody,
+    GuestStatus,
+    Hello,
+    Notice,
+    cleaned,
+)
+from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
+
+MESSAGES_PER_S: Final = 20
+#: The error of a guest agent that has had no hello (docs/internals/protocols.md).
+HELLO_FIRST: Final = -32002
+#: How long one hello is waited for: a guest that boots answers the one that waits in its channel.
+HELLO_LIMIT_S: Final = 10.0
+RETRY_S: Final = 2.0
+#: Bytes that may wait for a guest that does not read.
+WRITE_BACKLOG: Final = 4 * MAX_LINE
+
+Answer = TypeVar("Answer", bound=GuestBody)
+log = structlog.get_logger()
+
+
+class GuestLink:
+    """A conversation with one guest that is opened again whenever it breaks.
+
+    :param find_channel: gives the path of the channel's socket, None while there is none.
+    :param on_hello: called after each successful hello: the guest has booted, or the agent has.
+    :param on_notice: called with each notification that fits its schema. It must not block: nothing else is heard of
+        the guest meanwhile.
+    """
+
+    def __init__(
+        self,
+        vm: str,
+        find_channel: Callable[[], Awaitable[Path | None]],
+        on_hello: Callable[[Hello], None],
+        *,
+        on_notice: Callable[[Notice], None] = lambda notice: None,
+    ) -> None:
+        self._vm = vm
+        self._find_channel = find_channel
+        self._on_hello = on_hello
+        self._on_notice = on_notice
+        #: Goes to the guest through the channel and is known nowhere else.
+        self._token = secrets.token_urlsafe(24)
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._number = 0
+        #: Set while the guest answers; a call that runs into its time limit clears it until the next hello.
+        self.connected = False
+        #: Messages that answered nothing and were no notification of this protocol.
+        self.dropped = 0
+        #: CPUs on line by the guest's last word, however old; None: it never said.
+        self.online: frozenset[int] | None = None
+        self._broken = asyncio.Event()
+        self._log = log.bind(vm=vm)
+
+    async def run(self) -> None:
+        """Keep the conversation up until cancelled."""
+        while True:
+            # A hypervisor that does not say where the channel is may say so the next time.
+            with contextlib.suppress(GuestUnreachable, HypervisorError, OSError):
+                path = await self._find_channel()
+                if path is not None:
+                    await self._converse(path)
+            self.connected = False
+            await asyncio.sleep(RETRY_S)
+
+    async def call(self, method: str, params: Mapping[str, Any], answer: type[Answer], limit_s: float) -> Answer:
+        """Call a method of the guest.
+
+        :raises GuestUnreachable: not connected, no answer within ``limit_s``, or an answer that breaks the protocol.
+        :raises GuestRefused: the guest answered with an error.
+        """
+        if not self.connected:
+            raise GuestUnreachable(f"the guest agent of {self._vm} is not connected")
+        try:
+            said = _checked(answer, await self._exchange(method, params, limit_s))
+        except TimeoutError:
+            # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
+            self._broken.set()
+            self.connected = False
+            raise GuestUnreachable(
+                f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
+            ) from None
+        if isinstance(said, GuestStatus | CpusSet):
+            self.online = frozenset(said.cpus.online if isinstance(said, GuestStatus) else said.online)
+        return said
+
+    async def _converse(self, path: Path) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(path), limit=MAX_LINE)
+        self._writer = writer
+        self._broken.clear()
+        reading = asyncio.create_task(self._read_lines(reader), name=f"guest-lines:{self._vm}")
+        broken = asyncio.create_task(self._broken.wait(), name=f"guest-breaker:{self._vm}")
+        try:
+            await self._say_hello()
+            self._log.info("the guest agent answers")
+            await asyncio.wait({broken, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.connected = False
+            self._writer = None
+            for task in (reading, broken):
+                task.cancel()
+            await asyncio.gather(reading, broken, return_exceptions=True)
+            writer.close()
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(GuestUnreachable(f"the conversation with {self._vm} broke off"))
+            self._waiting.clear()
+
+    async def _say_hello(self) -> None:
+        nonce = secrets.token_hex(8)
+        assert self._writer is not None
+        self._writer.write(b"\n")
+        params = {"protocol": PROTOCOL, "nonce": nonce, "vm": self._vm, "token": self._token}
+        try:
+            hello = _checked(Hello, await self._exchange("hello", params, HELLO_LIMIT_S))
+        except (TimeoutError, GuestRefused) as error:
+            raise GuestUnreachable(f"no hello from {self._vm}: {error}") from error
+        if hello.nonce != nonce or hello.protocol != PROTOCOL:
+            raise GuestUnreachable(f"{self._vm} answered hello with another nonce or protocol")
+        self.connected = True
+        self._on_hello(hello)
+
+    async def _exchange(self, method: str, params: Mapping[str, Any], limit_s: float) -> Any:
+        writer = self._writer
+        if writer is None or writer.transport.get_write_buffer_size() > WRITE_BACKLOG:
+            raise GuestUnreachable(f"the guest agent of {self._vm} does not read")
+        self._number += 1
+        # The random part keeps answers of an earlier conversation apart from ours.
+        number = f"{self._number}-{secrets.token_hex(4)}"
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n"
+        try:
+            writer.write(line)
+            async with asyncio.timeout(limit_s):
+                return await future
+        finally:
+            self._waiting.pop(number, None)
+            future.cancel()
+
+    async def _read_lines(self, reader: asyncio.StreamReader) -> None:
+        """Hand answers to those who wait. Ends when the guest hangs up, floods or sends a line that is too long."""
+        arrivals: deque[float] = deque(maxlen=MESSAGES_PER_S)
+        while True:
+            try:
+                line = await reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError:
+                return
+            except asyncio.LimitOverrunError:
+                self._log.warning("the guest sent a line of more than 64 KiB; the conversation starts again")
+                return
+            message = _parsed(line)
+            if self._answers(message):
+                continue
+            now = time.monotonic()
+            if len(arrivals) == MESSAGES_PER_S and now - arrivals[0] < 1.0:
+                self._log.warning("the guest sends more than 20 unasked messages a second; start again")
+                return
+            arrivals.append(now)
+            if not self._notice(message):
+                self.dropped += 1
+
+    def _answers(self, message: Mapping[str, Any]) -> bool:
+        """Hand an answer to the call that waits for it; False if there is none."""
+        number = message.get("id")
+        future = self._waiting.get(number) if isinstance(number, str) else None
+        if future is None or future.done():
+            return False
+        if isinstance(error := message.get("error"), dict):
+            if error.get("code") == HELLO_FIRST:
+                # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
+                self._broken.set()
+                self.connected = False
+            future.set_exception(GuestRefused(str(error.get("message", "no reason given"))[:300]))
+        else:
+            future.set_result(message.get("result"))
+        return True
+
+    def _notice(self, message: Mapping[str, Any]) -> bool:
+        """Hand on a notification; False if it is none, or comes before this conversation's hello."""
+        method = message.get("method")
+        kind = NOTICES.get(method) if isinstance(method, str) and "id" not in message else None
+        if kind is None or not self.connected:
+            return False
+        try:
+            notice = kind.model_validate(message.get("params"))
+        except ValidationError as error:
+            self._log.debug("a notification of the guest does not fit", method=method, why=error.errors()[0]["msg"])
+            return False
+        try:
+            self._on_notice(notice)
+        except Exception:
+            self._log.exception("a notification of the guest could not be dealt with", method=method)
+        return True
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    """The message in a line, its texts cleaned; empty where there is none."""
+    try:
+        message = cleaned(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _checked(answer: type[Answer], result: Any) -> Answer:
+    try:
+        return answer.model_validate(result)
+    except ValidationError as error:
+        raise GuestUnreachable(f"the guest's answer is no {answer.__name__}: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,390 @@
+"""Host: its slice, its VMs, what is free, and resizes of several VMs at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+import structlog
+
+from ebbtide.deflation.allocations import Allocation, Priority, deflatable_capacity, free_capacity, undeclared
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.overcommitment import overcommitment
+from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
+from ebbtide.messages.hosts import HostReport, HostTemplate
+from ebbtide.messages.operations import VMOutcome
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
+from hostagent.libvirt.hypervisor import Hypervisor
+from hostagent.state.history import History
+from hostagent.state.intents import Intent, Phase, Request
+from hostagent.state.journal import Journal
+from hostagent.state.modes import Modes
+from hostagent.vm.managed_vm import ManagedVM
+from hostagent.vm.resizer import HostSide
+
+#: VMs that are worked on at the same time.
+CONCURRENT: Final = 64
+#: Core changes in one report; what is left waits for the next.
+MOST_CHANGES: Final = 500
+#: How long a busy VM is waited for at the least, in seconds, where the deadline leaves less: a look takes that long.
+LEAST_WAIT_S: Final = 2.0
+#: The longest text of an error in a report.
+MOST_TEXT: Final = 300
+#: Phases in which a resize is unfinished.
+RESIZING: Final = (Phase.DEFLATING, Phase.REINFLATING)
+#: Kinds of operations that end for good when they are answered. What gives back goes on until it has.
+ANSWERED: Final = ("target", "reclaim")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What of this machine the agent may hand out."""
+
+    host_id: str
+    url: str
+    capacity: ResourceVector
+    accelerator: str
+    #: What a VM costs besides its size (docs/internals/contracts.md, accounting), MiB.
+    vm_overhead_mib: float
+    #: Host memory that is never handed out, whatever the slice says, MiB.
+    reserve_mib: float = 512.0
+
+
+def host_memory_available_mib() -> float:
+    """MemAvailable: libvirt's node information misses memory that was plugged into the host later."""
+    return float(psutil.virtual_memory().available) / 2**20
+
+
+@dataclass(slots=True)
+class Claim:
+    """VMs whose locks are held."""
+
+    vms: list[ManagedVM]
+
+    def keep(self, vms: Collection[ManagedVM]) -> None:
+        """Let go of all others."""
+        for vm in self.vms:
+            if vm not in vms:
+                vm.lock.release()
+        self.vms = [vm for vm in self.vms if vm in vms]
+
+
+@dataclass(slots=True)
+class Host:
+    """The VMs of one agent, and what they leave."""
+
+    slice: Slice
+    hypervisor: Hypervisor
+    journal: Journal
+    memory_available_mib: Callable[[], float] = host_memory_available_mib
+    vms: dict[str, ManagedVM] = field(default_factory=dict)
+    #: Differs after each start of the agent.
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    #: What the host had available when it was last asked, MiB. Files are never read on the event loop's thread.
+    available_mib: float = 0.0
+    #: Why the hypervisor does not answer; empty while it does.
+    unavailable: str = ""
+    #: VMs that are worked on now: no more than `CONCURRENT`.
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT))
+    _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    #: The last report that was made.
+    _last_report: HostReport | None = None
+    #: Set whenever the manager should hear of something at once.
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set whenever the VMs should be looked at at once.
+    check_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What was decided lately, and why.
+    history: History = field(default_factory=History)
+    #: What an operator has the host do.
+    modes: Modes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.modes = Modes(self.slice.host_id, self.journal, self.history)
+
+    async def sample(self) -> None:
+        """Ask the machine what memory it has available: before each decision about free room."""
+        self.available_mib = await asyncio.to_thread(self.memory_available_mib)
+
+    def free(self) -> ResourceVector:
+        """What could be given away at the last `sample`, less what has been charged since."""
+        available = self.available_mib - self.slice.reserve_mib
+        return free_capacity(self.slice.capacity, [vm.allocation() for vm in self.vms.values()], max(available, 0.0))
+
+    def fits(self, allocation: Allocation, besides: ResourceVector = ZERO) -> bool:
+        """Whether there is room for a VM; what the host does not declare is never short.
+
+        :param besides: what the VM is charged with already.
+        """
+        room = self.free() + besides
+        return allocation.charge.fits_in(room.larger(undeclared(self.slice.capacity, allocation.upper)))
+
+    def report(self) -> HostReport:
+        """What the manager hears of this host."""
+        report = HostReport(
+            id=self.slice.host_id,
+            url=self.slice.url,
+            incarnation=self.incarnation,
+            sequence=self._last_report.sequence if self._last_report is not None else 1,
+            capacity=Vector.of(self.slice.capacity),
+            free=Vector.of(self.free()),
+            deflatable=Vector.of(deflatable_capacity(vm.row() for vm in self.vms.values())),
+            vm_overhead_mib=self.slice.vm_overhead_mib,
+            accelerator=self.slice.accelerator,
+            mode=self.modes.mode,
+            mode_reason=self.modes.reason,
+            unavailable=self.unavailable,
+            overcommitted=Vector.of(self.overcommitted()),
+            vms=tuple(vm.status() for vm in self.vms.values()),
+            core_changes=tuple(self.journal.changes[:MOST_CHANGES]),
+            budget=Vector.of(self.journal.budget.room),
+            budget_number=self.journal.budget.number,
+            templates=tuple(
+                HostTemplate(name=template.name, shared_disk=template.shared_disk)
+                for template in self.hypervisor.templates()
+            ),
+        )
+        if self._last_report is not None and report != self._last_report:
+            # Counted where something changed only: the same body again tells the manager that there is no news.
+            report = report.model_copy(update={"sequence": report.sequence + 1})
+        self._last_report = report
+        return report
+
+    def vm(self, name: str) -> ManagedVM:
+        """:raises RequestRefused: there is no such VM here (404)."""
+        try:
+            return self.vms[name]
+        except KeyError:
+            raise RequestRefused(404, f"there is no VM {name} on {self.slice.host_id}", "name") from None
+
+    def resizable(self) -> list[ManagedVM]:
+        """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
+        return [vm for vm in self.vms.values() if vm.running and vm.intent.phase in (Phase.SETTLED, *RESIZING)]
+
+    @contextlib.asynccontextmanager
+    async def claimed(self, wait_s: float, priority: Priority | None = None) -> AsyncIterator[Claim]:
+        """Hold the locks of all VMs that may be resized; one that is busy for longer than ``wait_s`` is left out.
+
+        :param priority: only those of this one.
+
+        Nothing is waited for while something is held, so that two who claim never wait for each other.
+        """
+        claim = Claim([])
+
+        def wanted() -> list[ManagedVM]:
+            return [vm for vm in self.resizable() if priority in (None, vm.intent.spec.priority)]
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                # Nothing is held while one is waited for: others, above all a response to pressure, work on the rest.
+                while busy := next((vm for vm in wanted() if vm.lock.locked()), None):
+                    async with busy.lock:
+                        pass
+        try:
+            for vm in wanted():
+                try:
+                    async with asyncio.timeout(0):  # what is free is had at once
+                        await vm.lock.acquire()
+                except TimeoutError:
+                    log.info("busy for too long, so left out of the operation", vm=vm.name)
+                    continue
+                claim.vms.append(vm)
+            present = wanted()
+            claim.keep([vm for vm in claim.vms if vm in present])
+            yield claim
+        finally:
+            claim.keep([])
+
+    @contextlib.asynccontextmanager
+    async def locked(self, vms: Iterable[ManagedVM]) -> AsyncIterator[None]:
+        """Hold the locks of these VMs, in the order of names."""
+        async with contextlib.AsyncExitStack() as stack:
+            for vm in sorted(vms, key=lambda vm: vm.name):
+                await stack.enter_async_context(vm.lock)
+            yield
+
+    @contextlib.asynccontextmanager
+    async def locked_until(self, vm: ManagedVM, until: float) -> AsyncIterator[None]:
+        """Hold the lock of a VM for an operation that has to begin in time: what comes too late is not begun at all.
+
+        :param until: the operation's deadline, by the loop's clock.
+        :raises RequestRefused: another operation had not ended by then (409).
+        """
+        wait_s = max(until - asyncio.get_running_loop().time(), LEAST_WAIT_S)
+        try:
+            async with asyncio.timeout(wait_s):
+                await vm.lock.acquire()
+        except TimeoutError:
+            sentence = f"{vm.name} was busy until the deadline, and nothing was changed"
+            raise RequestRefused(409, sentence, "name") from None
+        try:
+            yield
+        finally:
+            vm.lock.release()
+
+    def holds(self, vm: ManagedVM) -> bool:
+        """Whether this very VM is still here: another one may have its name by now."""
+        return self.vms.get(vm.name) is vm
+
+    def adopt(self, domain: str, intent: Intent, running: bool) -> ManagedVM:
+        side = HostSide(
+            self.slice.host_id,
+            self.hypervisor,
+            self.slice.vm_overhead_mib,
+            self.record_change,
+            self.check_requested.set,
+            self.note,
+            self._attempt,
+            self.is_overcommitted,
+            lambda: not self.unavailable,
+        )
+        vm = ManagedVM(domain, intent, side, running)
+        self.vms[vm.name] = vm
+        return vm
+
+    def _attempt(self) -> str:
+        """A suffix for request ids that no attempt, of this agent or an earlier one, has had."""
+        return f"#{self.incarnation[:6]}.{next(self._attempts)}"
+
+    async def forget(self, vm: ManagedVM) -> None:
+        """Remove a VM and its domain; an adopted one is stopped and given back.
+
+        :raises HypervisorError: the domain could not be removed; the VM stays.
+        """
+        if vm.intent.adopted is not None:
+            with contextlib.suppress(DomainGone):
+                await self.hypervisor.shut_down(vm.domain, 0.0)
+                await self.hypervisor.adoption.give_back(vm.domain, vm.intent.adopted)
+        else:
+            await self.hypervisor.destroy(vm.domain)
+        await self.drop(vm)
+
+    async def drop(self, vm: ManagedVM) -> None:
+        """Have nothing more to do with a VM, whatever becomes of its domain."""
+        await vm.stop()
+        if self.holds(vm):
+            del self.vms[vm.name]
+        self.changed.set()
+
+    async def clear_away(self, vm: ManagedVM) -> None:
+        """Remove a VM that could not be started; where even that fails, it stays charged and is tried again.
+
+        Its creation was answered as failed, so a later agent must not carry it out either.
+        """
+        vm.record.intent = vm.intent.changed(phase=Phase.DELETING)
+        with contextlib.suppress(HostAgentError):
+            if vm.intent.cause is not None:
+                await asyncio.to_thread(self.journal.add_deleted, vm.intent.cause.request_id)
+        try:
+            await self.forget(vm)
+        except HypervisorError as error:
+            log.warning("what was left of the VM could not be removed yet", vm=vm.name, why=str(error))
+
+    async def record_change(self, name: str, before: ResourceVector, after: ResourceVector, cause: str) -> None:
+        """Write down a change of cores, durably, and let the manager hear of it."""
+        if before.cpu_cores != after.cpu_cores:
+            await asyncio.to_thread(
+                self.journal.add, name, self.slice.host_id, time.time(), before.cpu_cores, after.cpu_cores, cause
+            )
+        self.changed.set()
+
+    def is_overcommitted(self) -> bool:
+        """Whether the VMs hold more than the host may hand out: a guest did not give back what it was not to have."""
+        return not self.overcommitted().is_zero()
+
+    def overcommitted(self) -> ResourceVector:
+        """What the VMs are charged beyond what the host may hand out."""
+        return overcommitment(self.slice.capacity, sum((vm.allocation().charge for vm in self.vms.values()), ZERO))
+
+    def hypervisor_answers(self, why_not: str = "") -> None:
+        """Take note of whether the hypervisor answers.
+
+        :param why_not: its error; empty if it answers.
+        """
+        why_not = why_not[:MOST_TEXT]
+        if bool(why_not) != bool(self.unavailable):
+            said = f"the hypervisor does not answer: {why_not}" if why_not else "the hypervisor answers again"
+            self.note(None, DecisionKind.HYPERVISOR, said, {})
+            self.changed.set()
+        self.unavailable = why_not
+
+    def note(self, vm: str | None, kind: str, sentence: str, inputs: Mapping[str, object]) -> None:
+        """Tell of a decision: one sentence, with what it rests on."""
+        self.history.note(vm, kind, sentence, inputs)
+
+    async def resize(self, vms: Iterable[ManagedVM], deadline_s: float, mode: Mode = Mode.ASK) -> list[VMOutcome]:
+        """Bring VMs to their intents' targets, concurrently.
+
+        One that fails is reported by its shortfall and stays with its intent.
+        """
+
+        async def one(vm: ManagedVM) -> VMOutcome:
+            async with self.slots:
+                outcome = await self.resize_one(vm, deadline_s, mode)
+                await self._give_up(vm)
+                return outcome
+
+        return list(await asyncio.gather(*(one(vm) for vm in vms)))
+
+    async def resize_one(self, vm: ManagedVM, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
+        """Bring one VM to its intent's target, under its lock, and remember what came of it."""
+        cause = vm.intent.cause
+        try:
+            outcome = await vm.resize(deadline_s, mode)
+        except HostAgentError as error:
+            outcome = vm.failed(str(error))
+        if outcome.errors:
+            outcome = await self._unless_off(vm, outcome)
+        self.history.resized(cause, outcome, deadline_s, mode)
+        return outcome
+
+    async def _give_up(self, vm: ManagedVM) -> None:
+        """What is answered as failed is not carried out later, neither by this agent nor by its successor."""
+        cause = vm.intent.cause
+        if vm.intent.phase in RESIZING and cause is not None and cause.kind in ANSWERED:
+            with contextlib.suppress(HostAgentError):
+                await asyncio.to_thread(self.journal.add_deleted, cause.request_id)
+            with contextlib.suppress(HostAgentError):
+                await vm.give_up()
+
+    async def _unless_off(self, vm: ManagedVM, outcome: VMOutcome) -> VMOutcome:
+        """The outcome of a resize in which calls failed; where the domain has ended meanwhile, that is why."""
+        before = vm.allocation().current
+        with contextlib.suppress(HostAgentError):
+            states = {domain.name: domain.state for domain in await self.hypervisor.domains()}
+            if states.get(vm.domain) == "stopped":
+                why = "its domain ended while it was being resized"
+                if await vm.found_off(why):
+                    self.changed.set()
+                    return vm.off_meanwhile(before, why)
+        return outcome
+
+
+def plan_all(host: Host, targets: Mapping[str, ResourceVector], request: Request) -> list[ManagedVM]:
+    """Plan for each VM, all in one turn of the loop: from here on no other operation counts on the room."""
+    members = [host.vms[name] for name in targets]
+    for vm in members:
+        vm.record.plan(targets[vm.name], request.cause(vm.allocation().current))
+    return members
+
+
+async def persist_all(members: Collection[ManagedVM]) -> None:
+    """Write all intents before the first action: a kill in between leaves each VM at its old size or its target.
+
+    :raises HypervisorError: an intent could not be stored; all are as they were.
+    """
+    results = await asyncio.gather(*(vm.record.persist() for vm in members), return_exceptions=True)
+    failed = [result for result in results if isinstance(result, BaseException)]
+    if failed:
+        await asyncio.gather(*(vm.record.unplan() for vm in members))
+        raise failed[0]

@@ -1,0 +1,105 @@
+"""Record of one VM's intent: what this process holds of it, and what the domain's metadata hold.
+
+The order of writes makes a kill at any instruction harmless (rule 7): the intent is stored before the first action,
+``committed`` is raised before anything is given and lowered only after the fall of the bound was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ebbtide.deflation.allocations import Allocation
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.common import Vector
+from hostagent.errors import HypervisorError
+from hostagent.libvirt.hypervisor import Hypervisor
+from hostagent.state.intents import Cause, Intent, Phase
+
+
+class IntentRecord:
+    """The intent of one domain. All that changes it runs under the VM's lock.
+
+    :param overhead_mib: memory that a VM costs besides its size.
+    """
+
+    def __init__(self, domain: str, intent: Intent, hypervisor: Hypervisor, overhead_mib: float) -> None:
+        self.intent = intent
+        self._domain = domain
+        self._hypervisor = hypervisor
+        self._overhead_mib = overhead_mib
+        self._unplanned = intent
+        #: Whether the domain may hold another intent than ours: a write that took too long can still be carried out.
+        self.uncertain = False
+        #: The largest size that such a write would commit: the VM is charged with it until the domain holds ours.
+        self._attempted = ZERO
+
+    def allocation(self) -> Allocation:
+        """The row that policies read; its current size is what is committed, or may yet be."""
+        if self.intent.phase is Phase.STOPPED:
+            return self.intent.spec.allocation(ZERO)
+        committed = self.intent.committed.vector()
+        if self.uncertain:
+            committed = committed.larger(self._attempted)
+        return self.intent.spec.allocation(committed, self._overhead_mib)
+
+    async def store(self, **fields: object) -> None:
+        """Change the intent: in the domain's metadata first, then here.
+
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        intent = self.intent.changed(**fields)
+        await self._write(intent)
+        self.intent = intent
+
+    async def charge(self, **fields: object) -> None:
+        """Change the intent here first, so that what it takes is charged while it is being stored.
+
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        before, self.intent = self.intent, self.intent.changed(**fields)
+        try:
+            await self.persist()
+        except HypervisorError:
+            self.intent = before
+            raise
+
+    def plan(self, target: ResourceVector, cause: Cause, generation: int | None = None, **fields: object) -> None:
+        """Decide what is going to happen; `persist` it before anything does.
+
+        What will be given is committed at once, so that no other operation counts on it.
+
+        :param fields: what else changes with it.
+        """
+        committed = self.intent.committed.vector()
+        grows = any(wanted > has for wanted, has in zip(target, committed, strict=True))
+        shrinks = any(wanted < has for wanted, has in zip(target, committed, strict=True))
+        self._unplanned = self.intent
+        self.intent = self.intent.changed(
+            generation=self.intent.generation + 1 if generation is None else generation,
+            phase=Phase.DEFLATING if shrinks or not grows else Phase.REINFLATING,
+            target=Vector.of(target),
+            committed=Vector.of(committed.larger(target)),
+            cause=cause,
+            given_up=False,
+            **fields,
+        )
+
+    async def unplan(self) -> None:
+        """Take back a plan of which nothing was carried out."""
+        self.intent = self._unplanned
+        with contextlib.suppress(HypervisorError):
+            await self.persist()
+
+    async def persist(self) -> None:
+        """Store the intent durably as it is here.
+
+        :raises HypervisorError: it could not be stored.
+        """
+        await self._write(self.intent)
+
+    async def _write(self, intent: Intent) -> None:
+        attempted = intent.committed.vector()
+        self._attempted = self._attempted.larger(attempted) if self.uncertain else attempted
+        self.uncertain = True
+        await self._hypervisor.write_intent(self._domain, intent)
+        self.uncertain = False

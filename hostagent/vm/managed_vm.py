@@ -1,0 +1,287 @@
+"""Managed VM: its intent, its guest, and the operations on it, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+from ebbtide.deflation.allocations import Allocation
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.guest import Hello, Notice
+from ebbtide.messages.operations import VMOutcome
+from ebbtide.messages.vms import VMState, VMStatus
+from hostagent.errors import HypervisorError
+from hostagent.state.intents import Intent, Phase
+from hostagent.supervised_task import guarded
+from hostagent.vm.drift_repair import DriftRepair
+from hostagent.vm.guest_link import GuestLink
+from hostagent.vm.guest_pressure import GuestPressure
+from hostagent.vm.intent_record import IntentRecord
+from hostagent.vm.resizer import HostSide, Resizer
+
+#: What the API calls a running VM in each phase.
+STATES = {
+    Phase.CREATING: VMState.STARTING,
+    Phase.SETTLED: VMState.RUNNING,
+    Phase.DEFLATING: VMState.DEFLATING,
+    Phase.REINFLATING: VMState.REINFLATING,
+    Phase.DELETING: VMState.STOPPED,
+    Phase.ADMITTING: VMState.STARTING,
+    Phase.STOPPING: VMState.STOPPING,
+    Phase.STOPPED: VMState.STOPPED,
+    Phase.STARTING: VMState.STARTING,
+}
+#: Kinds of commands after which a VM may be off.
+TURN_OFF = ("stop", "start", "adopt", "release", "resize")
+
+
+class ManagedVM:
+    """A VM of ours. All that changes its size or its intent runs under its :attr:`lock`."""
+
+    def __init__(self, domain: str, intent: Intent, host: HostSide, running: bool = True) -> None:
+        self.domain = domain
+        self.running = running
+        #: Whether its vCPUs stand still although it is on: it keeps what it has.
+        self.paused = False
+        self.host = host
+        #: Held by the task that changes the VM's size or its intent.
+        self.lock = asyncio.Lock()
+        self.record = IntentRecord(domain, intent, host.hypervisor, host.overhead_mib)
+        self.link = GuestLink(
+            self.name, lambda: host.hypervisor.guest_channel(domain), self._on_hello, on_notice=self._on_notice
+        )
+        self.pressure = GuestPressure(
+            self.allocation,
+            self._on_pressure,
+            lambda kind, sentence, inputs: host.note(self.name, kind, sentence, inputs),
+        )
+        #: What the VM wants under pressure and its host cannot spare.
+        self.asks = ZERO
+        self.resizer = Resizer(domain, self.record, self.link, self.pressure, host)
+        self.drift_repair = DriftRepair(self.resizer)
+        self._hello = asyncio.Event()
+        self._link_task: asyncio.Task[None] | None = None
+
+    @property
+    def intent(self) -> Intent:
+        return self.record.intent
+
+    @property
+    def name(self) -> str:
+        return self.intent.spec.name
+
+    def start(self) -> None:
+        """Begin to talk to the guest, if that has not begun."""
+        if self._link_task is None:
+            self._link_task = asyncio.create_task(guarded(self.link.run), name=f"guest:{self.name}")
+
+    async def stop(self) -> None:
+        """Stop talking to the guest; the domain stays as it is."""
+        task, self._link_task = self._link_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # --- what it has ---------------------------------------------------------------------------------------------
+
+    def allocation(self) -> Allocation:
+        """The row that policies read; its current size is what is committed, or may yet be."""
+        return self.record.allocation()
+
+    @property
+    def deflated(self) -> bool:
+        """Whether the VM has less than it was sold."""
+        return not self.intent.spec.nominal.vector().fits_in(self.intent.committed.vector())
+
+    def row(self) -> Allocation:
+        """The row by which a need is split: a VM under pressure gives nothing (rule 6), nor does one that is paused."""
+        allocation = self.allocation()
+        gives_nothing = self.paused or bool(self.pressure.sentence)
+        return replace(allocation, minimum=allocation.current) if gives_nothing else allocation
+
+    def status(self) -> VMStatus:
+        """What the API says of this VM."""
+        spec, allocation = self.intent.spec, self.allocation()
+        stopped = self.intent.phase is Phase.STOPPED
+        return VMStatus(
+            name=self.name,
+            host=self.host.host_id,
+            domain=self.domain,
+            state=self._state(),
+            priority=spec.priority,
+            nominal=spec.nominal,
+            minimum=Vector.of(allocation.minimum),
+            ceiling=spec.ceiling,
+            current=Vector() if stopped else self.intent.committed,
+            overhead_mib=allocation.overhead_mib,
+            generation=self.intent.generation,
+            guest_connected=self.link.connected and self.host.is_available(),
+            template=spec.template,
+            boot_memory_mib=self.intent.boot_mib,
+            pressure=self.pressure.sentence or None,
+            asks=Vector.of(self.asks if self.pressure.sentence else ZERO),
+            pressure_budget_s=30.0 * round(self.pressure.budget_s / 30),
+            drift_total=self.drift_repair.drift_total,
+            contention=self.drift_repair.contention.sentence or None,
+            broken_offline_total=self.drift_repair.broken_offline_total,
+            throttled_share=self.drift_repair.throttled_share,
+            held=self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
+            start_size=self.intent.committed if stopped else None,
+            off_reason=self._off_reason(),
+            at_next_start=self.intent.at_next_start,
+            adopted=self.intent.adopted is not None,
+        )
+
+    def _state(self) -> VMState:
+        if self.resizer.terminating and self.running and self.intent.phase is not Phase.DELETING:
+            return VMState.STOPPING
+        if self.running or self.intent.phase in (Phase.CREATING, Phase.STARTING):
+            return STATES[self.intent.phase]
+        held = (Phase.SETTLED, Phase.DEFLATING, Phase.REINFLATING, Phase.ADMITTING)
+        return VMState.PAUSED if self.paused and self.intent.phase in held else VMState.STOPPED
+
+    def _off_reason(self) -> str | None:
+        """Why it is off or paused, where no command has made it so."""
+        cause, state = self.intent.cause, self._state()
+        if state is VMState.PAUSED and self.intent.phase is not Phase.ADMITTING:
+            return "another program has paused it; it is charged in full, and nothing is taken from it"
+        asked = cause is not None and cause.kind in TURN_OFF
+        if self.intent.phase is not Phase.STOPPED or asked:
+            return None
+        return "its domain has ended, and not by a command; it holds no room and keeps its disk"
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def enforce_at_start(self) -> None:
+        """Hold a VM whose guest does not run yet to its committed size: all vCPUs count.
+
+        :raises HypervisorError: a limit could not be set.
+        """
+        committed, nominal = self.intent.committed.vector(), self.intent.spec.nominal.vector()
+        sizes = self.host.hypervisor.sizes
+        reading = await sizes.read(self.domain)
+        cores, vcpus = committed.cpu_cores, reading.vcpus
+        await sizes.set_quota(self.domain, quota_of(cores, vcpus), cap_of(cores, vcpus))
+        for component, limit in (
+            ("disk_mib_s", sizes.set_disk),
+            ("network_mib_s", sizes.set_network),
+        ):
+            if nominal[component] > 0 and (why := await limit(self.domain, committed[component])):
+                raise HypervisorError(f"{component} cannot be held to {committed[component]:g}: {why}")
+
+    async def wait_for_hello(self, limit_s: float) -> None:
+        """Wait until the guest has said hello, or ``limit_s`` at most: without it only its CPU can be taken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._hello.wait()
+
+    async def resize(self, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
+        """Bring the VM to its intent's target: deflate what is too much, then reinflate what is missing.
+
+        :raises HypervisorError: the size cannot be read; the intent stays, so that it is tried again.
+        """
+        cause, target = self.intent.cause, self.intent.target.vector()
+        if self.intent.given_up:
+            target = await self.resizer.undone()
+        outcome = await self.resizer.reach(target, deadline_s, mode)
+        if not outcome.measured:
+            # It stays charged with all that it may have been given.
+            raise HypervisorError(f"its size could not be read at the end: {outcome.sentence}")
+        previous = cause.before.vector() if cause is not None else outcome.before.size
+        request_id = cause.request_id if cause is not None else "resize"
+        await self.resizer.commit(outcome, previous, outcome.after.size, request_id)
+        return VMOutcome.of(self.name, self.intent.generation, outcome)
+
+    def summary(self) -> VMOutcome:
+        """What became of the VM's latest operation, from its intent alone: the ledger went with an earlier agent."""
+        before = self.intent.cause.before if self.intent.cause else self.intent.committed
+        # What is still to be given is committed already, but has not been verified.
+        reached = before if self.intent.phase in (Phase.DEFLATING, Phase.REINFLATING) else self.intent.committed
+        missing = _shortfall(before.vector(), reached.vector(), self.intent.target.vector())
+        return VMOutcome(
+            name=self.name,
+            generation=self.intent.generation,
+            before=before,
+            after=self.intent.committed,
+            target=self.intent.target,
+            shortfall=Vector.of(missing),
+            ledger=(),
+            seconds=0.0,
+            sentence=f"has {self.intent.committed.vector()}, found after a restart of the agent",
+        )
+
+    def failed(self, why: str) -> VMOutcome:
+        """The outcome of an operation that could not be carried out; the VM counts as before."""
+        return self.summary().model_copy(update={"sentence": f"could not be resized: {why}", "errors": (why,)})
+
+    async def give_up(self) -> None:
+        """Have nothing more of an operation carried out that is answered as failed; its owner decides what comes next.
+
+        :raises HypervisorError: it could not be written yet; the reconciler does.
+        """
+        self.record.intent = self.intent.changed(given_up=True)
+        self.request_check()
+        await self.record.persist()
+
+    async def found_off(self, why: str) -> bool:
+        """Take note that the domain is off although no command has stopped it: it holds nothing and keeps its disk.
+
+        Under the VM's lock. One that is being sold something else stays charged until that has ended.
+
+        :returns: whether it counts as off now.
+        :raises HostAgentError: it could not be written; the VM stays charged, and is found off again.
+        """
+        if self.intent.was is not None:
+            self.running = False
+            return False
+        size = self.allocation().current
+        await self.host.record_change(self.name, size, ZERO, "stopped from outside")
+        await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False)
+        self.running = self.paused = False
+        self.host.note(self.name, "stopped", f"{self.name} is off ({why}): {size} came free; it keeps its disk", {})
+        return True
+
+    def off_meanwhile(self, before: ResourceVector, why: str) -> VMOutcome:
+        """The outcome of an operation during which the domain ended: what it held is free."""
+        sentence = f"is off ({why}): it holds nothing and keeps its disk"
+        return self.summary().model_copy(
+            update={"before": Vector.of(before), "after": Vector(), "shortfall": Vector(), "sentence": sentence}
+        )
+
+    # --- what asks for a check -----------------------------------------------------------------------------------
+
+    def _on_hello(self, hello: Hello) -> None:
+        """The guest agent has connected (again): after a reset all CPUs are on line, so its size is checked."""
+        self._hello.set()
+        self.request_check()
+
+    def _on_notice(self, notice: Notice) -> None:
+        """The guest reports something without having been asked."""
+        self.pressure.heard(notice)
+        if self.pressure.sentence:
+            self.request_check()
+
+    def _on_pressure(self, sentence: str) -> None:
+        """Pressure has begun: a deflation is stopped; what can be spared is given when the reconciler has seen it."""
+        self.resizer.interrupt_taking(sentence)
+        self.request_check()
+
+    def request_check(self) -> None:
+        """Have the VM looked at closely, soon."""
+        self.drift_repair.unsettled = True
+        self.drift_repair.pace.held()
+        self.host.request_check()
+
+
+def _shortfall(before: ResourceVector, after: ResourceVector, target: ResourceVector) -> ResourceVector:
+    """What the target still asks for, in the direction in which each component was to go."""
+    return ResourceVector(
+        *(
+            max((now - goal) if was >= goal else (goal - now), 0.0)
+            for was, now, goal in zip(before, after, target, strict=True)
+        )
+    )

@@ -1,0 +1,254 @@
+"""Resizer of one VM: measures it, runs the cascade or the reinflation, and commits the size that was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.asking import Refusal, mode_of_asking
+from ebbtide.deflation.cascade.cascade import Cascade
+from ebbtide.deflation.cascade.instructions import Mode, Outcome
+from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
+from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.cascade.reinflation import Reinflation
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from hostagent.libvirt.hypervisor import Hypervisor
+from hostagent.state.intents import Phase
+from hostagent.vm.executor import Executor
+from hostagent.vm.guest_link import GuestLink
+from hostagent.vm.guest_pressure import GuestPressure
+from hostagent.vm.intent_record import IntentRecord
+from hostagent.vm.running import Interrupt, run
+
+#: What cannot be used on a guest that does not answer, and what besides it to take memory: that is done by fresh
+#: readings only (rule 5), while what is given needs the guest's kernel alone.
+NEED_THE_GUEST = (Mechanism.APPLICATION, Mechanism.CPU_OFFLINE, Mechanism.CPU_UNPLUG)
+NEED_THE_GUEST_TO_TAKE = (
+    *(mechanism for mechanism, layer in LAYER_OF.items() if layer is not Layer.HYPERVISOR),
+    Mechanism.BALLOON,
+    Mechanism.MEMORY_LIMIT,
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HostSide:
+    """What a VM needs of the host that it runs on."""
+
+    host_id: str
+    hypervisor: Hypervisor
+    #: Memory that a VM costs besides its size.
+    overhead_mib: float
+    #: Called with each change before it is committed: (name, size before, size after, cause).
+    record_change: Callable[[str, ResourceVector, ResourceVector, str], Awaitable[None]]
+    #: Called when a VM should be looked at soon.
+    request_check: Callable[[], None]
+    #: Told of each decision: (VM, kind, sentence, inputs).
+    note: Callable[[str, str, str, Mapping[str, object]], None]
+    #: Makes the ids under which applications are asked differ between attempts at one operation.
+    attempt: Callable[[], str]
+    #: Whether the host's VMs hold more than there is.
+    is_overcommitted: Callable[[], bool]
+    #: Whether the hypervisor answers: of guests on one that does not, nothing is assumed.
+    is_available: Callable[[], bool]
+
+
+class Resizer:
+    """Changes one VM's size, under the VM's lock."""
+
+    def __init__(
+        self, domain: str, record: IntentRecord, link: GuestLink, pressure: GuestPressure, host: HostSide
+    ) -> None:
+        self.domain = domain
+        self.record = record
+        self.link = link
+        self.pressure = pressure
+        self.host = host
+        self._interrupt = Interrupt()
+        self._refusal: Refusal | None = None
+        #: Whether the guest may still be asked for something: by an earlier agent, or because a resize broke off.
+        self._unsure = record.intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
+        #: Why the VM will have no more resizes; empty as long as it may.
+        self.terminating = ""
+        #: Whether something is being taken from it now.
+        self._taking = False
+        self._log = log.bind(vm=record.intent.spec.name, host=host.host_id)
+
+    async def reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+        """Bring the VM to a size, without committing it.
+
+        :raises HypervisorError: its size cannot be read.
+        """
+        outcome = await self._reach(target, deadline_s, mode)
+        self._unsure = not outcome.measured
+        return outcome
+
+    async def undone(self) -> ResourceVector:
+        """The size of a VM whose operation is given up: what was taken is given back, what was given stays as it is.
+
+        :raises HypervisorError: its size cannot be read.
+        """
+        intent, has = self.record.intent, await self.host.hypervisor.sizes.read(self.domain)
+        bound = has.bound(None, intent.spec.nominal.vector()).size
+        before = intent.cause.before.vector() if intent.cause is not None else bound
+        row = self.record.allocation()
+        return before.larger(bound).smaller(row.current).larger(row.minimum)
+
+    async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+        self._clear_interrupt()
+        cause = self.record.intent.cause
+        executor = self._executor(f"{cause.request_id if cause is not None else 'repair'}{self.host.attempt()}")
+        if self._unsure:
+            await self.host.hypervisor.sizes.call_off(self.domain)
+        self._unsure = True
+        before, _ = await executor.measure()
+        found = await self.host.hypervisor.sizes.findings(self.domain)
+        to_give = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST))
+        if before.size.fits_in(target) and not target.fits_in(before.size):
+            return await self._run(await self._reinflation(before, target, deadline_s, to_give), executor)
+        to_take = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST_TO_TAKE))
+        down = await self._take(before, target, deadline_s, mode, to_take, executor)
+        if target.fits_in(down.after.size) or before.size.fits_in(target):
+            return down
+        # Down in one component and up in another: the second half, once what was taken has been taken.
+        self._clear_interrupt()
+        return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), executor))
+
+    async def _take(
+        self,
+        before: Bound,
+        target: ResourceVector,
+        deadline_s: float,
+        mode: Mode,
+        mechanisms: Mechanisms,
+        executor: Executor,
+    ) -> Outcome:
+        """Run the cascade; an application is asked only where it may be."""
+        asking = mode_of_asking(asyncio.get_running_loop().time(), mode, self._refusal)
+        if asking is None:
+            mechanisms = mechanisms.without([Mechanism.APPLICATION], "refused a while ago and is left alone until then")
+        if self.pressure.sentence:
+            self._interrupt.ask(self.pressure.sentence)
+        if self.record.intent.spec.priority is Priority.FIXED:
+            mechanisms = mechanisms.without([Mechanism.APPLICATION], "an application of a fixed VM is never asked")
+        self._taking = True
+        try:
+            down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)
+        finally:
+            self._taking = False
+        self._refusal = executor.refusal or self._refusal
+        if not down.after.size.fits_in(before.size) or down.after.size != before.size:
+            self.pressure.deflated()
+        return down
+
+    async def _reinflation(
+        self, before: Bound, target: ResourceVector, deadline_s: float, mechanisms: Mechanisms
+    ) -> Reinflation:
+        plugged = (await self.host.hypervisor.sizes.read(self.domain)).vcpus
+        intent = self.record.intent
+        # What ACPI unplug took can be plugged again: a VM starts with all that its nominal size asks for.
+        present = max(plugged, math.ceil(intent.spec.nominal.cpu_cores))
+        return Reinflation(before, target, intent.boot_mib, present, deadline_s, mechanisms, plugged)
+
+    async def commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
+        """Write down the size that was measured and hold the VM to it from outside."""
+        row = self.record.allocation()
+        size = reached.smaller(row.upper)
+        if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
+            # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
+            size = size.with_component("cpu_cores", outcome.target.cpu_cores)
+        if size.cpu_cores > row.current.cpu_cores:
+            # It is not known which of these CPUs are on line: a quota holds it to what it is charged with.
+            size = size.with_component("cpu_cores", row.current.cpu_cores)
+        # Whatever a resize that broke off has left: it is charged with its minimum at least, and its quota set to that.
+        size = size.larger(row.minimum)
+        bound = outcome.after
+        # A guest that is silent has on line what it said last: reckoned over all, those would have less than the size.
+        spread = min(len(self.link.online or ()), bound.vcpus) if not self.link.connected else 0
+        quota, cap = quota_of(size.cpu_cores, spread or bound.cpus_online), cap_of(size.cpu_cores, bound.vcpus)
+        if (quota, cap) != (bound.quota_per_cpu, bound.cap_cores) or bound.size.cpu_cores > size.cpu_cores:
+            await self.host.hypervisor.sizes.set_quota(self.domain, quota, cap)
+        await self.host.hypervisor.prepare_start(self.domain, size)
+        # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
+        await self.host.record_change(self.record.intent.spec.name, previous, size, cause)
+        fields = {"target": Vector.of(size), "given_up": False} if self.record.intent.given_up else {}
+        await self.record.store(phase=Phase.SETTLED, committed=Vector.of(size), **fields)
+        self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)
+
+    async def _run(self, machine: Cascade | Reinflation, executor: Executor) -> Outcome:
+        with structlog.contextvars.bound_contextvars(vm=self.record.intent.spec.name):
+            return await run(machine, executor, self._interrupt)
+
+    def _executor(self, request_id: str) -> Executor:
+        nominal = self.record.intent.spec.nominal.vector()
+        return Executor(self.domain, self.host.hypervisor.sizes, self.link, request_id, nominal, self.pressure.observe)
+
+    # --- what stops a resize -------------------------------------------------------------------------------------
+
+    def interrupt(self, why: str) -> None:
+        """Stop the resize that is under way."""
+        self._interrupt.ask(why)
+
+    def interrupt_taking(self, why: str) -> None:
+        """Stop the resize that is under way if it takes something."""
+        if self._taking:
+            self._interrupt.ask(why)
+
+    def mark_terminating(self, why: str) -> None:
+        """Stop the resize that is under way, and each one that follows."""
+        self.terminating = why
+        self._interrupt.ask(why)
+
+    def _clear_interrupt(self) -> None:
+        """What was asked of an earlier resize is over, but for a removal."""
+        self._interrupt.clear()
+        if self.terminating:
+            self._interrupt.ask(self.terminating)
+
+    # --- mechanisms ----------------------------------------------------------------------------------------------
+
+    async def findings(self) -> tuple[Finding, ...]:
+        """What can be used on this VM now, and why not where it cannot.
+
+        :raises HypervisorError: the domain cannot be examined.
+        """
+        found = await self.host.hypervisor.sizes.findings(self.domain)
+        return self._without_silent_guest(found, NEED_THE_GUEST_TO_TAKE)
+
+    async def mechanisms(self) -> Mechanisms:
+        """The findings as the cascade takes them."""
+        return Mechanisms.of(await self.findings())
+
+    def _without_silent_guest(self, found: Sequence[Finding], need: Collection[Mechanism]) -> tuple[Finding, ...]:
+        """The findings, without what needs a guest that answers if this one does not."""
+        silent = "the guest agent is not connected"
+        return tuple(
+            replace(finding, available=False, reason=silent)
+            if finding.available and finding.mechanism in need and not self.link.connected
+            else finding
+            for finding in found
+        )
+
+
+def joined(down: Outcome, up: Outcome) -> Outcome:
+    """One outcome for a resize that went down in one component and up in another."""
+    return Outcome(
+        before=down.before,
+        after=up.after,
+        target=down.target,
+        ledger=down.ledger + up.ledger,
+        shortfall=down.shortfall + up.shortfall,
+        seconds=down.seconds + up.seconds,
+        sentence=f"{down.sentence}; {up.sentence}",
+        measured=up.measured,
+        errors=down.errors + up.errors,
+    )

@@ -1,1 +1,0 @@
-"""What the REST servers of manager and host agent share."""

@@ -1,1 +1,0 @@
-"""Traces in, one form out: readers of public formats, generators, the own format (docs/traces.md)."""

@@ -1,1 +1,0 @@
-"""Interval-aware scheduling on the job engine: machines are switched off, the last on first (seed 001)."""

@@ -1,1 +1,0 @@
-"""Batch jobs on machines whose cores come and go: compiled discrete events (docs/jobs.md)."""

@@ -1,0 +1,120 @@
+"""`ebb-adapter`: help with examples, a check before it is registered, drop-ins, and what it says while it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app_adapters.main import main
+from app_adapters.ready import MODULES
+from guestagent.hooks import DropIn, read_drop_in
+from tests.adapters.cache import Cache, free_port
+from tests.adapters.rest import Rest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_help_of_every_adapter_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert re.search(r"ebb-adapter [a-z-]+ --", text.partition("example")[2])
+    assert "--check" in text
+
+
+def test_the_help_names_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^    {name}\s", text, re.MULTILINE) for name in MODULES)
+
+
+def test_the_drop_in_that_it_prints_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for listen, host in (("127.0.0.1:7075", "127.0.0.1"), ("[::1]:7075", "::1")):
+        assert main(["inelastic", "--listen", listen, "--print-drop-in"]) == 0
+        path = tmp_path / "a.json"
+        path.write_text(capsys.readouterr().out)
+        path.chmod(0o644)
+        assert read_drop_in(str(path), os.getuid()) == DropIn("inelastic", host, 7075)
+
+
+def test_a_check_of_what_cannot_be_asked_is_1_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memcached", "--memcached", f"127.0.0.1:{free_port()}", "--check"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"ebb-adapter: memcached: cannot be asked: .+\n", err)
+
+
+def test_a_bad_option_is_2_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["command", "--run", "", "--check"]) == 2
+    assert "--run: names no program" in capsys.readouterr().err
+
+
+def test_what_has_nothing_to_give_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inelastic", "--check"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["name"] == "inelastic"
+    assert "nothing above its minimum" in err
+
+
+@pytest.mark.service
+def test_it_checks_and_serves_and_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("t")
+    cache, port = Cache(200), free_port()
+    adapter = ["memcached", "--memcached", f"127.0.0.1:{cache.port}"]
+    server: subprocess.Popen[str] | None = None
+    try:
+        cache.fill(150)
+        assert main([*adapter, "--check"]) == 0
+        assert json.loads(capsys.readouterr().out)["resources"]["memory_mib"]["current"] == pytest.approx(
+            cache.rss_mib(), abs=5
+        )
+        command = [sys.executable, "-m", "app_adapters", *adapter, "--listen", f"127.0.0.1:{port}"]
+        server = subprocess.Popen(
+            [*command, "--token-file", str(tmp_path / "token")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert server.stderr is not None
+        assert server.stderr.readline() == f"ebb-adapter: memcached on 127.0.0.1:{port}\n"
+        rest = Rest(("127.0.0.1", port), "t")
+        rest.capabilities()
+        assert rest.target("down", "deflate", 100)[0] == 202
+        rest.finished("down")
+        server.send_signal(signal.SIGTERM)
+        _, said = server.communicate(timeout=60)
+        assert server.returncode == 0
+        lines = [line for line in said.splitlines() if line.startswith("ebb-adapter: down: ")]
+        assert len(lines) == 3
+        assert lines[0] == "ebb-adapter: down: deflate (ask) to 100 MiB within 60 s"
+        assert re.match(r"ebb-adapter: down: promised [\d.]+ MiB in about ", lines[1])
+        assert re.match(r"ebb-adapter: down: released [\d.]+ MiB: resident ", lines[2])
+    finally:
+        if server is not None:
+            server.kill()
+            server.wait()
+        cache.stop()
+
+
+def test_a_refusal_is_said(tmp_path: Path) -> None:
+    from app_adapters.processes.inelastic import InelasticAdapter
+    from app_adapters.server import HookServer
+
+    (tmp_path / "token").write_text("t")
+    said: list[str] = []
+    server = HookServer(InelasticAdapter(reason="pinned"), "127.0.0.1", 0, str(tmp_path / "token"), said.append).start()
+    try:
+        Rest(server.address, "t").target("r", "deflate", 5, target={"memory_mib": 5.0})
+    finally:
+        server.stop()
+    assert said == ["r: deflate (ask) to 5 MiB within 60 s", "r: refused: pinned"]

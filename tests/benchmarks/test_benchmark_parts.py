@@ -1,0 +1,274 @@
+"""The pure parts of the benchmarks: figures, the recorder, the fake libvirt, CPU settings, the swap file's checks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import benchmarks
+from benchmarks.__main__ import app
+from benchmarks.deflating import bare, cpu, latency, side_by_side
+from benchmarks.figures import Figure, document, ratios
+from benchmarks.host import swapfile
+from benchmarks.host.recorder import (
+    CallCounter,
+    Recorder,
+    RecordingHypervisor,
+    StallMonitor,
+    Step,
+    record_guest,
+    replayable,
+    spent,
+)
+from benchmarks.host.slow_libvirt import Moving, Slowness
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.instructions import Outcome
+from ebbtide.deflation.resources import ResourceVector
+
+
+def step(name: str, began_s: float = 0.0, seconds: float = 0.0, *arguments: Any) -> Step:
+    return Step(name, arguments, began_s, seconds)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=9))
+def test_a_figure_is_the_median_of_its_runs(runs: list[float]) -> None:
+    figure = Figure.over(runs, "s", "nothing")
+    assert figure.value == statistics.median(figure.runs)
+    assert len(figure.runs) == len(runs)
+    assert figure.value == pytest.approx(statistics.median(runs), abs=1e-6)
+
+
+def test_a_figure_without_runs_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no runs"):
+        Figure.over([], "s", "nothing")
+
+
+def test_a_ratio_is_taken_within_each_run() -> None:
+    assert ratios([2.0, 30.0, 4.0], [1.0, 10.0, 8.0]) == [2.0, 3.0, 0.5]
+    with pytest.raises(ValueError, match="zip"):
+        ratios([1.0, 2.0], [1.0])
+
+
+def test_a_document_has_the_keys_that_docs_and_readers_count_on() -> None:
+    found = document("cascade", {"x": Figure.over([3.0, 1.0, 2.0], "ratio", "y")}, "2026-01-01T00:00:00+00:00", "1.2")
+    assert set(found) == {"name", "machine", "date", "version", "figures"}
+    assert set(found["machine"]) == {"cpu", "cpus", "memory_mib", "kernel", "python"}
+    assert found["figures"] == {"x": {"value": 2.0, "unit": "ratio", "of": "y", "runs": [3.0, 1.0, 2.0]}}
+    json.dumps(found)
+
+
+def test_the_number_of_runs_reaches_the_benchmark_and_its_file(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["policies", "--runs", "6", "--output", str(tmp_path), "--json"])
+    assert done.exit_code == 0
+    (figure,) = json.loads((tmp_path / "policies.json").read_text())["figures"].values()
+    assert len(figure["runs"]) == 6
+
+
+def test_every_benchmark_can_be_run_by_name() -> None:
+    hosts = {"policies", "cascade", "cpu", "throughput", "latency", "idle"}
+    adapters = {"memcached", "jvm", "spark"}
+    assert set(benchmarks.ALL) == hosts | adapters | {"placement", "matcher", "simulator", "tasks"}
+
+
+# --- recorder --------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_hypervisor_are_recorded_with_their_arguments_and_seconds() -> None:
+    class Real:
+        name = "real"
+
+        async def set_quota(self, domain: str, cores: float | None) -> str:
+            await asyncio.sleep(0)
+            return f"{domain} {cores}"
+
+        async def read(self, domain: str) -> None:
+            raise RuntimeError("gone")
+
+        def on_lifecycle(self) -> str:
+            return "not a call of the port that takes time"
+
+    times = iter([1.0, 3.5, 10.0, 10.25])
+    recorder = Recorder(clock=lambda: next(times))
+    hypervisor = RecordingHypervisor(Real(), recorder)
+    assert await hypervisor.set_quota("ebb-h.vm", cores=0.5) == "ebb-h.vm 0.5"
+    with pytest.raises(RuntimeError):
+        await hypervisor.read("ebb-h.vm")
+    assert hypervisor.on_lifecycle().startswith("not")
+    assert recorder.take() == [Step("set_quota", (0.5,), 1.0, 2.5), Step("read", (), 10.0, 0.25)]
+    assert recorder.take() == []
+
+
+async def test_calls_of_a_guest_are_recorded_and_still_answered() -> None:
+    async def call(method: str, params: Any, answer: type, limit_s: float) -> str:
+        return f"{method} {limit_s}"
+
+    link, recorder = SimpleNamespace(call=call), Recorder()
+    record_guest(link, recorder)
+    assert await link.call("cpus.set", {"online": [0]}, dict, 5.0) == "cpus.set 5.0"
+    (found,) = recorder.take()
+    assert (found.name, found.arguments) == ("cpus.set", ({"online": [0]},))
+
+
+def test_what_is_replayed_are_changes_in_their_order_and_one_wait_for_each_promise() -> None:
+    names = "write_intent status read application.deflate application.status application.status status cpus.set"
+    names += " set_plugged read set_plugged set_quota set_balloon write_intent application.status"
+    kept = replayable([step(name) for name in names.split()])
+    assert [one.name for one in kept] == [
+        "application.deflate",
+        "application.status",
+        "cpus.set",
+        "set_plugged",
+        "set_plugged",
+        "set_quota",
+        "set_balloon",
+        "application.status",
+    ]
+
+
+def test_the_time_of_a_deflation_is_split_among_its_calls_and_the_rest() -> None:
+    steps = [
+        step("write_intent", 0.0, 0.5),
+        step("status", 0.5, 1.0),
+        step("read", 1.5, 0.25),
+        step("application.deflate", 2.0, 1.0),
+        step("set_plugged", 3.0, 4.0),
+        step("cpus.set", 7.0, 1.0),
+        step("prepare_start", 8.0, 0.25),
+    ]
+    assert spent(steps, 10.0) == {
+        "intents": 0.5,
+        "readings": 1.25,
+        "application": 1.0,
+        "devices": 5.0,
+        "other calls": 0.25,
+        "rest": 2.0,
+    }
+
+
+def test_calls_of_libvirt_are_counted_and_names_are_not() -> None:
+    class Domain:
+        def name(self) -> str:
+            return "low"
+
+        def XMLDesc(self) -> str:
+            return "<domain/>"
+
+    class Connection:
+        def lookupByName(self, name: str) -> Domain:
+            return Domain()
+
+        def listAllDomains(self) -> list[Domain]:
+            return [Domain(), Domain()]
+
+    calls = CallCounter()
+    connection = calls.wrap(Connection())
+    assert connection.lookupByName("low").XMLDesc() == "<domain/>"
+    assert [domain.name() for domain in connection.listAllDomains()] == ["low", "low"]
+    connection.listAllDomains()[0].XMLDesc()
+    assert calls.calls == {"lookupByName": 1, "XMLDesc": 2, "listAllDomains": 2}
+    calls.clear()
+    assert not calls.calls
+
+
+async def test_a_stall_of_the_loop_is_seen() -> None:
+    import time
+
+    async with StallMonitor() as monitor:
+        await asyncio.sleep(0.02)
+        time.sleep(0.2)  # noqa: ASYNC251 - this is the stall
+        await asyncio.sleep(0.02)
+    assert monitor.longest_s > 0.15
+
+
+async def test_what_cannot_be_done_bare_is_said() -> None:
+    hand = bare.Bare(None, None, SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(bare.Stalled, match="set_network cannot be done bare"):
+        await hand.replay([step("set_network", 0.0, 0.0, 5.0)])
+
+
+# --- the fake libvirt ------------------------------------------------------------------------------------------------
+
+
+def test_a_size_of_the_fake_gets_there_in_as_many_looks_as_it_is_told() -> None:
+    moving = Moving(512.0, 512.0)
+    moving.ask(128.0, 3)
+    assert [moving.look() for _ in range(5)] == [384.0, 256.0, 128.0, 128.0, 128.0]
+
+
+def test_the_real_agent_deflates_vms_over_the_fake_with_as_many_calls_as_are_wanted() -> None:
+    few = asyncio.run(side_by_side._deflate(3, Slowness(0.0, 1))).calls
+    more = side_by_side.looks_for(few + 10)
+    assert more > 1
+    assert asyncio.run(side_by_side._deflate(1, Slowness(0.0, more))).calls >= few + 10
+
+
+# --- CPU -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", cpu.SHARES)
+@pytest.mark.parametrize("nominal", [1.0, 2.0, 4.0])
+def test_every_way_to_deflate_the_cpu_leaves_the_same_cores(share: float, nominal: float) -> None:
+    settings = {way: cpu.setting(way, nominal, share) for way in cpu.WAYS}
+    for found in settings.values():
+        assert found.cores == pytest.approx(nominal * (1 - share))
+    assert settings["quota"].online == cpu.VCPUS
+    assert settings["off-lining"].quota == nominal / cpu.VCPUS
+    assert settings["both"].online <= settings["off-lining"].online
+
+
+# --- latency ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(asked_mib: float, taken_mib: float, seconds: float) -> Outcome:
+    before, target = Bound(2, None, 1024.0, 1024.0), ResourceVector(cpu_cores=2, memory_mib=2048 - asked_mib)
+    after = Bound(2, None, 1024.0, 1024.0 - taken_mib)
+    return Outcome(before, after, target, (), ResourceVector(), seconds, "")
+
+
+def test_latencies_are_compared_only_where_both_got_there() -> None:
+    found = {
+        (True, 0.1): [outcome(200, 200, 2.0), outcome(200, 200, 4.0)],
+        (False, 0.1): [outcome(200, 200, 6.0), outcome(200, 200, 8.0)],
+        (True, 0.5): [outcome(1000, 1000, 5.0), outcome(1000, 1000, 5.0)],
+        (False, 0.5): [outcome(1000, 1000, 9.0), outcome(1000, 250, 1.0)],
+    }
+    figures = latency._figures(found, (0.1, 0.5), "here")
+    assert figures["without_to_with_10"].runs == (3.0, 2.0)
+    assert "without_to_with_50" not in figures
+    assert figures["without_application_50_reached"].runs == (1.0, 0.25)
+    assert figures["with_application_50_s"].value == 5.0
+
+
+# --- swap ------------------------------------------------------------------------------------------------------------
+
+
+def test_swap_that_the_host_has_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swaps = tmp_path / "swaps"
+    swaps.write_text("Filename Type Size Used Priority\n/dev/sda2 partition 4194304 0 -2\n")
+    monkeypatch.setattr(swapfile, "PROC_SWAPS", swaps)
+    with swapfile.swap(tmp_path / "ours", 1024, print) as present_mib:
+        assert present_mib == 4096
+        assert not (tmp_path / "ours").exists()
+
+
+def test_a_host_that_cannot_have_swap_is_measured_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swaps = tmp_path / "swaps"
+    said: list[str] = []
+    swaps.write_text("Filename Type Size Used Priority\n")
+    monkeypatch.setattr(swapfile, "PROC_SWAPS", swaps)
+    with swapfile.swap(tmp_path / "ours", 10**9, said.append) as present_mib:
+        assert present_mib == 0
+    assert "no swap could be made" in said[0]
+    assert not (tmp_path / "ours").exists()

@@ -1,0 +1,104 @@
+"""The pure parts of the benchmark `memcached`: its keys, the ideal cache, its figures, table and picture."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.caches import memcached
+from benchmarks.caches.memcached_report import Row, curve, write
+from benchmarks.caches.zipf import Workload, get_bytes, gets, least_recently_used, popularity
+
+
+def workload(count: int = 1000, exponent: float = 0.99) -> Workload:
+    return Workload(count, exponent, np.random.default_rng(1))
+
+
+def test_popularity_falls_with_the_rank_and_adds_up() -> None:
+    found = popularity(1000, 0.99)
+    assert found.sum() == pytest.approx(1)
+    assert found[0] / found[9] == pytest.approx(10**0.99)
+    assert np.allclose(popularity(10, 0.0), 0.1)
+
+
+def test_keys_are_drawn_as_often_as_they_are_popular() -> None:
+    some = workload()
+    drawn = some.draw(200_000)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1000
+    often = np.bincount(drawn, minlength=1000) / len(drawn)
+    assert np.abs(often - some.by_key).max() < 0.01
+    assert some.mass(np.arange(1000)) == pytest.approx(1)
+    assert some.best(100) == pytest.approx(np.sort(some.by_key)[::-1][:100].sum())
+
+
+def test_the_same_seed_asks_for_the_same_keys() -> None:
+    assert np.array_equal(workload().draw(100), workload().draw(100))
+
+
+def test_an_ideal_lru_holds_what_was_used_last() -> None:
+    held = least_recently_used(10, np.array([3, 4, 3, 0]), 4)
+    assert sorted(held) == [0, 3, 4, 9]  # 9 was stored last of those that were not asked for
+    assert sorted(least_recently_used(3, np.array([], dtype=np.int64), 2)) == [1, 2]
+
+
+def test_an_ideal_lru_is_like_one_that_is_played_through() -> None:
+    requests = workload(50).draw(500)
+    order = list(range(50))
+    for key in requests:
+        order.remove(key)
+        order.append(key)
+    assert sorted(least_recently_used(50, requests, 20)) == sorted(order[-20:])
+
+
+def test_requests_are_commands_of_one_length() -> None:
+    text = gets(np.array([1, 23, 4567, 89, 5]), 2)
+    assert text == b"get k0000001 k0000023\r\nget k0004567 k0000089\r\n"
+    assert len(text) == 2 * get_bytes(2)
+
+
+def row(arm: str, run: int, hits_s: float, stores: bool = False, cap: int | None = 5000) -> Row:
+    return Row(
+        "zipf_4k", arm, 0.5, run, 1000.0, 100.0, 1.0, 0.92, 0.94, cap, stores, hits_s, hits_s + 1, 0.9, 0.1, 50.0
+    )
+
+
+def test_ratios_are_taken_within_each_run() -> None:
+    rows = [
+        row("hypervisor", 0, 100),
+        row("application", 0, 800),
+        row("application", 1, 600),
+        row("hypervisor", 1, 200),
+    ]
+    found = memcached.figures(rows, "quiet")
+    assert found["application_to_hypervisor_zipf_4k_50_5000"].runs == (8, 3)
+    assert found["application_zipf_4k_50_5000_of_full"].runs == (0.8, 0.6)
+    assert found["application_zipf_4k_50_5000_to_ideal_lru"].value == pytest.approx(0.9 / 0.92, abs=1e-6)
+    assert "quiet" in found["hypervisor_zipf_4k_50_5000_hits_s"].of
+
+
+def test_where_misses_are_stored_what_the_backend_gave_counts() -> None:
+    found = memcached.figures([row("hypervisor", 0, 99, True), row("application", 0, 399, True)], "")
+    assert found["application_to_hypervisor_zipf_4k_50_5000_stores"].value == 4
+    assert found["application_zipf_4k_50_5000_stores_served_s"].unit == "values/s"
+
+
+def test_a_curve_begins_at_full_size_and_tells_the_range() -> None:
+    rows = [row("application", run, hits_s) for run, hits_s in enumerate((700, 900, 800))]
+    assert curve(rows, "application", 5000, False) == [(1.0, 1.0, 1.0, 1.0), (0.5, 0.8, 0.7, 0.9)]
+
+
+def test_a_table_and_a_picture_are_written(tmp_path: Path) -> None:
+    rows = [row(arm, 0, 500, stores, cap) for arm in memcached.ARMS for stores, cap in ((False, 5000), (True, 5000))]
+    rows += [row(arm, 0, 500, False, None) for arm in memcached.ARMS]
+    said: list[str] = []
+    table, picture = write(rows, tmp_path / "new", said.append)
+    with table.open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(rows)
+    assert lines[0]["hits_s"] == "500"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert said == []

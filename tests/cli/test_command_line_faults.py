@@ -1,0 +1,198 @@
+"""What goes wrong around a command: Ctrl-C, an output that cannot be written, a reader that goes, wrong words."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.operations import Operation, OperationState
+
+SENTENCE = "no host has room for web"
+
+
+class StandIn(http.server.ThreadingHTTPServer):
+    """A manager that takes every creation on, under the state that a test wants."""
+
+    state = OperationState.RUNNING
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def operation(self, request_id: str) -> Any:
+        over = self.state is not OperationState.RUNNING
+        told = ("it is looked at", SENTENCE) if over else ("it is looked at",)
+        made = Operation(
+            request_id=request_id,
+            kind="create",
+            state=self.state,
+            progress=told,
+            sentence=SENTENCE if over else "it runs",
+            started_at=1.0,
+        )
+        return made.model_dump(mode="json")
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(self.server.operation(body["request_id"]))
+
+    do_PUT = do_POST
+
+    def do_GET(self) -> None:
+        if self.path == "/healthz":
+            self._answer({"status": "ok", "role": "leader"})
+            return
+        request_id = self.path.rpartition("/")[2].partition("?")[0]
+        self._answer(self.server.operation(request_id))
+        self.server.asked.set()
+
+    def _answer(self, body: Any) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not in a test's output."""
+
+
+@pytest.fixture
+def manager() -> Iterator[StandIn]:
+    server = StandIn()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("secret")
+    return path
+
+
+def begin(manager: StandIn | str, token: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
+    url = manager if isinstance(manager, str) else manager.url
+    environment = {"PATH": "/usr/bin:/bin", "EBB_MANAGER": url, "EBB_TOKEN_FILE": str(token), "HOME": str(token.parent)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([sys.executable, "-m", "ebbtide.cli.main", *words], env=environment, text=True, **pipes)
+
+
+def run(manager: StandIn | str, token: Path, *words: str, **options: Any) -> tuple[int, str, str]:
+    with begin(manager, token, *words, **options) as process:
+        out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err, err
+    return process.returncode, out or "", err
+
+
+CREATE = ("create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+PRINTING = [("--help",), ("token", "new", "--role", "viewer", "--name", "x"), ("health",)]
+
+
+@pytest.mark.parametrize("words", [CREATE, ("pause", "host-a")], ids=lambda words: words[0])
+def test_ctrl_c_says_that_the_operation_goes_on_and_how_to_look_at_it(
+    manager: StandIn, token: Path, words: tuple[str, ...]
+) -> None:
+    with begin(manager, token, *words) as process:
+        if not manager.asked.wait(30):
+            process.kill()
+            raise AssertionError(process.communicate())
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "the operation goes on: `ebb operation " in err
+    assert ("to call it off: `ebb delete web`" in err) == (words is CREATE)
+    assert ("--host host-a" in err) == (words is not CREATE)
+    assert "Traceback" not in err
+
+
+def test_a_refusal_is_said_once(manager: StandIn, token: Path) -> None:
+    manager.state = OperationState.FAILED
+    code, out, err = run(manager, token, *CREATE)
+    assert code == 1
+    assert (out + err).count(SENTENCE) == 1
+    assert f"error: the operation ended failed: {SENTENCE}" in err
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("token", "new", "--role", "viewer", "--name", "x"), ("health",)], ids=str
+)
+def test_an_output_that_cannot_be_written_is_one_sentence(
+    manager: StandIn, token: Path, words: tuple[str, ...]
+) -> None:
+    with open("/dev/full", "w") as full:
+        code, _, err = run(manager, token, *words, stdout=full)
+    assert (code, err) == (1, "error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("token", "new", "--role", "viewer", "--name", "x"), ("health",)], ids=str
+)
+def test_a_reader_that_has_gone_changes_no_exit_code(manager: StandIn, token: Path, words: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert run(manager, token, *words, stdout=writer) == (0, "", "")
+    os.close(writer)
+
+
+def test_what_fails_without_a_reader_still_fails(manager: StandIn, token: Path) -> None:
+    manager.state = OperationState.FAILED
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert run(manager, token, *CREATE, "--json", stdout=writer)[0] == 1
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "http://?",
+        "http://[::1",
+        "ftp://x",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:x",
+        "127.0.0.1:7100",
+    ],
+)
+def test_an_address_that_is_none_is_said_to_be_none(token: Path, url: str) -> None:
+    code, _, err = run(url, token, "hosts")
+    assert code == 1
+    assert err == f"error: {url!r} is no address of a manager: it must be like http://127.0.0.1:7100\n"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "86401", "soon"])
+def test_seconds_that_are_none_are_said_with_their_bounds(token: Path, value: str) -> None:
+    code, _, err = run("http://127.0.0.1:9", token, *CREATE, "--deadline-s", value)
+    assert code == 2
+    assert f"must be a number from 0 to 86400, but is '{value}'" in err
+
+
+@pytest.mark.parametrize("name", ["Web_1", "-web", "w" * 41, "wéb"])
+def test_a_name_is_refused_with_a_sentence(token: Path, name: str) -> None:
+    code, _, err = run("http://127.0.0.1:9", token, "create", "--cpu-cores", "1", "--memory-mib", "512", "--", name)
+    said = "error: name must be 1 to 40 lower-case letters, digits and hyphens, with no hyphen first or last\n"
+    assert (code, err) == (1, said)

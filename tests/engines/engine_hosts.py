@@ -1,0 +1,133 @@
+"""Both engines with their clusters under one handle, and tasks that write down when they begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from benchmarks.matching.slurm_cluster import USER, SlurmCluster
+from ebbtide.matcher.engines.interface import Engine, engine_of
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.match.attempts import AttemptState, Look, Seen, attempt_name
+from ebbtide.matcher.match.tasks import TaskOrder
+from tests.engines.dask_cluster import DaskCluster
+
+LIMIT_S = 60.0
+_NUMBERS = itertools.count(1)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
+    """Ask again and again until it is so."""
+    never = asyncio.Event()
+    async with asyncio.timeout(limit_s):
+        while not await condition():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await never.wait()
+
+
+def settings_of(cluster: SlurmCluster | DaskCluster) -> EngineSettings:
+    """For an engine on this cluster."""
+    if isinstance(cluster, SlurmCluster):
+        return EngineSettings(
+            engine="slurm", directory=cluster.tasks, slurm_conf=cluster.conf, user=USER, period_s=0.2, answer_s=20.0
+        )
+    return EngineSettings(
+        engine="dask", directory=cluster.tasks, dask_scheduler=cluster.url, period_s=0.2, answer_s=20.0
+    )
+
+
+def counting(runs: Path, seconds: float) -> tuple[str, ...]:
+    """A command that appends a line to a file of its own when it begins and when it ends."""
+    # Slurm may end sleep before its shell, which then would say that all went well.
+    script = 'echo begun >> "$1"; sleep "$2" && echo ended >> "$1"'
+    return ("/bin/sh", "-c", script, "task", str(runs), f"{seconds:g}")
+
+
+class EngineHost:
+    """An engine on a real cluster."""
+
+    def __init__(self, cluster: SlurmCluster | DaskCluster) -> None:
+        self.cluster = cluster
+        self.settings = settings_of(cluster)
+        self.engine = self.new_engine()
+
+    def new_engine(self) -> Engine:
+        """As another manager has it."""
+        made = engine_of(self.settings)
+        assert made is not None
+        return made
+
+    @property
+    def directory(self) -> Path:
+        return self.cluster.tasks
+
+    def attempt(self) -> str:
+        """A name that nobody has had."""
+        return attempt_name("ebb", f"task-{next(_NUMBERS)}", "0a", 1)
+
+    def runs(self, attempt: str) -> Path:
+        """Where the command of an attempt writes its lines."""
+        return self.cluster.runs / f"{attempt}.runs"
+
+    def lines(self, attempt: str) -> list[str]:
+        path = self.runs(attempt)
+        return path.read_text().split() if path.exists() else []
+
+    async def held(self, seconds: float, cores: int = 1, command: tuple[str, ...] = ()) -> str:
+        """A new attempt that has been taken on."""
+        attempt = self.attempt()
+        order = TaskOrder(attempt.split(".")[1], command or counting(self.runs(attempt), seconds), cores)
+        await self.engine.submit(attempt, order)
+        await self.becomes(attempt, AttemptState.HELD)
+        return attempt
+
+    async def running(self, machine: str, seconds: float = 30.0, cores: int = 1) -> str:
+        """A new attempt that has begun there."""
+        attempt = await self.held(seconds, cores)
+        await self.engine.release(attempt, machine)
+        await self.becomes(attempt, AttemptState.RUNNING)
+
+        async def begun() -> bool:
+            return self.lines(attempt) == ["begun"]
+
+        await until(begun)
+        return attempt
+
+    async def look(self, *attempts: str) -> Look:
+        return await self.engine.look(attempts)
+
+    async def becomes(self, attempt: str, *states: AttemptState) -> Seen:
+        """An attempt when it has got so far."""
+        found: list[Seen] = []
+
+        async def is_there() -> bool:
+            found.append((await self.look(attempt)).attempts.get(attempt, Seen(AttemptState.GONE)))
+            return found[-1].state in states
+
+        await until(is_there)
+        return found[-1]
+
+    async def quiet(self, attempts: int = 4) -> None:
+        """Time in which an engine that begins something would do so."""
+        for _ in range(attempts):
+            await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await asyncio.Event().wait()
+
+    def kill_machine(self, name: str) -> None:
+        """With all that runs there."""
+        if isinstance(self.cluster, SlurmCluster):
+            self.cluster.kill_node(name)
+        else:
+            self.cluster.kill(name)
+
+    def start_machine(self, name: str) -> None:
+        if isinstance(self.cluster, SlurmCluster):
+            self.cluster.start_daemon(name)
+        else:
+            self.cluster.start(name)

@@ -1,0 +1,1 @@
+"""Random bytes for everything that is parsed from outside."""

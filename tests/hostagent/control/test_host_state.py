@@ -1,0 +1,104 @@
+"""States of a host that are no VM's fault: capacity below what is in use, a hypervisor that does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.explanations import DecisionKind
+from hostagent.control import overcommitment
+from hostagent.control.overcommitment import Overcommitment
+from hostagent.errors import HypervisorError
+from hostagent.vm import executor
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Client, Command
+from tests.hostagent.doing import report
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+
+@pytest.fixture(autouse=True)
+def brisk_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "RETRY_S", 0.05)
+    monkeypatch.setattr(overcommitment, "EVERY_S", 3600.0)
+
+
+def told(host: Host, kind: DecisionKind) -> list[str]:
+    return [decision.sentence for decision in host.history.decisions() if decision.kind == kind]
+
+
+async def test_a_host_whose_capacity_shrank_is_overcommitted_and_deflated_towards_it(
+    two_vms: list[Domain], host: Host, client: Client
+) -> None:
+    host.slice = replace(host.slice, capacity=ResourceVector(cpu_cores=5.0, memory_mib=2388.0))
+    said = await report(client)
+    assert said.overcommitted.vector() == ResourceVector(cpu_cores=1.0, memory_mib=300.0)
+    await Overcommitment(host).look()
+    assert told(host, DecisionKind.OVERCOMMITTED) == ["overcommitted by 1 cores, 300 MiB"]
+    assert [vm.intent.committed.cpu_cores for vm in host.vms.values()] == [2.5, 2.5]
+    assert [domain.bound_mib for domain in two_vms] == [874.0, 874.0]
+    assert (await report(client)).overcommitted.vector().is_zero()
+
+
+async def test_minimums_stand_and_what_they_leave_too_little_is_told_and_kept_to_no_vm_is_stopped(
+    two_vms: list[Domain], host: Host
+) -> None:
+    host.slice = replace(host.slice, capacity=ResourceVector(cpu_cores=0.8, memory_mib=3600.0))
+    looks = Overcommitment(host)
+    for _ in range(2):
+        await looks.look()
+    assert [vm.intent.committed.cpu_cores for vm in host.vms.values()] == [0.5, 0.5]
+    assert told(host, DecisionKind.OVERCOMMITTED)[-1] == "overcommitted by 0.2 cores"
+    assert {domain.state for domain in two_vms} == {"running"}
+
+
+async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_one_survey(
+    command: Command, two_vms: list[Domain], host: Host, world: World, client: Client
+) -> None:
+    before = len([1 for method, _ in world.calls if method == "survey"])
+    world.failures["survey"] = "Failed to connect socket: Connection refused"
+    await until(lambda: bool(host.unavailable))
+    assert len([1 for method, _ in world.calls if method == "survey"]) - before <= 4
+    said = await report(client)
+    assert said.unavailable == "Failed to connect socket: Connection refused"
+    assert [vm.guest_connected for vm in said.vms] == [False, False]
+    world.failures.clear()
+    await until(lambda: not host.unavailable)
+    assert all(vm.guest_connected for vm in (await report(client)).vms)
+    assert told(host, DecisionKind.HYPERVISOR) == [
+        "the hypervisor does not answer: Failed to connect socket: Connection refused",
+        "the hypervisor answers again",
+    ]
+
+
+async def test_one_survey_that_fails_is_tried_again_and_is_no_state(
+    two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter(["the connection was closed"])
+
+    async def attempt() -> str:
+        for why in tries:
+            raise HypervisorError(why)
+        return "the domains"
+
+    assert await executor.twice(attempt) == "the domains"
+    assert host.unavailable == ""
+
+
+async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_with_its_rate(
+    two_vms: list[Domain], host: Host, command: Command
+) -> None:
+    await command("POST", "/v1/reclaims", {"request_id": "r", "need": {"cpu_cores": 3.0}, "deadline_s": 20.0})
+    vm = host.vms["low-1"]
+    for _ in range(3):
+        async with vm.lock:
+            two_vms[0].quota = 0.2
+            vm.drift_repair.pace.held()
+            await vm.drift_repair.check()
+    status = vm.status()
+    assert status.drift_total >= 3
+    assert status.contention is not None
+    assert status.contention.startswith("another program undoes what is put right: 3 times in")
+    assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))

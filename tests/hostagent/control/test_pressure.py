@@ -1,0 +1,173 @@
+"""A guest under memory pressure is shrunk no further and gets at once what its host can spare (rule 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing import pressure_response
+from ebbtide.messages.guest import GuestStatus, RequestNotice
+from ebbtide.messages.vms import VMState
+from hostagent.control import reconciler
+from hostagent.vm.host import Host
+from tests.hostagent.agent_process import OVERHEAD_MIB
+from tests.hostagent.conftest import Client, Command, low_vm
+from tests.hostagent.doing import reclaim
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+
+def press(domain: Domain) -> None:
+    """The guest's tasks wait for memory, and there is next to none available."""
+    domain.stalled_percent = 60.0
+    domain.used_mib = domain.bound_mib - domain.cache_mib - 8.0
+
+
+def calm(domain: Domain) -> None:
+    domain.stalled_percent = 0.0
+    domain.used_mib = 80.0
+
+
+async def test_a_deflated_vm_under_pressure_gets_all_back_at_once(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, memory_mib=800.0)
+    assert two_vms[0].bound_mib == 1024 - 400
+    press(two_vms[0])
+    await until(lambda: two_vms[0].bound_mib == 1024)
+    assert two_vms[1].bound_mib == 1024 - 400, "the other one has not asked"
+    await until(lambda: host.vms["low-1"].status().current.memory_mib == 1024)
+
+
+async def test_it_gets_no_more_than_is_free_and_the_rest_stands_in_the_report(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=2.0, memory_mib=1000.0)
+    fixed = low_vm("fixed", priority="fixed", nominal={"cpu_cores": 1.0, "memory_mib": 1300.0}, minimum={})
+    assert (await command("POST", "/v1/vms", {"request_id": "f", "vm": fixed})).state == "done"
+    free = host.free().memory_mib
+    assert 0 < free < 500
+    before = two_vms[0].bound_mib
+    press(two_vms[0])
+    await until(lambda: two_vms[0].bound_mib == before + free)
+    status = host.vms["low-1"].status()
+    assert status.pressure is not None
+    assert status.pressure.startswith("under memory pressure")
+    await until(lambda: host.vms["low-1"].status().asks.memory_mib == 1024 - before - free)
+    assert host.free().memory_mib == 0
+
+
+async def test_a_harvest_vm_gives_first(command: Command, host: Host, world: World) -> None:
+    harvest = low_vm(
+        "harvest",
+        priority="harvest",
+        nominal={"cpu_cores": 1.0, "memory_mib": 1024.0},
+        minimum={"cpu_cores": 0.5, "memory_mib": 320.0},
+        ceiling={"cpu_cores": 1.0, "memory_mib": 1024.0},
+    )
+    for name, vm in (("low-1", low_vm("low-1")), ("harvest", harvest)):
+        assert (await command("POST", "/v1/vms", {"request_id": f"c-{name}", "vm": vm})).state == "done"
+    await until(lambda: all(vm.link.connected for vm in host.vms.values()))
+    target = {"cpu_cores": 3.0, "memory_mib": 700.0}
+    body = {"request_id": "t", "generation": 2, "target": target, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    fixed = low_vm("fixed", priority="fixed", nominal={"cpu_cores": 1.0, "memory_mib": 900.0}, minimum={})
+    assert (await command("POST", "/v1/vms", {"request_id": "f", "vm": fixed})).state == "done"
+    free = host.free().memory_mib
+    assert free < 324
+    low = world.domains["ebb-host-a.low-1"]
+    press(low)
+    await until(lambda: low.bound_mib == 1024)
+    assert world.domains["ebb-host-a.harvest"].bound_mib == 1024 - (324 - free)
+
+
+async def test_pressure_that_rises_in_the_middle_stops_a_deflation_and_undoes_it(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    two_vms[0].application = "hang"
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 500.0}, "deadline_s": 600.0}
+    assert (await client.put("/v1/vms/low-1/target", json=body)).status == 202
+    await until(lambda: any(method == "application.status" for method, _ in world.guest_calls))
+    press(two_vms[0])
+    host.vms["low-1"].pressure.observe(await _status(host))
+    response = await client.get("/v1/operations/t?wait_s=10")
+    operation = await response.json()
+    assert operation["state"] == "partial"
+    assert "stopped: under memory pressure" in operation["sentence"]
+    await until(lambda: host.vms["low-1"].status().state is VMState.RUNNING and two_vms[0].bound_mib == 1024)
+
+
+async def test_a_vm_under_pressure_gives_nothing_to_others_until_it_is_calm(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    press(two_vms[0])
+    await until(lambda: host.vms["low-1"].status().pressure is not None)
+    assert host.report().deflatable.memory_mib == 1024 - 320
+    operation = await reclaim(command, memory_mib=200.0)
+    assert operation.state == "done", operation.sentence
+    assert [outcome.name for outcome in operation.vms] == ["low-2"]
+
+
+async def _status(host: Host) -> GuestStatus:
+    return await host.vms["low-1"].link.call("status", {}, GuestStatus, 5.0)
+
+
+async def test_a_guest_that_thrashes_and_says_nothing_is_seen_through_its_balloon_driver(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    await reclaim(command, memory_mib=800.0)
+    world.guests_answer = False
+    press(two_vms[0])
+    await until(lambda: two_vms[0].bound_mib == 1024)
+    assert host.vms["low-1"].status().pressure is not None
+    assert host.vms["low-2"].status().pressure is None
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours are asked at once, and responses come one after the other."""
+    monkeypatch.setattr(pressure_response, "LASTING_S", 0.0)
+    monkeypatch.setattr(reconciler, "PRESSURE_PAUSE_S", 0.1)
+
+
+@pytest.fixture
+async def full_host(command: Command, two_vms: list[Domain], host: Host) -> list[Domain]:
+    """Two VMs of 524 MiB, whose minimums are 320, and nothing is free."""
+    await reclaim(command, cpu_cores=2.0, memory_mib=1000.0)
+    room = host.free().memory_mib - OVERHEAD_MIB
+    fixed = low_vm("fixed", priority="fixed", nominal={"cpu_cores": 1.0, "memory_mib": room}, minimum={})
+    assert (await command("POST", "/v1/vms", {"request_id": "f", "vm": fixed})).state == "done"
+    assert [domain.bound_mib for domain in two_vms] == [524, 524]
+    return two_vms
+
+
+async def test_a_neighbour_without_pressure_gives_down_to_its_minimum(
+    full_host: list[Domain], host: Host, impatient: None
+) -> None:
+    low, neighbour = full_host
+    press(low)
+    await until(lambda: neighbour.bound_mib <= 320 + 2 and low.bound_mib >= 524 + 204 - 2)
+    told = [decision.sentence for decision in host.history.decisions("low-2") if decision.kind == "pressure"]
+    assert told == ["204 MiB are asked of it for low-1, which is under pressure"]
+
+
+async def test_a_guests_own_request_takes_nothing_from_its_neighbours(
+    full_host: list[Domain], host: Host, impatient: None
+) -> None:
+    host.vms["low-1"].pressure.heard(RequestNotice(memory_mib=400.0, reason="I want it"))
+    await until(lambda: host.vms["low-1"].status().asks.memory_mib == 400)
+    assert [domain.bound_mib for domain in full_host] == [524, 524]
+
+
+async def test_what_comes_free_is_kept_for_the_vm_under_pressure_before_its_idle_neighbour(
+    command: Command, full_host: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "PRESSURE_PAUSE_S", 1000.0)  # one response, and no other for now
+    press(full_host[0])
+    await until(lambda: host.vms["low-1"].status().asks.memory_mib == 500)
+    host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=50))
+    body = {"request_id": "r", "vms": ["low-2"], "deadline_s": 20.0}
+    assert (await command("POST", "/v1/reinflations", body)).state == "done"
+    assert full_host[1].bound_mib == 524

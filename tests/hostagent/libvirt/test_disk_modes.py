@@ -1,0 +1,40 @@
+"""Disks of VMs are for their owner, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hostagent.libvirt.libvirt_hypervisor import create_overlay
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="there is no qemu-img")
+def test_an_overlay_is_its_owners_and_its_directories_can_be_passed_through(tmp_path: Path) -> None:
+    base = tmp_path / "base.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(base), "1M"], check=True)
+    disk = create_overlay(base, tmp_path / "vms" / "web")
+    assert stat.S_IMODE(disk.stat().st_mode) == 0o600
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (disk.parent, disk.parent.parent)] == [0o711, 0o711]
+
+
+@pytest.mark.parametrize("module", ["hostagent.main", "cluster_manager.main"])
+def test_what_a_daemon_writes_is_its_own(module: str) -> None:
+    code = f"import os, sys, {module} as m\nsys.argv[1:] = ['--help']\ntry: m.main()\nexcept SystemExit: pass\n"
+    code += "print(oct(os.umask(0)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "0o77\n"

@@ -1,0 +1,283 @@
+"""The way to a memory limit, on cgroup v1 and v2, with kernel and libvirt made up: several VMs on one swap, failures.
+
+The real ones are in tests/guests/test_host_memory.py and tests/guests/test_cgroup_v2.py.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from ebbtide.deflation.cascade.backing import Footprint, Swap
+from hostagent.errors import HypervisorError
+from hostagent.limits import memory_limit
+from hostagent.limits.cgroups import MIB, CgroupError
+from hostagent.limits.footprints import UNLIMITED_KIB, LimitedVM
+from hostagent.limits.memory_limit import MemoryLimits
+
+ALLOWANCE_MIB = 100.0
+
+
+class LibvirtRefuses(libvirt.libvirtError):  # type: ignore[misc]
+    """An error as libvirtd sends it."""
+
+    def __init__(self, code: int, number: int = 0) -> None:
+        Exception.__init__(self, "refused")
+        self._code, self._number = code, number
+
+    def get_error_code(self) -> int:
+        return self._code
+
+    def get_int1(self) -> int:
+        return self._number
+
+
+@dataclass
+class VM:
+    """A domain, its group and its kernel. ``least_mib``: what cannot be reclaimed. MiB."""
+
+    version: int = 1
+    usage_mib: float = 700.0
+    least_mib: float = 0.0
+    touchable_mib: float = 768.0
+    hard_mib: float | None = None
+    swapped_mib: float = 0.0
+    held: bool = False
+    limits: list[float | None] = field(default_factory=list)
+    reclaims: list[float] = field(default_factory=list)
+    #: What libvirt answers instead of doing anything.
+    broken: Exception | None = None
+    #: Called before each write of a limit.
+    meanwhile: Callable[[], None] = lambda: None
+
+    # The group.
+
+    def usage(self) -> int:
+        return round(self.usage_mib * MIB)
+
+    def limit(self) -> int | None:
+        return None if self.hard_mib is None else round(self.hard_mib * MIB)
+
+    def check_ours(self) -> None:
+        pass
+
+    def stalled_us(self) -> int:
+        return 0
+
+    def refaults(self) -> int:
+        return 0
+
+    def hold_at_limit(self, hold: bool) -> bool:
+        self.held = hold and self.version == 1
+        return self.held
+
+    def _take(self, wanted_mib: float) -> None:
+        taken = min(wanted_mib, max(self.usage_mib - self.least_mib, 0.0))
+        self.usage_mib -= taken
+        self.swapped_mib += taken
+
+    def reclaim(self, amount: int) -> int:
+        assert self.version == 2
+        self.reclaims.append(amount / MIB)
+        before = self.usage()
+        self._take(amount / MIB)
+        return before - self.usage()
+
+    def set_limit(self, limit: int | None) -> bool:
+        assert limit is None, "the files are written to lift only"
+        self.hard_mib = None
+        return True
+
+    # The domain.
+
+    def setMemoryParameters(self, parameters: dict[str, int], flags: int) -> None:
+        assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
+        if self.broken is not None:
+            raise self.broken
+        self.meanwhile()
+        hard = None if parameters["hard_limit"] >= UNLIMITED_KIB else parameters["hard_limit"] / 1024
+        if hard is not None and self.usage_mib > hard:
+            assert self.version == 1, "on v2 that kills when it cannot be reclaimed"
+            self._take(self.usage_mib - hard)
+            if self.usage_mib > hard:
+                raise LibvirtRefuses(libvirt.VIR_ERR_SYSTEM_ERROR, errno.EBUSY)
+        self.hard_mib = hard
+        self.limits.append(hard)
+
+    @property
+    def limit_mib(self) -> float | None:
+        return None if self.hard_mib is None else self.hard_mib - ALLOWANCE_MIB
+
+    def looked_at(self) -> LimitedVM:
+        footprint = Footprint(self.touchable_mib, swapped_mib=self.swapped_mib)
+        return LimitedVM(self, ALLOWANCE_MIB, self.touchable_mib, footprint, self.hard_mib)  # type: ignore[arg-type]
+
+
+class Machine:
+    """All VMs, libvirt's connection to them, and the host's swap."""
+
+    def __init__(self, **vms: VM) -> None:
+        self.vms = {f"ebb-a.{name}": vm for name, vm in vms.items()}
+        self.swap = Swap(4096, 4096)
+
+    async def call(self, function: Callable[[Any], Any], *, modifies: str | None = None, limit_s: float = 15.0) -> Any:
+        try:
+            return function(self)
+        except libvirt.libvirtError as error:
+            raise HypervisorError(str(error)) from error
+
+    def lookupByName(self, domain: str) -> VM:
+        return self.vms[domain]
+
+    def look(self, _connection: Any, domain: str, _pid_files: Path, _measure: bool) -> LimitedVM:
+        return self.vms[domain].looked_at()
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Machine, MemoryLimits]]:
+    def make(**vms: VM) -> tuple[Machine, MemoryLimits]:
+        machine = Machine(**vms)
+        for domain in machine.vms:
+            (tmp_path / f"{domain}.pid").write_text("1")
+        monkeypatch.setattr(memory_limit, "OBSERVE_S", 0.001)
+        monkeypatch.setattr(memory_limit, "look", machine.look)
+        monkeypatch.setattr(memory_limit, "host_swap", lambda: machine.swap)
+        monkeypatch.setattr(memory_limit, "qemu_pid", lambda domain, _files: domain)
+        monkeypatch.setattr(memory_limit, "MemoryGroup", lambda domain: machine.vms[domain])
+        return machine, MemoryLimits(machine, tmp_path)  # type: ignore[arg-type]
+
+    return make
+
+
+Limits = Callable[..., tuple[Machine, MemoryLimits]]
+
+
+async def test_on_version_1_the_limit_goes_down_in_growing_steps(limits: Limits) -> None:
+    vm = VM()
+    _, made = limits(a=vm)
+    assert await made.set("ebb-a.a", 400, 30) == ""
+    assert vm.limit_mib == 400
+    assert vm.limits[:4] == [684, 652, 604, 540], "16, 32, 48, 64 MiB below the usage"
+    assert vm.held, "what the kernel cannot keep makes the VM wait, not die"
+
+
+async def test_on_version_2_the_limit_is_set_only_once_the_usage_is_below(limits: Limits) -> None:
+    vm = VM(version=2)
+    _, made = limits(a=vm)
+    assert await made.set("ebb-a.a", 400, 30) == ""
+    assert vm.limits == [500]
+    assert len(vm.reclaims) >= 4
+    assert max(vm.reclaims) <= 5 * 16 + 1, "step by step"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_memory_that_cannot_be_reclaimed_leaves_the_limit_where_it_got_to(limits: Limits, version: int) -> None:
+    vm = VM(version=version, least_mib=600)
+    _, made = limits(a=vm)
+    reason = await made.set("ebb-a.a", 400, 30)
+    assert "instead of 400" in reason
+    assert "brought nothing" in reason
+    assert vm.limit_mib is not None
+    assert 500 <= vm.limit_mib <= 520
+    assert vm.hard_mib is not None
+    assert vm.usage_mib <= vm.hard_mib
+
+
+async def test_on_version_2_a_usage_that_grows_at_the_last_moment_gets_no_limit_below_it(limits: Limits) -> None:
+    vm = VM(version=2, usage_mib=480, least_mib=1e9)
+    _, made = limits(a=vm)
+    looks = iter([480])
+
+    def usage() -> int:
+        return next(looks, 600) * MIB
+
+    vm.usage = usage  # type: ignore[method-assign]
+    reason = await made.set("ebb-a.a", 400, 30)
+    assert reason.startswith("the memory limit stopped at 516 MiB instead of 400")
+    assert vm.limits == [616]
+
+
+async def test_two_limits_do_not_count_on_the_same_swap(limits: Limits) -> None:
+    first, second = VM(), VM()
+    machine, made = limits(a=first, b=second)
+    machine.swap = Swap(600, 600)
+    assert await made.set("ebb-a.a", 400, 30) == ""
+    machine.swap = Swap(600, 600 - first.swapped_mib)
+    reason = await made.set("ebb-a.b", 400, 30)
+    assert "it may need 368 MiB more" in reason
+    assert "back other limits" in reason
+    assert second.limits == []
+
+
+async def test_swap_that_vanishes_on_the_way_ends_it_and_lifts_the_limit(limits: Limits) -> None:
+    vm = VM()
+    machine, made = limits(a=vm)
+
+    def vanish() -> None:
+        if len(vm.limits) == 2:
+            machine.swap = Swap(0, 0)
+
+    vm.meanwhile = vanish
+    reason = await made.set("ebb-a.a", 400, 30)
+    assert reason.startswith("no memory limit of 400 MiB: the host has no swap")
+    assert vm.hard_mib is None
+    assert not vm.held
+
+
+async def test_the_check_lifts_as_many_limits_as_must_go(limits: Limits) -> None:
+    first = VM(hard_mib=500, swapped_mib=200)
+    second = VM(hard_mib=500, swapped_mib=200)
+    free = VM()
+    machine, made = limits(a=first, b=second, c=free)
+    machine.swap = Swap(1000, 500)
+    assert await made.check("ebb-a.") == {}
+    machine.swap = Swap(1000, 300)
+    assert list(await made.check("ebb-a.")) == ["ebb-a.a"]
+    assert (first.hard_mib, second.hard_mib) == (None, 500)
+    machine.swap = Swap(0, 0)
+    assert list(await made.check("ebb-b.")) == [], "those of another agent are its own business"
+    assert list(await made.check("ebb-a.")) == ["ebb-a.b"]
+    assert free.limits == []
+
+
+async def test_a_limit_is_lifted_although_libvirt_does_not_answer(limits: Limits) -> None:
+    vm = VM(hard_mib=500, held=True)
+    _, made = limits(a=vm)
+    vm.broken = LibvirtRefuses(libvirt.VIR_ERR_OPERATION_TIMEOUT)
+    await made.lift("ebb-a.a")
+    assert vm.hard_mib is None
+    assert not vm.held
+
+
+async def test_a_limit_that_neither_way_can_lift_is_an_error(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = VM(hard_mib=500)
+    _, made = limits(a=vm)
+    vm.broken = LibvirtRefuses(libvirt.VIR_ERR_OPERATION_TIMEOUT)
+
+    def gone(_domain: str, _files: Path) -> str:
+        raise CgroupError("no such process")
+
+    monkeypatch.setattr(memory_limit, "qemu_pid", gone)
+    with pytest.raises(HypervisorError):
+        await made.lift("ebb-a.a")
+
+
+async def test_a_higher_limit_needs_no_swap(limits: Limits) -> None:
+    vm = VM(hard_mib=500)
+    machine, made = limits(a=vm)
+    machine.swap = Swap(0, 0)
+    assert await made.set("ebb-a.a", 500, 30) == ""
+    assert vm.limit_mib == 500
+
+
+async def test_a_limit_on_more_than_the_guest_can_touch_is_none(limits: Limits) -> None:
+    vm = VM(hard_mib=500)
+    _, made = limits(a=vm)
+    assert await made.set("ebb-a.a", 768, 30) == ""
+    assert vm.hard_mib is None

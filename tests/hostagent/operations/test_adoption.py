@@ -1,0 +1,228 @@
+"""Adopt and release as an agent carries them out, over a make-believe host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.common import Vector
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Intent, Phase
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.doing import reclaim, report
+from tests.hostagent.waiting import until
+from tests.hostagent.world import World
+
+
+async def adopted(command: Command, world: World, **fields: Any) -> Any:
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.shares = "running", 777
+    body = {"request_id": "adopt", "domain": "old-web", "name": "web", "minimum": {"cpu_cores": 0.3}, **fields}
+    return await command("POST", "/v1/adoptions", body)
+
+
+async def test_an_adopted_domain_is_deflated_and_given_back_as_it_was(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    done = await adopted(command, world)
+    assert done.state == "done", done.sentence
+    domain = world.domains["old-web"]
+    assert Intent.model_validate_json(domain.intent).adopted is not None
+    status = (await report(client)).vms[0]
+    assert (status.adopted, status.name, status.domain, status.nominal.memory_mib) == (True, "web", "old-web", 512.0)
+    taken = await reclaim(command, cpu_cores=0.5)
+    assert taken.state == "done", taken.sentence
+    assert world.domains["old-web"].quota is not None
+    back = await command("POST", "/v1/vms/web/release", {"request_id": "release"})
+    assert back.state == "done", back.sentence
+    assert (domain.state, domain.shares, domain.intent) == ("running", 777, "")
+    assert domain.quota is None
+    assert not host.vms
+
+
+async def test_an_adopted_domain_is_stopped_and_given_back_instead_of_removed(
+    command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "done"
+    assert (world.domains["old-web"].state, world.domains["old-web"].intent) == ("stopped", "")
+    assert not host.vms
+
+
+async def test_a_domain_is_adopted_under_one_name_only(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    body = {"request_id": "second", "domain": "old-web", "name": "web-2"}
+    response = await client.post("/v1/adoptions", json=body)
+    problem = await response.json()
+    assert (response.status, problem["field"]) == (409, "domain")
+    assert "adopted already" in problem["error"]
+    assert list(host.vms) == ["web"]
+
+
+async def test_what_cannot_be_adopted_is_left_alone(client: Client, command: Command, world: World) -> None:
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.why_not = "its memory is locked"
+    body = {"request_id": "a1", "domain": "old-web", "name": "web"}
+    refusals = [
+        ({**body, "request_id": "a0", "domain": "none"}, 404, "domain"),
+        (body, 409, "domain"),
+    ]
+    for sent, status, field in refusals:
+        response = await client.post("/v1/adoptions", json=sent)
+        assert (response.status, (await response.json())["field"]) == (status, field)
+    domain.why_not, domain.boot_mib, domain.balloon_mib = "", 9000.0, 9000.0
+    response = await client.post("/v1/adoptions", json=body)
+    assert (response.status, "slice" in (await response.json())["error"]) == (409, True)
+    assert domain.intent == ""
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    response = await client.post("/v1/vms/low-1/release", json={"request_id": "r"})
+    assert (response.status, (await response.json())["field"]) == (409, "name")
+
+
+async def test_an_adopted_domain_outlives_a_killed_agent(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await adopted(command, world)
+    await agent.close()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        assert successor.host.vm("web").intent.adopted is not None
+        ended = await successor.requests.operations.get("adopt", 10)
+        assert ended is not None
+        assert ended.state == "done"
+    finally:
+        await successor.close()
+
+
+async def release(command: Command, request_id: str = "release") -> Any:
+    return await command("POST", "/v1/vms/web/release", {"request_id": request_id, "deadline_s": 20.0})
+
+
+async def sold(command: Command, cpu_cores: float, memory_mib: float) -> Any:
+    nominal = {"cpu_cores": cpu_cores, "memory_mib": memory_mib}
+    spec = {"name": "web", "priority": "deflatable", "nominal": nominal, "minimum": {"cpu_cores": 0.3}}
+    return await command("PUT", "/v1/vms/web/spec", {"request_id": "sold", "spec": spec, "deadline_s": 20.0})
+
+
+async def test_what_a_resize_took_is_given_back_to_the_owner(command: Command, host: Host, world: World) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    resized = await sold(command, 0.5, 400.0)
+    assert resized.state == "done", resized.sentence
+    assert (domain.bound_mib, domain.quota) == (400.0, 0.5)
+    back = await release(command)
+    assert back.state == "done", back.sentence
+    assert (domain.bound_mib, domain.quota, domain.intent, domain.starts_with) == (512.0, None, "", (1.0, 512.0))
+    assert not host.vms
+
+
+async def test_what_a_resize_added_is_taken_before_the_owner_gets_it_back(
+    command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    domain.most_mib = 700.0
+    # As a balloon that was inflated when the domain was adopted leaves room.
+    domain.boot_mib = 700.0
+    assert (await sold(command, 1.0, 700.0)).state == "done"
+    vm = host.vms["web"]
+    vm.record.intent = vm.intent.changed(boot_mib=700.0)
+    await until(lambda: domain.bound_mib == 700.0)
+    back = await release(command)
+    assert back.state == "done", back.sentence
+    assert (domain.bound_mib, domain.intent) == (512.0, "")
+
+
+async def test_a_release_that_falls_short_leaves_the_vm_looked_after_and_can_be_repeated(
+    command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    await reclaim(command, cpu_cores=0.5)
+    world.failures["give_back"] = "the domain is busy"
+    failed = await release(command)
+    assert (failed.state, failed.sentence) == ("failed", "the domain is busy")
+    assert host.vms["web"].intent.was is None
+    world.failures.clear()
+    assert (await release(command, "again")).state == "done"
+    assert (domain.quota, domain.intent) == (None, "")
+
+
+@pytest.mark.parametrize("while_stopped", [False, True], ids=["admitting", "stopped on command"])
+async def test_a_domain_that_we_have_paused_runs_when_its_owner_has_it_back(
+    command: Command, host: Host, world: World, while_stopped: bool
+) -> None:
+    await adopted(command, world)
+    domain, vm = world.domains["old-web"], host.vms["web"]
+    if while_stopped:
+        await command("POST", "/v1/vms/web/stop", {"request_id": "stop", "limit_s": 2.0})
+        high = low_vm("high", priority="fixed", minimum={}, nominal={"cpu_cores": 2.0, "memory_mib": 3000.0})
+        assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": high})).state == "done"
+    else:
+        domain.state = "stopped"
+        await until(lambda: not vm.running)
+        domain.boot_mib = domain.balloon_mib = 9000.0
+    domain.state = "running"
+    await until(lambda: domain.state == "paused" and not vm.lock.locked())
+    back = await release(command)
+    assert back.state == "done", back.sentence
+    assert (domain.state, domain.quota, domain.intent) == ("running", None, "")
+    assert "web" not in host.vms
+
+
+async def test_a_release_that_was_cut_off_by_a_kill_gives_all_back_first(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    assert (await sold(command, 1.0, 400.0)).state == "done"
+    await agent.close()
+    # As a kill right after the first write of a release would leave it: what is to be given is committed already.
+    intent = Intent.model_validate_json(domain.intent)
+    assert intent.cause is not None
+    size = Vector(cpu_cores=1.0, memory_mib=512.0)
+    body = {"request_id": "release", "deadline_s": 20.0, "name": "web"}
+    cause = intent.cause.model_copy(update={"kind": "release", "request_id": "release", "body": body})
+    spec = intent.spec.model_copy(update={"nominal": size})
+    half = intent.changed(was=intent.spec, spec=spec, target=size, committed=size, cause=cause, phase=Phase.REINFLATING)
+    domain.intent = half.model_dump_json()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        await until(lambda: not successor.host.vms, limit_s=40)
+        assert (domain.bound_mib, domain.intent) == (512.0, "")
+        ended = await successor.requests.operations.get("release", 10)
+        assert ended is not None
+        assert ended.state == "done", ended.sentence
+    finally:
+        await successor.close()
+
+
+async def test_a_release_that_had_ended_short_is_not_carried_out_by_the_next_agent(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    await agent.close()
+    intent = Intent.model_validate_json(domain.intent)
+    assert intent.cause is not None
+    body = {"request_id": "release", "deadline_s": 20.0, "name": "web"}
+    cause = intent.cause.model_copy(update={"kind": "release", "request_id": "release", "body": body})
+    domain.intent = intent.changed(cause=cause).model_dump_json()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("release", 10)
+        assert ended is not None
+        assert (ended.state, "was not given back" in ended.sentence) == ("partial", True)
+        assert list(successor.host.vms) == ["web"]
+    finally:
+        await successor.close()

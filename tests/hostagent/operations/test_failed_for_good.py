@@ -1,0 +1,114 @@
+"""What was answered as failed is not carried out later: not by a retry, not by a successor, not past its deadline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.deflation.resources import ResourceVector
+from hostagent.control import reconciler
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Phase
+from hostagent.vm import executor
+from hostagent.vm import host as host_module
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Command, make_agent
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+REFUSED = "Failed to connect socket: Connection refused"
+FULL = ResourceVector(3.0, 1024.0)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "RETRY_S", 0.0)
+
+
+def target(deadline_s: float = 20.0) -> dict[str, Any]:
+    size = {"cpu_cores": 1.0, "memory_mib": 600.0}
+    return {"request_id": "t", "generation": 7, "target": size, "deadline_s": deadline_s}
+
+
+def sizes_asked(world: World) -> list[str]:
+    """But for those by which each VM was held to its size when it was made."""
+    made = max(place for place, (method, _) in enumerate(world.calls) if method == "resume")
+    return [method for method, _ in world.calls[made:] if method in ("set_plugged", "set_balloon", "set_quota")]
+
+
+async def test_a_target_that_failed_is_not_carried_out_when_the_hypervisor_is_back(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    world.failures["read"] = REFUSED
+    operation = await command("PUT", "/v1/vms/low-1/target", target())
+    assert operation.state == "partial"
+    assert operation.vms[0].errors == (REFUSED,)
+    vm = host.vms["low-1"]
+    assert vm.allocation().current == FULL, "charged in full until it is read"
+    world.failures.clear()
+    await until(lambda: vm.intent.phase is Phase.SETTLED)
+    assert (vm.intent.committed.vector(), two_vms[0].bound_mib, two_vms[0].quota) == (FULL, 1024.0, None)
+    assert sizes_asked(world) == []
+
+
+async def test_what_a_failed_deflation_had_taken_is_given_back(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_plugged = host.hypervisor.sizes.set_plugged
+
+    async def last_words(domain: str, plugged_mib: float, limit_s: float) -> str:
+        reason = await set_plugged(domain, plugged_mib, limit_s)
+        world.failures["write_intent"] = world.failures["prepare_start"] = REFUSED
+        return reason
+
+    monkeypatch.setattr(host.hypervisor.sizes, "set_plugged", last_words)
+    operation = await command("PUT", "/v1/vms/low-1/target", target())
+    assert operation.state == "partial", operation.sentence
+    assert two_vms[0].bound_mib < 1024.0
+    monkeypatch.undo()
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.2)
+    world.failures.clear()
+    vm = host.vms["low-1"]
+    await until(lambda: vm.intent.phase is Phase.SETTLED)
+    assert (vm.intent.committed.vector(), two_vms[0].bound_mib) == (FULL, 1024.0)
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["in the metadata", "in the journal only"])
+async def test_a_successor_of_the_agent_does_not_carry_it_out_either(
+    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, written: bool
+) -> None:
+    world.failures["read"] = REFUSED
+    await command("PUT", "/v1/vms/low-1/target", target())
+    await agent.close()
+    domain = two_vms[0]
+    assert '"given_up":true' in domain.intent
+    if not written:
+        domain.intent = domain.intent.replace('"given_up":true', '"given_up":false')
+    world.failures.clear()
+    successor = make_agent(world, tmp_path)
+    await successor.start()
+    try:
+        vm = successor.host.vms["low-1"]
+        await until(lambda: vm.intent.phase is Phase.SETTLED)
+        operation = await successor.requests.operations.get("t", 5.0)
+        assert operation is not None
+        assert (vm.intent.committed.vector(), domain.bound_mib) == (FULL, 1024.0)
+        assert operation.state == "failed", operation.sentence
+        assert sizes_asked(world) == []
+    finally:
+        await successor.close()
+
+
+async def test_a_target_whose_vm_is_busy_until_the_deadline_fails_and_changes_nothing(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "LEAST_WAIT_S", 0.05)
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        operation = await command("PUT", "/v1/vms/low-1/target", target(0.1))
+        assert operation.sentence == "low-1 was busy until the deadline, and nothing was changed"
+        assert operation.state == "failed"
+    await until(lambda: not vm.lock.locked())
+    assert (vm.intent.generation, vm.intent.committed.vector(), sizes_asked(world)) == (1, FULL, [])

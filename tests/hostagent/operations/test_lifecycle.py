@@ -1,0 +1,393 @@
+"""Stop, start and resize as an agent carries them out, over a make-believe host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Intent, Phase
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.doing import reclaim, report
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"request_id": "resize", "spec": low_vm("low-1", **fields), "deadline_s": 20.0}
+
+
+async def stop(command: Command, name: str = "low-1", request_id: str = "stop") -> Any:
+    return await command("POST", f"/v1/vms/{name}/stop", {"request_id": request_id, "limit_s": 2.0})
+
+
+async def start(command: Command, name: str = "low-1", request_id: str = "start") -> Any:
+    return await command("POST", f"/v1/vms/{name}/start", {"request_id": request_id})
+
+
+# --- stop and start --------------------------------------------------------------------------------------------------
+
+
+async def test_a_stopped_vm_holds_no_room_and_starts_where_it_was(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, cpu_cores=2.0, memory_mib=200.0)
+    before, free = host.vms["low-1"].intent.committed, host.free()
+    stopped = await stop(command)
+    assert (stopped.state, stopped.kind, stopped.vm) == ("done", "stop", "low-1")
+    assert "came free" in stopped.sentence
+    (status, _) = (await report(client)).vms
+    assert (status.state, status.current.cpu_cores, status.overhead_mib) == ("stopped", 0.0, 0.0)
+    assert status.start_size == before
+    await host.sample()
+    assert host.free().memory_mib > free.memory_mib
+    domain = world.domains["ebb-host-a.low-1"]
+    assert domain.state == "stopped"
+    assert (await stop(command, request_id="again")).sentence == "low-1 is stopped"
+    started = await start(command)
+    assert started.state == "done", started.sentence
+    assert (domain.state, world.starts) == ("running", 1)
+    assert domain.resumed_with_quota is not None, "held to its committed size before its vCPUs run"
+    assert (await report(client)).vms[0].current == before
+    await until(lambda: host.vms["low-1"].link.connected)
+    assert (await start(command, request_id="start-2")).sentence == "low-1 runs already"
+
+
+async def test_a_start_needs_room_and_is_charged_at_once(
+    client: Client, command: Command, host: Host, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    high = low_vm("high", priority="fixed", minimum={}, nominal={"cpu_cores": 2.0, "memory_mib": 900.0})
+    assert (await command("POST", "/v1/vms", {"request_id": "c3", "vm": high})).state == "done"
+    response = await client.post("/v1/vms/low-1/start", json={"request_id": "start"})
+    problem = await response.json()
+    assert (response.status, problem["field"]) == (409, "name")
+    assert "needs more than what is free" in problem["error"]
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+    await command("DELETE", "/v1/vms/high?request_id=d")
+    assert (await start(command, request_id="later")).state == "done"
+
+
+async def test_a_start_that_fails_leaves_the_vm_off_and_free(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    free = host.free()
+    world.failures["start"] = "no such disk"
+    failed = await start(command)
+    assert (failed.state, failed.sentence) == ("failed", "no such disk")
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+    assert host.free() == free
+    world.failures.clear()
+    assert (await start(command, request_id="second")).state == "done"
+
+
+async def test_a_start_is_charged_with_what_came_up_or_given_up(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, memory_mib=600.0)
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    size = vm.intent.committed
+    domain.boot_mib = 9000.0
+    failed = await start(command)
+    assert failed.state == "failed"
+    assert "more than its size" in failed.sentence
+    assert (domain.state, vm.intent.phase, vm.intent.committed) == ("stopped", Phase.STOPPED, size)
+    domain.boot_mib = 1024.0
+    started = await start(command, request_id="again")
+    assert "1024 MiB" in started.sentence, started.sentence
+
+
+async def test_a_stop_that_fails_leaves_the_vm_looked_after_and_can_be_repeated(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    for number, method in enumerate(("shut_down", "prepare_start")):
+        world.failures[method] = "busy"
+        failed = await stop(command, request_id=f"stop-{number}")
+        assert (failed.state, failed.sentence) == ("failed", "busy")
+        assert host.vms["low-1"].intent.phase is Phase.SETTLED
+        assert not host.vms["low-1"].allocation().charge.is_zero()
+        world.failures.clear()
+    assert (await stop(command, request_id="last")).state == "done"
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+
+
+async def test_a_stopped_vm_can_be_deleted_and_takes_part_in_nothing(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    taken = await reclaim(command, cpu_cores=1.0)
+    assert [outcome.name for outcome in taken.vms] == ["low-2"]
+    assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "done"
+    assert list(world.domains) == ["ebb-host-a.low-2"]
+
+
+async def test_a_stopped_vm_that_somebody_starts_is_admitted_only_where_there_is_room(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    high = low_vm("high", priority="fixed", minimum={}, nominal={"cpu_cores": 2.0, "memory_mib": 900.0})
+    await command("POST", "/v1/vms", {"request_id": "c3", "vm": high})
+    domain = world.domains["ebb-host-a.low-1"]
+    domain.state = "running"
+    await until(lambda: domain.state == "paused")
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+    await command("DELETE", "/v1/vms/high?request_id=d")
+    await until(lambda: domain.state == "running" and host.vms["low-1"].intent.phase is Phase.SETTLED)
+    assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
+
+
+async def test_a_stopped_vm_that_somebody_starts_while_no_agent_runs_is_admitted_by_the_next(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.state = "running"
+    world.calls.clear()
+    later = make_agent(world, tmp_path)
+    await later.start()
+    try:
+        vm = later.host.vms["low-1"]
+        await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+        assert ("suspend", vm.domain) in world.calls
+        assert not vm.allocation().charge.is_zero()
+    finally:
+        await later.close()
+
+
+@pytest.mark.parametrize("phase", [Phase.STOPPING, Phase.STARTING])
+@pytest.mark.parametrize("state", ["running", "paused", "stopped"])
+async def test_what_a_killed_agent_had_begun_is_ended_by_the_next(
+    command: Command, agent: Agent, world: World, tmp_path: Path, phase: Phase, state: str
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    if phase is Phase.STARTING:
+        await start(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=phase).model_dump_json()
+    domain.state = state
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        settled = Phase.STOPPED if phase is Phase.STOPPING else Phase.SETTLED
+        await until(lambda: successor.host.vm("low-1").intent.phase is settled)
+        assert domain.state == ("stopped" if phase is Phase.STOPPING else "running")
+        ended = await successor.requests.operations.get("stop" if phase is Phase.STOPPING else "start", 10)
+        assert ended is not None
+        assert ended.state == "done"
+    finally:
+        await successor.close()
+
+
+@pytest.mark.parametrize("kind", ["start", "create"])
+async def test_a_vm_that_a_killed_agent_let_run_is_held_to_its_size_again_before_it_goes_on(
+    command: Command, agent: Agent, world: World, tmp_path: Path, kind: str
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "create", "vm": low_vm("low-1")})
+    await reclaim(command, cpu_cores=1.5)
+    if kind == "start":
+        await stop(command)
+        await start(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent)
+    cause = intent.cause
+    assert cause is not None
+    phase = Phase.STARTING if kind == "start" else Phase.CREATING
+    changed = cause.model_copy(update={"kind": kind, "request_id": kind})
+    domain.intent = intent.changed(phase=phase, cause=changed).model_dump_json()
+    # Somebody started it past the agent that was to start it.
+    domain.state, domain.quota, domain.resumed_with_quota = "running", None, None
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED)
+        assert domain.state == "running"
+        assert domain.resumed_with_quota == pytest.approx(0.5)
+        ended = await successor.requests.operations.get(kind, 10)
+        assert ended is not None
+        assert ended.state == "done", ended.sentence
+    finally:
+        await successor.close()
+
+
+async def test_a_creation_that_a_killed_agent_let_run_and_that_cannot_be_held_is_cleared_away(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "create", "vm": low_vm("low-1")})
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
+    world.failures["suspend"] = "an earlier libvirt call has not returned"
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("create", 10)
+        assert ended is not None
+        assert (ended.state, ended.sentence) == ("failed", "an earlier libvirt call has not returned")
+        assert not successor.host.vms
+        assert not world.domains
+    finally:
+        await successor.close()
+
+
+async def test_a_start_that_a_killed_agent_had_begun_is_given_up_where_more_runs_than_fits(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    await start(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
+    domain.state, domain.boot_mib, domain.balloon_mib = "running", 9000.0, 9000.0
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("start", 10)
+        assert ended is not None
+        assert (ended.state, "more than its size" in ended.sentence) == ("failed", True)
+        assert domain.state == "stopped"
+        assert successor.host.vm("low-1").intent.phase is Phase.STOPPED
+    finally:
+        await successor.close()
+
+
+# --- resize ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_smaller_nominal_size_deflates_and_a_larger_one_grows_within_the_domain(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    domain = world.domains["ebb-host-a.low-1"]
+    domain.most_mib = 1024.0
+    domain.cache_mib = 50.0
+    smaller = await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 2.0, "memory_mib": 768.0}))
+    assert smaller.state == "done", smaller.sentence
+    assert domain.bound_mib == 768.0
+    status = (await report(client)).vms[0]
+    assert (status.nominal.memory_mib, status.current.memory_mib, status.current.cpu_cores) == (768.0, 768.0, 2.0)
+    larger = {**spec(), "request_id": "back"}
+    back = await command("PUT", "/v1/vms/low-1/spec", larger)
+    assert back.state == "done", back.sentence
+    status = (await report(client)).vms[0]
+    assert (status.nominal.memory_mib, status.current.memory_mib, status.current.cpu_cores) == (1024.0, 1024.0, 3.0)
+    assert status.at_next_start is None
+    assert host.vms["low-1"].intent.was is None
+
+
+async def test_what_the_domain_has_no_room_for_is_there_after_the_next_start(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command, "low-2", "stop-2")
+    said = await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 4.0, "memory_mib": 1400.0}))
+    assert said.state == "done"
+    assert "takes effect at its next start" in said.sentence
+    status = (await report(client)).vms[0]
+    assert (status.nominal.cpu_cores, status.nominal.memory_mib) == (3.0, 1024.0)
+    assert status.at_next_start is not None
+    assert status.at_next_start.nominal.cpu_cores == 4.0
+    await stop(command)
+    status = (await report(client)).vms[0]
+    assert (status.nominal.cpu_cores, status.at_next_start) == (4.0, None)
+    assert status.start_size is not None
+    assert (status.start_size.cpu_cores, status.start_size.memory_mib) == (4.0, 1400.0)
+    assert (await start(command)).state == "done"
+    domain = world.domains["ebb-host-a.low-1"]
+    assert (domain.vcpus, domain.bound_mib) == (4, 1400.0)
+    assert host.vms["low-1"].intent.redefine is False
+
+
+async def test_fixed_counts_only_once_it_has_its_nominal_size(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, cpu_cores=2.0)
+    assert host.vms["low-1"].deflated
+    fixed = await command("PUT", "/v1/vms/low-1/spec", spec(priority="fixed", minimum={}))
+    assert fixed.state == "done", fixed.sentence
+    assert (host.vms["low-1"].intent.spec.priority, host.vms["low-1"].deflated) == ("fixed", False)
+    back = {**spec(priority="harvest", ceiling={"cpu_cores": 3.0, "memory_mib": 1024.0}), "request_id": "h"}
+    assert (await command("PUT", "/v1/vms/low-1/spec", back)).state == "done"
+    assert host.vms["low-1"].intent.spec.priority == "harvest"
+
+
+async def test_a_higher_minimum_is_grown_to_first_and_refused_without_room(
+    client: Client, command: Command, host: Host, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, cpu_cores=2.0)
+    high = low_vm("high", priority="fixed", minimum={}, nominal={"cpu_cores": 2.0, "memory_mib": 500.0})
+    await command("POST", "/v1/vms", {"request_id": "c3", "vm": high})
+    before = host.vms["low-1"].intent
+    refused = await command("PUT", "/v1/vms/low-1/spec", spec(minimum={"cpu_cores": 3.0, "memory_mib": 320.0}))
+    assert refused.state == "failed"
+    assert "needs more than what is free" in refused.sentence
+    assert host.vms["low-1"].intent == before
+    await command("DELETE", "/v1/vms/high?request_id=d")
+    raised = {**spec(minimum={"cpu_cores": 3.0, "memory_mib": 320.0}), "request_id": "again"}
+    assert (await command("PUT", "/v1/vms/low-1/spec", raised)).state == "done"
+    assert host.vms["low-1"].allocation().current.cpu_cores == 3.0
+    other = {**spec(), "request_id": "third", "spec": low_vm("other")}
+    assert (await client.put("/v1/vms/low-1/spec", json=other)).status == 400
+
+
+async def test_a_vm_that_does_not_give_what_it_should_stays_what_it_was(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    # The guest needs what it has: a smaller size cannot be reached.
+    world.domains["ebb-host-a.low-1"].cache_mib = 850.0
+    world.domains["ebb-host-a.low-1"].application = "refuse"
+    short = await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 3.0, "memory_mib": 500.0}))
+    assert short.state == "partial"
+    assert "stays what it was" in short.sentence
+    assert host.vms["low-1"].intent.spec.nominal.memory_mib == 1024.0
+    assert host.vms["low-1"].intent.phase is Phase.SETTLED
+
+
+async def test_a_resize_that_was_cut_off_by_a_kill_comes_to_its_end(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    (domain,) = world.domains.values()
+    old = Intent.model_validate_json(domain.intent)
+    await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 2.0, "memory_mib": 768.0}))
+    await agent.close()
+    # As a kill right after the first write would leave it.
+    now = Intent.model_validate_json(domain.intent)
+    half = old.changed(was=old.spec, phase=Phase.DEFLATING, target=now.target, cause=now.cause, generation=2)
+    domain.intent, domain.plugged_mib, domain.online = half.model_dump_json(), 512.0, {0, 1, 2}
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        await until(lambda: successor.host.vm("low-1").intent.was is None, limit_s=40)
+        intent = successor.host.vm("low-1").intent
+        assert (intent.spec.nominal.memory_mib, intent.committed.memory_mib) == (768.0, 768.0)
+        ended = await successor.requests.operations.get("resize", 10)
+        assert ended is not None
+        assert ended.state == "done", ended.sentence
+    finally:
+        await successor.close()
+
+
+async def test_a_vm_that_is_off_is_resized_at_once(client: Client, command: Command, two_vms: list[Domain]) -> None:
+    await stop(command)
+    done = await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 1.0, "memory_mib": 512.0}))
+    assert done.state == "done", done.sentence
+    size = (await report(client)).vms[0].start_size
+    assert size is not None
+    assert (size.cpu_cores, size.memory_mib) == (1.0, 512.0)
+
+
+async def test_the_templates_of_a_host_are_listed_and_reported(client: Client) -> None:
+    response = await client.get("/v1/templates")
+    assert [row["name"] for row in (await response.json())["templates"]] == ["lab"]
+    found = (await report(client)).templates
+    assert found is not None
+    assert [template.name for template in found] == ["lab"]

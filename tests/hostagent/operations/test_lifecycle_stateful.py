@@ -1,0 +1,106 @@
+"""The rules that never bend, with VMs that are stopped, started and sold something else in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Stage
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.commands import Command, SpecCommand, StopCommand
+from ebbtide.messages.common import Vector
+from hostagent.state.intents import Phase
+from tests.hostagent import random_parts as parts
+from tests.hostagent.random_parts import Count, indices, moments, shares
+from tests.hostagent.test_rules_stateful import HostMachine
+
+#: Together some twenty seconds.
+EXAMPLES = 25
+STEPS = 40
+
+
+class LifecycleMachine(HostMachine):
+    """One host whose VMs come and go without being removed."""
+
+    @invariant()
+    def rules_hold(self) -> None:
+        if self.agent is None:
+            return super().rules_hold()
+        host = self.agent.host
+        there = host.vms
+        for vm in there.values():
+            if vm.intent.phase is Phase.STOPPED:
+                assert vm.allocation().charge.is_zero(), f"{vm.name} is off and charged"
+        # What is off has no size that could be looked at.
+        host.vms = {name: vm for name, vm in there.items() if vm.intent.phase is not Phase.STOPPED}
+        try:
+            super().rules_hold()
+        finally:
+            host.vms = there
+
+    @rule(which=indices, wait_s=moments)
+    def stop(self, which: int, wait_s: float) -> None:
+        if (vm := self._vm(which)) is None:
+            return self._go(wait_s)
+        command, name = StopCommand(request_id=self._request_id(), epoch=self.epoch, limit_s=1.0), vm.name
+        self._send(lambda: self.host_agent.lifecycle.stop(name, command), wait_s)
+
+    @rule(which=indices, wait_s=moments)
+    def start(self, which: int, wait_s: float) -> None:
+        off = [vm for vm in self.host.vms.values() if vm.intent.phase is Phase.STOPPED]
+        if not off:
+            return self._go(wait_s)
+        command, name = Command(request_id=self._request_id(), epoch=self.epoch), off[which % len(off)].name
+        self._send(lambda: self.host_agent.lifecycle.start(name, command), wait_s)
+
+    @rule(which=indices, cpu=shares, memory=shares, priority=st.sampled_from([None, *Priority]), wait_s=moments)
+    def resize(self, which: int, cpu: float, memory: float, priority: Priority | None, wait_s: float) -> None:
+        if (vm := self._vm(which)) is None:
+            return self._go(wait_s)
+        spec = vm.intent.spec
+        nominal = spec.nominal.model_copy(
+            update={"cpu_cores": round(0.5 + cpu * 3, 2), "memory_mib": float(round(400 + memory * 1000))}
+        )
+        priority = priority or spec.priority
+        changed = {
+            "priority": priority,
+            "nominal": nominal,
+            "minimum": Vector.of(spec.minimum.vector().smaller(nominal.vector())),
+            "ceiling": nominal if priority is Priority.HARVEST else None,
+            "boot_memory_mib": None,
+        }
+        name, request_id = vm.name, self._request_id()
+        command = SpecCommand(request_id=request_id, epoch=self.epoch, spec=spec.model_copy(update=changed))
+        self._send(lambda: self.host_agent.lifecycle.resize(name, command), wait_s)
+
+
+@pytest.mark.service
+@pytest.mark.timeout(600)
+# A task that is cancelled before its first step never comes to await what it was to run.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_the_rules_hold_whoever_is_stopped_started_and_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "open_unix_connection", parts.connect)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    configured = structlog.get_config()
+    structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+    try:
+        run_state_machine_as_test(
+            LifecycleMachine,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                deadline=None,
+                phases=[stage for stage in Stage if stage is not Stage.shrink or not os.environ.get("CI")],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        structlog.configure(**configured)
+        asyncio.set_event_loop(None)
+    assert Count.steps > 500

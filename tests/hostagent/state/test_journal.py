@@ -1,0 +1,60 @@
+"""The journal forgets nothing that was not acknowledged, over restarts and torn writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hostagent.state.journal import Journal
+
+
+def add(journal: Journal, cause: str, after: float = 1.0) -> None:
+    journal.add("low-1", "host-a", 1000.0, 3.0, after, cause)
+
+
+def test_a_new_journal_finds_what_the_old_one_wrote(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    add(journal, "b")
+    journal.raise_epoch(4)
+    journal.acknowledge(1)
+    successor = Journal(tmp_path)
+    assert [(c.sequence, c.cause) for c in successor.changes] == [(2, "b")]
+    assert successor.epoch == 4
+    add(successor, "c")
+    assert successor.changes[-1].sequence == 3
+
+
+def test_the_sequence_goes_on_after_everything_was_acknowledged(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    journal.acknowledge(1)
+    successor = Journal(tmp_path)
+    add(successor, "b")
+    assert [c.sequence for c in successor.changes] == [2]
+
+
+def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    path = tmp_path / "core-changes.jsonl"
+    path.write_text(path.read_text() + '{"sequence": 2, "mach')
+    successor = Journal(tmp_path)
+    assert [c.cause for c in successor.changes] == ["a"]
+    add(successor, "b")
+    assert [c.cause for c in Journal(tmp_path).changes] == ["a", "b"]
+
+
+def test_a_change_that_is_repeated_after_a_kill_counts_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    add(Journal(tmp_path), "a")
+    assert len(Journal(tmp_path).changes) == 1
+
+
+def test_an_agent_that_lost_its_state_counts_on_above_what_the_manager_has(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    journal.acknowledge(40)
+    assert [(c.sequence, c.cause) for c in journal.changes] == [(41, "a")]
+    journal.acknowledge(41)
+    assert not journal.changes

@@ -1,0 +1,78 @@
+"""What a guest can spare, by its agent's word and by its kernel's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.guest import Cpus, GuestStatus, Memory
+from hostagent.libvirt.hypervisor import HostSideReading
+from hostagent.vm import executor as module
+from hostagent.vm.executor import Executor
+
+
+class Link:
+    """A guest agent that says always the same."""
+
+    def __init__(self, available_mib: float) -> None:
+        self._available_mib = available_mib
+
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> Any:
+        memory = Memory(
+            total_mib=1000,
+            available_mib=self._available_mib,
+            reserve_mib=48,
+            floor_mib=0,
+            unpluggable_mib=self._available_mib - 48,
+        )
+        return GuestStatus(boot_id="b", uptime_s=100, cpus=Cpus(present=[0], online=[0], unpluggable=[]), memory=memory)
+
+
+class Statistics:
+    """A hypervisor whose balloon statistics go on from one reading to the next."""
+
+    def __init__(self, *said: tuple[float | None, float]) -> None:
+        self._said = list(said)
+        self.readings = 0
+
+    async def read(self, domain: str) -> HostSideReading:
+        self.readings += 1
+        usable_mib, at = self._said[min(self.readings, len(self._said)) - 1]
+        return HostSideReading(1, None, 512, 512, usable_mib=usable_mib, usable_at=at)
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KERNEL_LOOK_S", 0.001)
+    monkeypatch.setattr(module, "KERNEL_SPEAKS_S", 0.05)
+
+
+async def spare(available_mib: float, statistics: Statistics) -> float:
+    executor = Executor("domain", statistics, Link(available_mib), "request")  # type: ignore[arg-type]
+    _, guest = await executor.measure()
+    assert guest is not None
+    return guest.spare_mib
+
+
+async def test_without_the_kernels_word_the_agents_counts() -> None:
+    assert await spare(500, Statistics((None, 0))) == 452
+
+
+async def test_the_lower_of_both_counts() -> None:
+    assert await spare(500, Statistics((300, 7))) == 252
+    assert await spare(200, Statistics((900, 7))) == 152
+
+
+async def test_what_was_freed_just_now_is_waited_for_in_the_kernels_next_word() -> None:
+    statistics = Statistics((60, 7), (60, 7), (480, 8))
+    assert await spare(500, statistics) == 432
+    assert statistics.readings == 3
+
+
+async def test_an_agent_whose_kernel_keeps_saying_less_is_not_believed() -> None:
+    assert await spare(500, Statistics((60, 7), (58, 8))) == 10
+
+
+async def test_a_kernel_that_says_nothing_new_is_not_waited_for_for_ever() -> None:
+    assert await spare(500, Statistics((60, 7))) == 12

@@ -1,0 +1,319 @@
+"""The channel to a guest that may say anything: nothing it sends harms the agent or stands for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.guest import MAX_TEXT, CpusSet, GuestStatus, Hello, Notice, PressureNotice, RequestNotice
+from hostagent.errors import GuestRefused, GuestUnreachable
+from hostagent.vm.guest_link import GuestLink
+from tests.hostagent.waiting import until
+
+Answer = Callable[[dict[str, Any]], list[bytes]]
+
+
+def reply(request: dict[str, Any], result: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode() + b"\n"
+
+
+def honest_hello(request: dict[str, Any]) -> bytes:
+    nonce = request["params"]["nonce"]
+    return reply(request, {"protocol": 1, "nonce": nonce, "agent": "t", "boot_id": "b", "capabilities": []})
+
+
+class Guest:
+    """Answers hello honestly and anything else as the test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answer: Answer = lambda request: []
+        self.hello: Answer = lambda request: [honest_hello(request)]
+        self.requests: list[dict[str, Any]] = []
+        self.hellos = 0
+        self.writer: asyncio.StreamWriter | None = None
+        #: What the link has handed on.
+        self.notices: list[Notice] = []
+
+    def noted(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        if isinstance(notice, RequestNotice) and notice.reason == "break":
+            raise RuntimeError("the callback breaks")
+
+    def say(self, method: str, params: Any, **more: Any) -> None:
+        assert self.writer is not None
+        self.writer.write(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode() + b"\n")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        while line := await reader.readline():
+            if not line.strip():
+                continue
+            request = json.loads(line)
+            self.requests.append(request)
+            hello = request["method"] == "hello"
+            self.hellos += hello
+            for piece in (self.hello if hello else self.answer)(request):
+                writer.write(piece)
+        writer.close()
+
+
+@pytest.fixture
+async def guest() -> AsyncIterator[Guest]:
+    with tempfile.TemporaryDirectory(prefix="ebb") as directory:
+        made = Guest(Path(directory) / "guest.sock")
+        server = await asyncio.start_unix_server(made.serve, str(made.path))
+        yield made
+        server.close()
+
+
+@pytest.fixture
+async def link(guest: Guest) -> AsyncIterator[GuestLink]:
+    async def find() -> Path:
+        return guest.path
+
+    hellos: list[Hello] = []
+    made = GuestLink("low-1", find, hellos.append, on_notice=guest.noted)
+    task = asyncio.create_task(made.run())
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def status(link: GuestLink, limit_s: float = 2.0) -> GuestStatus:
+    await until(lambda: link.connected)
+    return await link.call("status", {}, GuestStatus, limit_s)
+
+
+def cpus(request: dict[str, Any]) -> list[bytes]:
+    return [reply(request, {"online": [0, 1], "failed": []})]
+
+
+async def test_rubbish_before_the_answer_is_passed_over(guest: Guest, link: GuestLink) -> None:
+    rubbish = [b"\x00\xff not json\n", b"[]\n", b'{"id": 3}\n', b'{"jsonrpc": "2.0", "id": "1-old", "result": 1}\n']
+    guest.hello = lambda request: [*rubbish, honest_hello(request)]
+    guest.answer = lambda request: rubbish + cpus(request)
+    await until(lambda: link.connected)
+    assert (await link.call("cpus.set", {"online": [0, 1]}, CpusSet, 2.0)).online == [0, 1]
+
+
+async def test_the_token_goes_through_the_channel(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    assert len(guest.requests[0]["params"]["token"]) >= 32
+    assert guest.requests[0]["params"]["vm"] == "low-1"
+
+
+async def test_an_answer_with_another_nonce_is_no_hello(guest: Guest, link: GuestLink) -> None:
+    def stale(request: dict[str, Any]) -> list[bytes]:
+        changed = json.loads(honest_hello(request))
+        changed["result"]["nonce"] = "of an earlier conversation"
+        return [json.dumps(changed).encode() + b"\n"]
+
+    guest.hello = stale
+    await until(lambda: guest.hellos >= 2)
+    assert not link.connected
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"online": []},
+        {"online": [-1]},
+        {"online": "0-1"},
+        {"online": list(range(5000))},
+        {"failed": []},
+        None,
+    ],
+)
+async def test_an_answer_that_does_not_fit_its_schema_is_none(guest: Guest, link: GuestLink, result: Any) -> None:
+    guest.answer = lambda request: [reply(request, result)]
+    await until(lambda: link.connected)
+    with pytest.raises(GuestUnreachable, match="CpusSet"):
+        await link.call("cpus.set", {}, CpusSet, 2.0)
+
+
+async def test_nan_in_a_guests_figures_is_refused(guest: Guest, link: GuestLink) -> None:
+    def lie(request: dict[str, Any]) -> list[bytes]:
+        memory = {"total_mib": 1e6, "available_mib": float("nan"), "reserve_mib": 1.0, "floor_mib": 0.0}
+        body = {"boot_id": "b", "uptime_s": 1.0, "cpus": {"present": [0], "online": [0], "unpluggable": []}}
+        return [reply(request, body | {"memory": memory | {"unpluggable_mib": float("inf")}})]
+
+    guest.answer = lie
+    with pytest.raises(GuestUnreachable):
+        await status(link)
+
+
+async def test_an_error_of_the_guest_is_passed_on_cut_short(guest: Guest, link: GuestLink) -> None:
+    guest.answer = lambda request: [
+        json.dumps({"id": request["id"], "error": {"code": -32000, "message": "no! " * 500}}).encode() + b"\n"
+    ]
+    with pytest.raises(GuestRefused) as caught:
+        await status(link)
+    assert len(str(caught.value)) <= 300
+
+
+async def test_a_guest_that_does_not_answer_is_asked_nothing_more_until_it_says_hello(
+    guest: Guest, link: GuestLink
+) -> None:
+    with pytest.raises(GuestUnreachable, match=r"did not answer status in 0\.1 s"):
+        await status(link, limit_s=0.1)
+    before = len(guest.requests)
+    with pytest.raises(GuestUnreachable, match="not connected"):
+        await link.call("status", {}, GuestStatus, 5.0)
+    assert len(guest.requests) == before
+    await until(lambda: guest.hellos >= 2)
+
+
+FLOODS: list[Callable[[], list[bytes]]] = [
+    lambda: [b"x" * 70_000 + b"\n"],
+    lambda: [b'{"jsonrpc": "2.0", "method": "pressure"}\n'] * 40,
+]
+
+
+@pytest.mark.parametrize("flood", FLOODS, ids=["a line of 70 kB", "40 messages at once"])
+async def test_a_guest_that_breaks_the_limits_starts_anew(
+    guest: Guest, link: GuestLink, flood: Callable[[], list[bytes]]
+) -> None:
+    await until(lambda: link.connected)
+    guest.answer = lambda request: flood()
+    with pytest.raises(GuestUnreachable):
+        await link.call("status", {}, GuestStatus, 5.0)
+    guest.answer = cpus
+    await until(lambda: guest.hellos >= 2 and link.connected)
+    assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+
+
+async def test_calls_in_flight_end_when_the_guest_hangs_up(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+
+    def hang_up(request: dict[str, Any]) -> list[bytes]:
+        assert guest.writer is not None
+        guest.writer.close()
+        return []
+
+    guest.answer = hang_up
+    with pytest.raises(GuestUnreachable, match="broke off"):
+        await link.call("status", {}, GuestStatus, 30.0)
+
+
+async def test_a_guest_that_does_not_read_blocks_nobody(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    assert guest.writer is not None
+    guest.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    padding = {"x": "y" * 60_000}
+
+    def calls() -> list[Awaitable[Any]]:
+        return [link.call("status", padding, GuestStatus, 0.5) for _ in range(40)]
+
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*calls(), return_exceptions=True)
+    assert all(isinstance(result, GuestUnreachable) for result in results)
+    assert any("does not read" in str(result) for result in results)
+
+
+MEMORY = {"total_mib": 900, "available_mib": 40, "reserve_mib": 48, "floor_mib": 908, "unpluggable_mib": 0}
+PRESSURE = {"boot_id": "b", "memory": MEMORY, "pressure": None, "major_faults": 7}
+
+
+async def test_notifications_of_the_guest_are_handed_on(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    guest.say("pressure", PRESSURE)
+    guest.say("request", {"memory_mib": 64, "cpu_cores": 0, "reason": "a batch job starts"})
+    await until(lambda: len(guest.notices) == 2)
+    assert guest.notices == [
+        PressureNotice.model_validate(PRESSURE),
+        RequestNotice(memory_mib=64, reason="a batch job starts"),
+    ]
+    assert link.dropped == 0
+
+
+async def test_what_is_no_notification_is_dropped_and_counted(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    guest.say("reboot", {})
+    guest.say("pressure", PRESSURE | {"major_faults": -1})
+    guest.say("pressure", None)
+    guest.say("request", {"memory_mib": 1, "reason": "x" * 300})
+    guest.say("request", {"memory_mib": 1}, id="a request to the host")
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: bool(guest.notices))
+    assert [getattr(notice, "memory_mib", None) for notice in guest.notices] == [2]
+    assert link.dropped == 5
+    assert link.connected
+
+
+async def test_a_notification_before_hello_belongs_to_an_earlier_conversation(guest: Guest, link: GuestLink) -> None:
+    early = json.dumps({"jsonrpc": "2.0", "method": "request", "params": {"memory_mib": 1}}).encode() + b"\n"
+    guest.hello = lambda request: [early, honest_hello(request)]
+    await until(lambda: link.connected)
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: bool(guest.notices))
+    assert [getattr(notice, "memory_mib", None) for notice in guest.notices] == [2]
+
+
+async def test_notifications_count_for_the_limit_of_messages(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    for _ in range(40):
+        guest.say("request", {"memory_mib": 1})
+    await until(lambda: guest.hellos >= 2 and link.connected)
+    assert len(guest.notices) == 20
+
+
+async def test_a_notification_that_breaks_its_receiver_does_no_harm(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    guest.say("request", {"memory_mib": 1, "reason": "break"})
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: len(guest.notices) == 2)
+    guest.answer = cpus
+    assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+
+
+async def test_a_notification_between_a_question_and_its_answer_goes_its_own_way(guest: Guest, link: GuestLink) -> None:
+    notice = json.dumps({"jsonrpc": "2.0", "method": "request", "params": {"memory_mib": 3}}).encode() + b"\n"
+    guest.answer = lambda request: [notice, *cpus(request)]
+    await until(lambda: link.connected)
+    assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+    assert guest.notices == [RequestNotice(memory_mib=3)]
+
+
+#: A lone surrogate, an escape sequence that clears a terminal, a change of the direction of writing.
+FOUL = "no \\ud800 \\u001b[2J \\u202e way"
+
+
+async def test_what_a_guest_says_can_be_stored_sent_and_shown(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    assert guest.writer is not None
+    guest.writer.write(
+        b'{"jsonrpc": "2.0", "method": "request", "params": {"memory_mib": 1, "reason": "%s"}}\n' % FOUL.encode()
+    )
+    await until(lambda: bool(guest.notices))
+    (notice,) = guest.notices
+    assert isinstance(notice, RequestNotice)
+    assert notice.reason.isprintable()
+    notice.model_dump_json()
+    guest.answer = lambda request: [
+        b'{"id": "%s", "error": {"code": 1, "message": ["%s"]}}\n' % (request["id"].encode(), FOUL.encode())
+    ]
+    with pytest.raises(GuestRefused) as refused:
+        await link.call("status", {}, GuestStatus, 2.0)
+    assert str(refused.value).encode().decode().isprintable()
+
+
+async def test_a_long_story_is_cut_and_the_promise_kept(guest: Guest, link: GuestLink) -> None:
+    guest.answer = lambda request: [
+        reply(request, {"online": [0], "failed": [{"cpu": 1, "reason": "long " * 5000}]}),
+    ]
+    await until(lambda: link.connected)
+    answer = await link.call("cpus.set", {}, CpusSet, 2.0)
+    assert len(answer.failed[0].reason) == MAX_TEXT
+
+
+async def test_a_line_nested_beyond_all_measure_is_no_message(guest: Guest, link: GuestLink) -> None:
+    guest.answer = lambda request: [b'{"id":' + b"[" * 30_000 + b"]" * 30_000 + b"}\n", *cpus(request)]
+    await until(lambda: link.connected)
+    assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]

@@ -1,0 +1,81 @@
+"""The manager's API against the document that it serves: no 5xx, no undocumented answer, wrong data refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_manager.api.app import make_app
+from ebbtide.rest.credentials import report_token
+from tests import schema_run
+from tests.manager import cluster as tests_cluster
+from tests.manager.cluster import TOKEN, cluster_of
+from tests.manager.fake_agent import HOSTS_KEY
+from tests.manager.with_agent import lab_of
+
+pytestmark = pytest.mark.usefixtures("each_store")
+
+#: Streams do not end by themselves (tests/manager/api/test_event_stream.py); reports carry the agents' token.
+ROOT = Path(__file__).resolve().parents[3]
+STREAM, REPORT = "/v1/events/stream", "/v1/hosts/{id}/report"
+
+
+#: What needs a VM in a state that random requests seldom leave it in: adopted, running, where there is another host.
+BY_HAND: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/adoptions", {"host": "host-a", "domain": "Old", "name": "old"}),
+    ("POST", "/v1/vms/old/release", {}),
+    ("PUT", "/v1/vms/web/target", {"generation": 50, "target": {"cpu_cores": 2.0, "memory_mib": 1000.0}}),
+    ("POST", "/v1/vms/web/migrate", {"lose_disk": True}),
+    ("POST", "/v1/vms/web/stop", {"limit_s": 1.0}),
+    ("POST", "/v1/vms/web/start", {}),
+]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> schema_run.Seen:
+    """The answers of every manager that is started from now on."""
+    counted: schema_run.Seen = Counter()
+    monkeypatch.setattr(tests_cluster, "make_app", lambda manager: schema_run.watch(make_app(manager), counted))
+    return counted
+
+
+async def test_what_clients_may_ask_is_answered_as_documented(tmp_path: Path, seen: schema_run.Seen) -> None:
+    async with lab_of(tmp_path) as lab:
+        assert lab.cluster.server is not None
+        app = lab.cluster.server.app
+        await lab.create("web")
+        await lab.create("low-1", cpu_cores=1.0)
+        await lab.world.create("Old", "")
+        lab.world.domains["Old"].state = "running"
+        for number, (method, path, body) in enumerate(BY_HAND):
+            request_id = f"by-hand-{number}"
+            status, answer = await lab.cluster.call(method, path, json={"request_id": request_id, **body})
+            assert status == 202, answer
+            await lab.cluster.ended(request_id)
+        task = {"name": "web", "command": ["true"]}
+        status, answer = await lab.cluster.call("POST", "/v1/tasks", json={"request_id": "by-hand", "task": task})
+        assert status == 202, answer
+        names = {"path.name": ["web", "low-1"], "path.id": ["host-a", "create-web"], "path.request_id": ["back"]}
+        await lab.add_old_host()
+        assert (await lab.cluster.call("DELETE", "/v1/hosts/host-old"))[0] == 200
+        await schema_run.run(lab.url, TOKEN, tmp_path, names=names, max_examples=15, without=(STREAM, REPORT))
+    assert schema_run.unreached(app, seen, without=(STREAM, REPORT)) == []
+
+
+async def test_what_agents_may_report_is_answered_as_documented(tmp_path: Path, seen: schema_run.Seen) -> None:
+    async with cluster_of(tmp_path, insecure=True) as cluster:  # the URLs are made up
+        assert cluster.server is not None
+        url = str(cluster.server.make_url("")).rstrip("/")
+        await schema_run.run(
+            url,
+            report_token(HOSTS_KEY, "0"),
+            tmp_path,
+            document=ROOT / "docs/openapi/manager.json",
+            names={"path.id": ["0"]},
+            max_examples=30,
+            only=(REPORT,),
+        )
+    assert seen["POST", REPORT, 200] > 20

@@ -1,0 +1,145 @@
+"""Hosts that an operator says are gone for good: nothing waits for them, and their VMs' names are free."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.operations import OperationState
+from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.lifecycle import consistent, lose_it_on_the_way
+
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+
+
+@pytest.fixture
+def gone_s() -> float:
+    return 1.0
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, gone_s: float) -> AsyncIterator[Cluster]:
+    """low-1 on host-a, and host-b with room for it."""
+    first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, first, second, gone_s=gone_s, agents=replace(QUICK, answer_s=2.5)) as made:
+        assert (await made.create(vm("low-1"), policy="first-fit")).host == "host-a"
+        yield made
+
+
+async def forget(cluster: Cluster, host: str, query: str = "") -> tuple[int, Any]:
+    return await cluster.call("DELETE", f"/v1/hosts/{host}{query}")
+
+
+async def lose(cluster: Cluster, agent: FakeAgent) -> None:
+    """The host is not heard of any more."""
+    await agent.die()
+    await is_silent(cluster, agent)
+
+
+async def is_silent(cluster: Cluster, agent: FakeAgent) -> None:
+    async def silent() -> bool:
+        return bool((await cluster.get(f"/v1/hosts/{agent.id}"))["state"] == "silent")
+
+    await cluster.until(silent)
+
+
+async def known(cluster: Cluster) -> list[str]:
+    return [row["id"] for row in (await cluster.get("/v1/hosts"))["hosts"]]
+
+
+async def test_a_host_that_reports_is_not_forgotten_nor_one_that_nobody_knows(cluster: Cluster) -> None:
+    for host, status in (("host-b", 409), ("host-c", 404)):
+        got, problem = await forget(cluster, host)
+        assert (got, problem["field"]) == (status, "id"), problem
+    assert await known(cluster) == ["host-a", "host-b"]
+
+
+async def test_a_silent_host_without_vms_is_forgotten_and_new_when_it_is_back(cluster: Cluster) -> None:
+    first, second = cluster.agents
+    await lose(cluster, second)
+    status, answer = await forget(cluster, "host-b")
+    assert (status, answer["id"], answer["vms"]) == (200, "host-b", []), answer
+    assert await known(cluster) == ["host-a"]
+    assert (await forget(cluster, "host-b"))[0] == 404
+    await cluster.kill_manager()
+    await cluster.start_manager()
+    await first.send_report()
+    assert await known(cluster) == ["host-a"]
+    await second.revive()
+    second.manager = first.manager
+    await cluster.ready()
+    assert await known(cluster) == ["host-a", "host-b"]
+    assert (await cluster.create(vm("low-2", cpu_cores=6.0))).host == "host-b"
+    await consistent(cluster)
+
+
+async def test_vms_are_given_up_only_where_that_is_said(cluster: Cluster) -> None:
+    first, _ = cluster.agents
+    await lose(cluster, first)
+    status, problem = await forget(cluster, "host-a")
+    assert (status, problem["field"]) == (409, "lost_vms")
+    assert "low-1" in problem["error"]
+    assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    assert (await cluster.get("/v1/vms"))["vms"] == []
+    events = (await cluster.get("/v1/events"))["events"]
+    assert {(row["kind"], row["vm"]) for row in events} >= {("lost", "low-1"), ("host-forgotten", None)}
+    # Its name is free at once.
+    made = await cluster.create(vm("low-1"), request_id="create-again")
+    assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
+
+
+async def test_what_was_to_be_removed_there_is_waited_for_no_longer(cluster: Cluster) -> None:
+    """A migration whose new host went away, when its VM is its owner's again."""
+    first, _ = cluster.agents
+    await lose_it_on_the_way(cluster)
+    await is_silent(cluster, cluster.agents[1])
+
+    async def stopped() -> bool:
+        return bool((await cluster.get("/v1/vms/low-1"))["state"] == "stopped")
+
+    await cluster.until(stopped)
+    assert cluster.manager is not None
+    assert len(await cluster.manager.store.unfinished_plans()) == 1
+    status, answer = await forget(cluster, "host-b")
+    assert (status, answer["vms"]) == (200, []), answer
+    assert cluster.manager.operations._tasks == {}
+    await cluster.kill_manager()
+    await cluster.start_manager()
+    await first.send_report()
+    assert await cluster.manager.store.unfinished_plans() == []
+    assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
+
+
+@pytest.mark.parametrize("gone_s", [60.0])
+async def test_a_host_that_an_operation_waits_for_is_not_forgotten(cluster: Cluster) -> None:
+    await lose_it_on_the_way(cluster)
+    await is_silent(cluster, cluster.agents[1])
+    status, problem = await forget(cluster, "host-b", "?lost_vms=true")
+    assert (status, problem["field"]) == (409, "id"), problem
+    assert "is waited for" in problem["error"]
+    assert (await cluster.get("/v1/vms/low-1"))["state"] == "migrating"
+
+
+async def test_a_removal_that_was_owed_there_ends_with_the_host(cluster: Cluster) -> None:
+    first, _ = cluster.agents
+    await lose(cluster, first)
+    deleted = await cluster.delete("low-1")
+    assert deleted.state is OperationState.FAILED, deleted.sentence
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    assert cluster.manager is not None
+    assert await cluster.manager.store.owed_removals() == {}
+    assert cluster.manager.operations._owed == {}
+    await first.revive()
+    await cluster.ready()
+    # A new host now, and what is on it is nobody's.
+    assert (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
+    assert (await cluster.get("/v1/hosts/host-a"))["vms"] == ["low-1"]

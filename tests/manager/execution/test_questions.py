@@ -1,0 +1,161 @@
+"""What the manager passes on to a host: explanations, dry runs and modes, with a real host agent behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_manager.execution.agent_proxy import AgentProxy
+from ebbtide.messages.commands import TargetCommand
+from ebbtide.messages.dry_runs import Forecast
+from ebbtide.messages.explanations import VMExplanation
+from ebbtide.messages.operations import Operation
+from ebbtide.messages.vms import ClusterVM
+from hostagent.control import reconciler
+from hostagent.vm import guest_link
+from tests.manager.with_agent import Lab, lab_of
+
+pytestmark = pytest.mark.usefixtures("each_store")
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.2)
+    monkeypatch.setattr(guest_link, "RETRY_S", 0.2)
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    async with lab_of(tmp_path) as made:
+        yield made
+
+
+TARGET = {"generation": 2, "target": {"cpu_cores": 1.5, "memory_mib": 800.0}}
+
+
+async def explain(lab: Lab, name: str) -> VMExplanation:
+    return VMExplanation.model_validate(await lab.cluster.get(f"/v1/vms/{name}/explain"))
+
+
+async def test_an_explanation_joins_the_hosts_word_with_what_the_manager_did(lab: Lab) -> None:
+    await lab.create("low-1")
+    await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
+    ended = await lab.cluster.ended("t")
+    assert ended.state == "done"
+    found = await explain(lab, "low-1")
+    assert found.explanation is not None
+    assert found.explanation.vm.current.cpu_cores == 1.5
+    assert "1.5 cores, 200 MiB less than its nominal size (3 cores, 1000 MiB), since target " in (
+        found.explanation.sentence
+    )
+    assert found.explanation.sentence.endswith(ended.sentence.removeprefix("low-1 "))
+    assert [row.kind for row in found.events] == ["placed", "resized"]
+    assert [row.kind for row in found.explanation.decisions][:2] == ["admit", "deflate"]
+    assert found.explanation.resizes[-1].outcome.ledger == ended.vms[0].ledger
+
+
+async def test_a_silent_host_leaves_what_the_manager_knows(lab: Lab) -> None:
+    await lab.create("low-1")
+    await lab.agent_server.close()
+    found = await explain(lab, "low-1")
+    assert found.explanation is None
+    assert found.unreachable is not None
+    assert found.unreachable.startswith("host-a cannot be reached")
+    assert [row.kind for row in found.events] == ["placed"]
+
+
+async def test_a_dry_target_is_passed_through_and_no_plan_is_made(lab: Lab) -> None:
+    await lab.create("low-1")
+    plans = await lab.cluster.get("/v1/operations")
+    body = {"request_id": "dry", "dry_run": True, **TARGET}
+    status, answer = await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body)
+    assert status == 200
+    told = Forecast.model_validate(answer)
+    assert [vm.expected.cpu_cores for vm in told.vms] == [1.5]
+    assert await lab.cluster.get("/v1/operations") == plans
+    assert lab.agent.host.vms["low-1"].intent.committed.cpu_cores == 3.0
+    status, answer = await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "dry", **TARGET})
+    assert status == 202
+    assert (await lab.cluster.ended("dry")).vms[0].after.cpu_cores == 1.5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "field"),
+    [
+        ("GET", "/v1/vms/nobody/explain", None, 404, "name"),
+        ("GET", "/v1/vms/low-1/explain?deep=1", None, 400, "deep"),
+        ("PUT", "/v1/vms/nobody/target", {"request_id": "x", "dry_run": True, **TARGET}, 404, "name"),
+        ("PUT", "/v1/vms/low-1/target", {"request_id": "x", "dry_run": 1, **TARGET}, 400, "dry_run"),
+        ("PUT", "/v1/vms/low-1/target", {"request_id": "x", "dry_run": True, **TARGET, "generation": 1}, 409,
+         "generation"),
+        ("PUT", "/v1/hosts/nowhere/mode", {"request_id": "m", "mode": "paused"}, 404, "id"),
+        ("PUT", "/v1/hosts/host-a/mode", {"request_id": "m", "mode": "asleep"}, 400, "mode"),
+        ("PUT", "/v1/hosts/host-a/mode", {"mode": "paused"}, 400, "request_id"),
+        ("GET", "/v1/hosts/host-a/operations/nothing", None, 404, "request_id"),
+        ("GET", "/v1/hosts/host-a/operations/a%2Fb", None, 400, "request_id"),
+        ("GET", "/v1/hosts/nowhere/operations/x", None, 404, "id"),
+        ("GET", "/v1/hosts/host-a/operations/x?wait_s=99", None, 400, "wait_s"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_asked_is_refused_by_its_field(
+    lab: Lab, method: str, path: str, body: Any, status: int, field: str
+) -> None:
+    await lab.create("low-1")
+    got, problem = await lab.cluster.call(method, path, json=body)
+    assert (got, problem["field"]) == (status, field), problem
+    assert problem["error"]
+
+
+async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: Lab) -> None:
+    await lab.create("low-1")
+    await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
+    await lab.cluster.ended("t")
+    body = {"request_id": "m", "mode": "off", "reason": "goodbye"}
+    status, answer = await lab.cluster.call("PUT", "/v1/hosts/host-a/mode", json=body)
+    assert status == 202
+    assert answer["kind"] == "mode"
+    ended = Operation.model_validate(await lab.cluster.get("/v1/hosts/host-a/operations/m?wait_s=20"))
+    assert ended.state == "done"
+    assert ended.sentence.endswith("all 1 VMs have their nominal sizes")
+    assert lab.agent.host.journal.epoch == 1
+
+    async def shown() -> bool:
+        (host,) = (await lab.cluster.get("/v1/hosts"))["hosts"]
+        return (host["mode"], host["mode_reason"]) == ("off", "goodbye")
+
+    await lab.cluster.until(shown)
+    status, _ = await lab.cluster.call(
+        "PUT", "/v1/vms/low-1/target", json={"request_id": "t2", **TARGET, "generation": 9}
+    )
+    assert status == 202
+    refused = await lab.cluster.ended("t2")
+    assert refused.state == "failed"
+    assert "host-a is off" in refused.sentence
+
+
+async def test_a_clients_order_does_not_fence_the_manager(lab: Lab) -> None:
+    await lab.create("low-1")
+    body = {"request_id": "m", "mode": "active", "order": 1_000_000}
+    assert (await lab.cluster.call("PUT", "/v1/hosts/host-a/mode", json=body))[0] == 202
+    await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
+    assert (await lab.cluster.ended("t")).state == "done"
+
+
+async def test_a_dry_target_goes_to_the_host_under_the_managers_epoch_and_without_an_order(lab: Lab) -> None:
+    sent: list[TargetCommand] = []
+
+    class Asked:
+        async def forecast(self, host: str, vm: str, command: TargetCommand) -> Forecast:
+            sent.append(command)
+            return Forecast(request_id="r", kind="target", host="host-a", vms=(), sentence="")
+
+    await lab.create("low-1")
+    assert lab.cluster.manager is not None
+    manager = lab.cluster.manager
+    questions = AgentProxy(Asked(), manager.hosts, manager.store, 7)  # type: ignore[arg-type]
+    command = TargetCommand.model_validate({"request_id": "r", "epoch": 99, "order": 10**6, "dry_run": True, **TARGET})
+    await questions.forecast(ClusterVM.model_validate(await lab.cluster.get("/v1/vms/low-1")), command)
+    assert [(one.epoch, one.order, one.request_id) for one in sent] == [(7, 0, "r")]

@@ -1,0 +1,69 @@
+"""Hosts that report and yet get no VM: overcommitted ones, and those whose hypervisor does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.operations import OperationState
+from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+
+pytestmark = pytest.mark.usefixtures("each_store")
+
+
+def host(name: str) -> FakeAgent:
+    return FakeAgent(name, cpu_cores=6.0, memory_mib=2400.0)
+
+
+async def shown(cluster: Cluster, state: str) -> dict[str, str]:
+    """The host, once it is in this state."""
+    async with asyncio.timeout(10):
+        while (found := await cluster.get("/v1/hosts/host-a"))["state"] != state:
+            await asyncio.sleep(0.02)
+    return dict(found)
+
+
+async def test_an_overcommitted_host_is_shown_alarmed_and_gets_no_vm_in_a_dry_run_either(tmp_path: Path) -> None:
+    first, second = host("host-a"), host("host-b")
+    async with cluster_of(tmp_path, first, second) as cluster:
+        await cluster.create(vm("low-1"), policy="first-fit")
+        await cluster.create(vm("low-2"), policy="first-fit")
+        first.capacity = ResourceVector(cpu_cores=5.0, memory_mib=2400.0)
+        assert (await shown(cluster, "overcommitted"))["state_reason"] == "by 1 cores"
+        (event,) = await cluster.events("overcommitted")
+        assert event["sentence"].startswith("host-a is overcommitted by 1 cores")
+        body = {"request_id": "d", "vm": vm("high-1", "fixed", 2.0, 500.0), "policy": "first-fit", "dry_run": True}
+        status, found = await cluster.call("POST", "/v1/vms", json=body)
+        assert (status, found["host"], [row["id"] for row in found["hosts"]]) == (200, "host-b", ["host-b"]), found
+        placed = await cluster.create(vm("high-1", "fixed", 2.0, 500.0), policy="first-fit")
+        assert (placed.state, placed.host) == (OperationState.DONE, "host-b")
+        first.capacity = ResourceVector(cpu_cores=6.0, memory_mib=2400.0)
+        await shown(cluster, "ready")
+        assert len(await cluster.events("overcommitted")) == 2
+
+
+async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted_for_it(tmp_path: Path) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        await cluster.create(vm("low-1"))
+        await cluster.create(vm("low-2"))
+        agent.unavailable = "Connection refused"
+        assert (await shown(cluster, "unavailable"))["state_reason"] == "Connection refused"
+        refused = await cluster.create(vm("high-1", "fixed", 3.0, 800.0))
+        assert refused.state is OperationState.FAILED
+        assert "the hypervisor of host-a does not answer (Connection refused)" in refused.sentence
+        body = {"request_id": "t", "generation": 9, "target": {"cpu_cores": 1.0, "memory_mib": 500.0}}
+        status, problem = await cluster.call("PUT", "/v1/vms/low-1/target", json=body)
+        assert (status, "cannot reach its hypervisor" in problem["error"]) == (503, True)
+        assert await cluster.events("preempting") == []
+        assert set(agent.vms) == {"low-1", "low-2"}
+        agent.unavailable = ""
+        await shown(cluster, "ready")
+        assert [row["sentence"] for row in reversed(await cluster.events("hypervisor"))] == [
+            "the hypervisor of host-a does not answer: Connection refused",
+            "the hypervisor of host-a answers again",
+        ]

@@ -1,0 +1,210 @@
+"""The lead of one manager in faked time: a term begins with the lock and ends with it, at once, as often as need be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.errors import LostLeadership, StoreError
+from cluster_manager.leadership.leadership import Leadership, LeadershipTimes
+from cluster_manager.leadership.locks import AdvisoryLock, FileLock, Taken
+from tests.manager.databases import Server
+
+TIMES = LeadershipTimes(check_s=1.0, limit_s=3.0, release_s=5.0, pause_s=2.0)
+
+
+class ScriptedLock:
+    """Answers as it is told to."""
+
+    limit_s = 3.0
+    waits = True
+
+    def __init__(self) -> None:
+        self.answer: Exception | None = None
+        self.hangs = False
+        self.released = 0
+
+    async def hold(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.answer is not None:
+            raise self.answer
+
+    async def release(self) -> None:
+        self.released += 1
+
+
+class RecordedTerm:
+    """Notes when it is begun and ended."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[str, float]] = []
+        self.failure: Exception | None = None
+        self.epoch = 0
+
+    async def begin_term(self) -> int:
+        if self.failure is not None:
+            raise self.failure
+        self.epoch += 1
+        self.at.append(("begun", asyncio.get_running_loop().time()))
+        return self.epoch
+
+    async def end_term(self) -> None:
+        self.at.append(("ended", asyncio.get_running_loop().time()))
+
+
+def leadership(lock: ScriptedLock, term: RecordedTerm) -> Leadership:
+    return Leadership(lock, term, TIMES, asyncio.get_running_loop().time)
+
+
+@pytest.mark.looptime
+async def test_a_lock_that_cannot_be_proved_ends_the_term_within_the_limit_and_a_later_one_begins_another() -> None:
+    lock, term = ScriptedLock(), RecordedTerm()
+    lead = leadership(lock, term)
+    begin = asyncio.get_running_loop().time()
+    await lead.start()
+    assert lead.leads()
+    lead.check()
+    await asyncio.sleep(10.5)
+    assert lead.leads()
+    lock.hangs = True
+    await asyncio.sleep(3.0)
+    assert not lead.leads()
+    with pytest.raises(LostLeadership):
+        lead.check()
+    lock.hangs = False
+    await asyncio.sleep(5.0)
+    assert lead.leads()
+    await lead.stop()
+    whats = [what for what, _ in term.at]
+    assert whats == ["begun", "ended", "begun", "ended"]
+    ended, again = term.at[1][1] - begin, term.at[2][1] - begin
+    assert 12.0 < ended <= 13.5
+    assert ended + TIMES.pause_s <= again <= ended + TIMES.pause_s + 1.1
+
+
+@pytest.mark.looptime
+async def test_the_first_command_after_a_halt_of_the_process_is_refused() -> None:
+    lock, term = ScriptedLock(), RecordedTerm()
+    late = 0.0
+    loop = asyncio.get_running_loop()
+    lead = Leadership(lock, term, TIMES, lambda: loop.time() + late)
+    await lead.start()
+    lead.check()
+    late = 60.0  # nobody of the loop had a turn meanwhile
+    with pytest.raises(LostLeadership, match="could not prove within 3 s"):
+        lead.check()
+    await asyncio.sleep(0.5)
+    assert [what for what, _ in term.at] == ["begun", "ended"]
+    await lead.stop()
+
+
+@pytest.mark.looptime
+async def test_a_failing_store_ends_the_term_and_the_next_one_begins_after_the_pause() -> None:
+    lock, term = ScriptedLock(), RecordedTerm()
+    lead = leadership(lock, term)
+    await lead.start()
+    lead.fail("the disk is full")
+    lead.fail("the disk is full")
+    await asyncio.sleep(0.1)
+    assert (lead.leads(), lead.why) == (False, "the disk is full")
+    await asyncio.sleep(4.0)
+    assert lead.leads()
+    await lead.stop()
+    assert [what for what, _ in term.at] == ["begun", "ended"] * 2
+    assert lock.released == 2
+
+
+@pytest.mark.looptime
+async def test_a_standby_knows_the_leader_and_leads_as_soon_as_the_lock_is_free() -> None:
+    lock, term = ScriptedLock(), RecordedTerm()
+    lock.answer = Taken("another manager holds the lock", "http://other")
+    lead = leadership(lock, term)
+    await lead.start()
+    assert (lead.leads(), lead.leader) == (False, "http://other")
+    lock.answer = None
+    await asyncio.sleep(1.1)
+    assert (lead.leads(), lead.leader) == (True, None)
+    await lead.stop()
+
+
+@pytest.mark.looptime
+async def test_a_manager_that_cannot_begin_its_first_term_says_why_and_ends() -> None:
+    lock, term = ScriptedLock(), RecordedTerm()
+    term.failure = StoreError("the store has version 99")
+    with pytest.raises(StoreError, match="version 99"):
+        await leadership(lock, term).start()
+    assert lock.released == 1
+    lock.answer = StoreError("no such server")
+    with pytest.raises(StoreError, match="no such server"):
+        await leadership(lock, RecordedTerm()).start()
+
+
+# --- the real locks --------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_has_one_manager_and_the_second_is_told_which(tmp_path: Path) -> None:
+    first, second = FileLock(tmp_path / "db"), FileLock(tmp_path / "db")
+    assert first.limit_s == math.inf
+    await first.hold()
+    await first.hold()
+    with pytest.raises(Taken, match=r"another manager \(process \d+\) uses it"):
+        await second.hold()
+    with pytest.raises(StoreError, match="another manager"):
+        await Leadership(second, RecordedTerm(), TIMES).start()
+    await first.release()
+    await second.hold()
+    (tmp_path / "db.lock").unlink()
+    with pytest.raises(StoreError, match="was removed"):
+        await second.hold()
+    await second.release()
+
+
+@pytest.mark.service
+async def test_a_database_has_one_leader_until_its_session_ends(postgresql: Server) -> None:
+    database = postgresql.new()
+    first, second = AdvisoryLock(database, 0.5, 1.0), AdvisoryLock(database, 3.0, 5.0)
+    await first.hold()
+    await first.hold()
+    with pytest.raises(Taken):
+        await second.hold()
+    # The first one asks no more: the server ends its session, though its connection is in order.
+    never = asyncio.Event()
+    async with asyncio.timeout(20):
+        while not await _got(second):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await never.wait()
+    with pytest.raises(StoreError, match="does not answer"):
+        await first.hold()
+    await first.release()
+    await second.hold()
+    await second.release()
+    await first.hold()
+    await first.release()
+    postgresql.drop(database)
+
+
+async def _got(lock: AdvisoryLock) -> bool:
+    try:
+        await lock.hold()
+    except Taken:
+        return False
+    return True
+
+
+@pytest.mark.service
+async def test_a_lock_that_the_session_has_lost_is_noticed(postgresql: Server) -> None:
+    database = postgresql.new()
+    lock = AdvisoryLock(database, 3.0, 5.0)
+    await lock.hold()
+    assert lock._connection is not None
+    await lock._connection.execute("SELECT pg_advisory_unlock_all()")
+    with pytest.raises(StoreError, match="is gone"):
+        await lock.hold()
+    await lock.release()
+    postgresql.drop(database)

@@ -1,0 +1,201 @@
+"""Commands and reports that the network holds back, doubles or loses: what the manager and its agents make of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.lifecycle import start_stop
+from cluster_manager.plans.plans import SetVM, VMPhase, finish
+from cluster_manager.store.store import Store
+from ebbtide.messages.commands import CreateCommand
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.credentials import command_token
+from tests.manager import cluster as clusters
+from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
+from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+
+
+def pair() -> tuple[FakeAgent, FakeAgent]:
+    return tuple(FakeAgent(f"host-{name}", cpu_cores=6.0, memory_mib=2400.0) for name in "ab")  # type: ignore[return-value]
+
+
+async def send_late(cluster: Cluster, agent: FakeAgent, body: dict[str, object]) -> int:
+    """A start that was on its way for long."""
+    headers = {"Authorization": f"Bearer {command_token(HOSTS_KEY, agent.id)}"}
+    url = f"{agent.report().url}/v1/vms"
+    async with cluster.session.post(url, json=body, headers=headers) as response:
+        return response.status
+
+
+def start_of(name: str, **fields: int) -> dict[str, object]:
+    spec = VMSpec.model_validate(vm(name))
+    return CreateCommand(request_id=f"late-{name}", vm=spec, **fields).model_dump(mode="json")
+
+
+async def test_a_start_that_a_removal_has_overtaken_is_refused(tmp_path: Path) -> None:
+    first, second = pair()
+    async with cluster_of(tmp_path, first, second) as cluster:
+        await cluster.create(vm("low-1"), policy="first-fit")
+        early = int(first.bodies[-1]["order"])
+        await cluster.delete("low-1")
+        assert await send_late(cluster, first, start_of("low-1", epoch=1, order=early)) == 409
+        assert first.vms == {}
+
+
+async def test_a_start_of_an_earlier_run_is_refused_once_the_next_has_asked_for_it(tmp_path: Path) -> None:
+    """The next run finds no room there and goes elsewhere: no command of its own has raised the agent's epoch."""
+    first, second = pair()
+    async with cluster_of(tmp_path, first, second) as cluster:
+        first.trouble.hangs_at, first.trouble.carries_out = len(first.arrived) + 1, False
+        body = {"request_id": "r", "vm": vm("low-1"), "deadline_s": 5.0, "policy": "first-fit"}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await first.hanging.wait()
+        await cluster.kill_manager()
+        first.capacity = first.capacity * 0.1
+        await cluster.start_manager()
+        await cluster.ready()
+        assert (await cluster.ended("r")).host == "host-b"
+        first.capacity = first.capacity * 10
+        assert await send_late(cluster, first, start_of("low-1", epoch=1, order=1)) == 409
+        assert first.vms == {}
+
+
+async def test_a_start_that_never_left_the_manager_is_made_on_another_host(tmp_path: Path) -> None:
+    first, second = pair()
+    async with cluster_of(tmp_path, first, second) as cluster:
+        assert cluster.manager is not None
+        performer = cluster.manager.operations._performer
+        assert performer is not None
+        read = performer._agents.host
+
+        async def read_and_lose(host: str, retry: bool = True) -> object:
+            report = await read(host, retry)
+            if host == "host-a" and retry:
+                await first.die()
+            return report
+
+        performer._agents.host = read_and_lose  # type: ignore[method-assign, assignment]
+        operation = await cluster.create(vm("low-1"), policy="first-fit")
+        assert (operation.state, operation.host) == (OperationState.DONE, "host-b"), operation
+
+
+async def test_a_refusal_after_a_lost_answer_is_no_certainty(tmp_path: Path) -> None:
+    """The first sending may still be on its way: the VM is started nowhere else until the host has been asked."""
+    first, second = pair()
+    async with cluster_of(tmp_path, first, second, agents=replace(QUICK, answer_s=0.4)) as cluster:
+        first.trouble.hangs_at, first.trouble.carries_out = len(first.arrived) + 1, False
+        body = {"request_id": "r", "vm": vm("low-1"), "deadline_s": 5.0, "policy": "first-fit"}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await first.hanging.wait()
+        first.trouble.refuses = 409
+        operation = await cluster.ended("r")
+        assert operation.state is OperationState.FAILED
+        assert "may have been started on host-a" in operation.sentence
+        assert second.vms == {}
+
+
+async def test_many_owed_removals_are_made_good_one_after_the_other_without_a_pause(tmp_path: Path) -> None:
+    first, second = pair()
+    async with cluster_of(tmp_path, first, second) as cluster:
+        names = ("low-1", "low-2", "low-3")
+        for name in names:
+            await cluster.create(vm(name, cpu_cores=1.0, memory_mib=400.0), policy="first-fit")
+        await first.die()
+        for name in names:
+            assert (await cluster.delete(name)).state is OperationState.FAILED
+        await first.revive()
+        async with asyncio.timeout(10):
+            await cluster.until(lambda: _empty(first))
+
+
+async def _empty(agent: FakeAgent) -> bool:
+    return not agent.vms
+
+
+async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has_ended(tmp_path: Path) -> None:
+    """Otherwise the deletion would find, and forget, the VM that has the name by then."""
+    first, _ = pair()
+    async with cluster_of(tmp_path, first, agents=replace(QUICK, answer_s=0.4)) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        first.trouble.never_ends = True
+        body = {"request_id": "high", "vm": vm("high-1", "fixed", 5.3, 800.0), "deadline_s": 10.0}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await first.polled.wait()
+        for name in ("low-1", "low-2"):
+            assert (await cluster.call("DELETE", f"/v1/vms/{name}?request_id=delete-{name}"))[0] == 202
+        # Reclaim, the victim's removal, and then the start, which hangs.
+        first.trouble.hangs_at, first.trouble.carries_out = len(first.arrived) + 2, False
+        first.end_pending()
+        async with asyncio.timeout(5):
+            await first.hanging.wait()
+        (victim,) = {"low-1", "low-2"} - set(first.vms)
+        again = {"request_id": "again", "vm": vm(victim)}
+        status, problem = await cluster.call("POST", "/v1/vms", json=again)
+        assert status == 409, problem
+        assert "deleting" in problem["error"]
+        for request_id in ("high", "delete-low-1", "delete-low-2"):
+            assert (await cluster.ended(request_id)).state is OperationState.DONE
+        assert (await cluster.create(vm(victim, cpu_cores=0.5, memory_mib=300.0), "anew")).state is OperationState.DONE
+
+
+async def test_a_report_that_a_later_one_has_overtaken_is_neither_believed_nor_a_sign_of_life(tmp_path: Path) -> None:
+    now = 0.0
+    store = Store(clusters.database_in(tmp_path), lambda: 0.0)
+    await store.open()
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    agent._port = 1
+    hosts = Hosts(store, 10.0, lambda: 0.0, lambda: now)
+    older = agent.report()
+    agent.capacity = agent.capacity * 2
+    newer = agent.report()
+    await asyncio.gather(hosts.take(newer), hosts.take(older))
+    now = 11.0
+    await hosts.take(older)
+    status = hosts.status("host-a")
+    assert status is not None
+    assert (status.state, status.capacity.cpu_cores) == ("silent", 12.0)
+    agent.incarnation = "two"
+    await hosts.take(agent.report())
+    assert hosts.is_ready("host-a")
+    await store.close()
+
+
+@pytest.mark.parametrize("owed", [False, True])
+async def test_what_a_plan_says_of_a_vm_that_is_another_ones_by_now_changes_no_debt(tmp_path: Path, owed: bool) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        operations, store = cluster.manager.operations, cluster.manager.store
+        stale = await store.add_plan(start_stop("stop-low-1", "stale", "low-1", "host-a", 1.0), "")
+        await cluster.create(vm("low-1"))
+        step = finish(stale.state, OperationState.FAILED, "too late")
+        step = step.also(SetVM("low-1", VMPhase.FAILED, "host-a", "too late", owed=owed))
+        if not owed:
+            await agent.die()
+            assert (await cluster.delete("low-1")).state is OperationState.FAILED
+        await operations._save(stale, step)
+        if owed:
+            await cluster.ready()
+            assert operations._owed == await store.owed_removals() == {}
+            assert "low-1" in agent.vms
+            return
+        assert operations._owed == await store.owed_removals() == {"low-1": "host-a"}
+        await agent.revive()
+        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+        assert agent.vms == {}
+
+
+async def _is_gone(cluster: Cluster, name: str) -> bool:
+    return (await cluster.call("GET", f"/v1/vms/{name}"))[0] == 404

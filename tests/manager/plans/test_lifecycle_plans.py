@@ -1,0 +1,81 @@
+"""Plans of a VM's lifecycle, step by step, without any host."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_manager.plans.lifecycle import sold_as, start_adoption, start_release, start_start, start_stop
+from cluster_manager.plans.plans import (
+    AwaitHost,
+    Finish,
+    HostBack,
+    HostFailed,
+    Plan,
+    ReadHost,
+    ReinflationPending,
+    Release,
+    SetVM,
+    VMPhase,
+)
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import AdoptRequest, StartRequest
+from ebbtide.messages.vms import VMSpec, VMState
+from tests.manager.plan_events import read, spec_of, status_of
+
+
+def test_a_vm_is_sold_as_its_host_says_and_what_it_does_not_tell_stays() -> None:
+    size = {name: Vector(cpu_cores=cores, memory_mib=800.0) for name, cores in (("low", 2.0), ("high", 4.0))}
+    spec = VMSpec(
+        name="h", priority=Priority.HARVEST, nominal=size["low"], ceiling=size["low"], start="deflated", template="x"
+    )
+    status = status_of(spec, "host-a").model_copy(update={"ceiling": size["low"]})
+    assert sold_as(spec, None) == sold_as(spec, status) == spec
+    grown = status.model_copy(update={"ceiling": size["high"], "current": size["high"]})
+    assert sold_as(spec, grown) == spec.model_copy(update={"ceiling": size["high"]})
+    raised = grown.model_copy(update={"minimum": Vector(cpu_cores=1.5, memory_mib=500.0)})
+    sold = sold_as(spec, raised)
+    assert (sold.ceiling, sold.minimum, sold.start) == (size["high"], raised.minimum, "deflated")
+
+
+@pytest.mark.parametrize("uncertain", [False, True])
+def test_a_stop_or_release_that_came_to_nothing_pays_no_debt(uncertain: bool) -> None:
+    stop = start_stop("p", "r", "v", "host-a", 1.0)
+    release = start_release("p", "r", "v", "host-a", 60.0)
+    release = release.model_copy(update={"instruction": Release(host="host-a", step=1, vm="v")})
+    for state in (stop, release):
+        effects = state.next_step(HostFailed(0.0, "host-a is silent", uncertain=uncertain)).effects
+        owed = [effect for effect in effects if isinstance(effect, ReinflationPending)]
+        assert owed == ([ReinflationPending("host-a", True)] if uncertain else [])
+
+
+def test_an_adoption_waits_for_a_busy_host() -> None:
+    request = AdoptRequest(request_id="r", host="host-a", domain="d")
+    assert start_adoption("p", "v", request).deadline_s == 60.0
+
+
+def test_an_adoption_whose_host_is_gone_ends_and_its_name_is_free() -> None:
+    state: Plan = start_adoption("p", "v", AdoptRequest(request_id="r", host="host-a", domain="d"))
+    state = state.next_step(read("host-a")).state.next_step(HostFailed(5.0, "host-a is silent", uncertain=True)).state
+    assert state.instruction == AwaitHost(host="host-a", until_s=65.0)
+    # It answers once and is silent again: the time goes on.
+    state = state.next_step(HostBack(20.0)).state
+    assert state.instruction == ReadHost(host="host-a")
+    state = state.next_step(HostFailed(25.0, "host-a is silent", uncertain=True)).state
+    assert state.instruction == AwaitHost(host="host-a", until_s=65.0)
+    step = state.next_step(HostFailed(65.0, "host-a does not report", uncertain=True))
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.state is OperationState.FAILED
+    assert "does not say whether it has adopted it" in step.state.instruction.sentence
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.owed) == (VMPhase.ENDED, False), "nobody else's domain is ever removed"
+
+
+def test_a_vm_that_is_still_being_stopped_is_not_said_to_run() -> None:
+    spec = spec_of("low", "deflatable")
+    state = start_start("p", StartRequest(request_id="r", deadline_s=10.0), spec, "host-a")
+    step = state.next_step(read("host-a", status_of(spec, "host-a", state=VMState.STOPPING)))
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.state is OperationState.FAILED
+    assert "still being stopped" in step.state.instruction.sentence

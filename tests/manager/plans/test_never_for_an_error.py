@@ -1,0 +1,165 @@
+"""Only lack of room that was measured preempts: whatever else a plan hears of a host, no VM is stopped for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import get_args
+
+import pytest
+
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import Event, Finish, Forgotten, HostFailed, ReadHost, Reclaim, Remove
+from cluster_manager.plans.preemption import REASONS, Evidence, PreemptionReason, evidence
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.dry_runs import DryRunReport
+from ebbtide.messages.operations import OperationState, VMOutcome
+from ebbtide.messages.vms import VMState
+from hostagent.api import routes
+from tests.manager.outcomes import outcome_of
+from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
+
+LOW_1, LOW_2 = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
+HIGH = spec_of("high-1")
+FULL = read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a"))
+BROKEN = "internal error: unable to write to 'cpu.max'"
+FAILED, PARTIAL = OperationState.FAILED, OperationState.PARTIAL
+
+
+def outcome(name: str, *errors: str, after: ResourceVector | None = None) -> VMOutcome:
+    """Of a VM that was to go to 1.5 cores and 650 MiB."""
+    before, target = ResourceVector(3.0, 1000.0), ResourceVector(1.5, 650.0)
+    return outcome_of(name, 2, before, after or before, target).model_copy(update={"errors": errors})
+
+
+def run(*events: Event) -> PlacementPlan:
+    """A fixed VM that finds room nowhere by deflation and looks where preemption would do."""
+    return after(placement(HIGH), chosen(), chosen("a"), FULL, *events)
+
+
+def after(state: PlacementPlan, *events: Event) -> PlacementPlan:
+    for event in events:
+        assert not isinstance(state.instruction, Remove), "a VM was preempted"
+        step = state.next_step(event).state
+        assert isinstance(step, PlacementPlan)
+        state = step
+    return state
+
+
+def test_every_piece_of_evidence_is_decided_and_only_two_are_reasons() -> None:
+    assert set(REASONS) == set(Evidence)
+    reasons = {kind: reason for kind, reason in REASONS.items() if reason is not None}
+    assert reasons == {
+        Evidence.MINIMUMS: PreemptionReason.MINIMUM,
+        Evidence.MEASURED: PreemptionReason.SHORTFALL,
+    }
+
+
+def test_what_the_interfaces_take_for_a_reason_is_that_enumeration() -> None:
+    words = {reason.value for reason in PreemptionReason}
+    (offered, _) = get_args(DryRunReport.model_fields["reason"].annotation)
+    assert set(get_args(offered)) == words
+    assert set(get_args(routes._REASON.kind)) == words | {"delete"}
+
+
+@pytest.mark.parametrize(
+    ("minimums", "rounds", "end", "failed", "nothing"),
+    list(product((False, True), (0, 1), (None, *OperationState), (False, True), (False, True))),
+)
+def test_no_error_is_evidence_whatever_it_comes_with(
+    minimums: bool, rounds: int, end: OperationState | None, failed: bool, nothing: bool
+) -> None:
+    found = REASONS[evidence(minimums, rounds, end, failed, nothing)]
+    if end is FAILED:
+        assert found is None
+    elif found is PreemptionReason.SHORTFALL:
+        assert not failed
+        assert rounds or nothing
+    elif found is PreemptionReason.MINIMUM:
+        assert minimums
+
+
+def test_a_verified_shortfall_preempts() -> None:
+    state = run(ended("reclaim", PARTIAL, vms=(outcome("low-1"),)), FULL)
+    assert isinstance(state.instruction, Remove)
+    assert state.instruction.reason is PreemptionReason.SHORTFALL
+
+
+def test_of_a_vm_whose_call_failed_nothing_is_asked_again_and_the_others_give() -> None:
+    given = outcome("low-1", after=ResourceVector(1.5, 650.0))
+    first = ended("reclaim", PARTIAL, vms=(given, outcome("low-2", BROKEN)))
+    half = read("a", status_of(LOW_1, "a", Vector(cpu_cores=1.5, memory_mib=650.0)), status_of(LOW_2, "a"))
+    state = run(first, half)
+    assert isinstance(state.instruction, Reclaim)
+    assert state.instruction.exclude == ("low-2",)
+    # What low-1 has above its minimum, since low-2 is charged in full and given nothing.
+    assert state.instruction.need == Vector(cpu_cores=1.0, memory_mib=350.0)
+
+
+def test_a_call_that_failed_ends_in_a_refusal_that_names_it() -> None:
+    first = ended("reclaim", PARTIAL, vms=(outcome("low-1", BROKEN), outcome("low-2", BROKEN)))
+    state = run(first, FULL, ended("reinflate"))
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is FAILED
+    assert f"low-1 could not be deflated ({BROKEN})" in state.instruction.sentence
+    assert state.instruction.sentence.count(BROKEN) == 2, "once for each VM"
+    assert "for an error no VM is preempted" in state.instruction.sentence
+
+
+def test_what_a_failed_call_left_missing_preempts_no_other_vm() -> None:
+    """The one whose call failed could give; that the others cannot is no lack of room."""
+    first = ended("reclaim", PARTIAL, vms=(outcome("low-1"), outcome("low-2", BROKEN)))
+    state = run(first, FULL)
+    assert state.instruction.do == "reinflate"
+    assert state.victims == ()
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        ended("reclaim", FAILED),
+        Forgotten(0.0, lapse=True),
+        HostFailed(0.0, "a does not answer", True),
+        HostFailed(0.0, "a refused", False),
+    ],
+    ids=["failed", "forgotten", "unreachable", "refused"],
+)
+def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event) -> None:
+    state = run()
+    for _ in range(20):
+        if state.finished:
+            break
+        assert not isinstance(state.instruction, Remove)
+        answer: Event = FULL
+        if isinstance(state.instruction, Reclaim):
+            answer = trouble
+        elif state.instruction.do == "reinflate":
+            answer = ended("reinflate")
+        state = after(state, answer)
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is FAILED
+
+
+def test_a_paused_vm_gives_nothing_and_no_vm_is_preempted_for_it() -> None:
+    paused = status_of(LOW_2, "a", state=VMState.PAUSED)
+    there = read("a", status_of(LOW_1, "a"), paused)
+    state = after(placement(HIGH), chosen(), chosen("a"), there)
+    assert isinstance(state.instruction, Reclaim)
+    assert state.instruction.exclude == ("low-2",)
+    shrunk = read("a", status_of(LOW_1, "a", Vector(cpu_cores=0.5, memory_mib=300.0)), paused)
+    state = after(state, ended("reclaim"), shrunk, ended("reinflate"))
+    assert isinstance(state.instruction, Finish)
+    assert "low-2 could not be deflated (it is paused)" in state.instruction.sentence
+
+
+def test_a_host_that_became_overcommitted_since_it_was_chosen_is_left() -> None:
+    over = FULL.report.model_copy(update={"overcommitted": Vector(cpu_cores=1.0)})
+    state = after(placement(HIGH), chosen("a", "b"), replace(FULL, report=over))
+    assert state.instruction == ReadHost(host="b")
+    assert state.failures == ("a is overcommitted by 1 cores",)
+
+
+def test_a_deflation_that_failed_is_tried_again() -> None:
+    state = run(ended("reclaim", FAILED), FULL)
+    assert isinstance(state.instruction, Reclaim)

@@ -1,0 +1,464 @@
+"""The state machine of plans alone: each path as a table, then random answers of agents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import (
+    ChooseHosts,
+    Commanding,
+    Create,
+    Effect,
+    Event,
+    Finish,
+    Forgotten,
+    HostFailed,
+    HostRead,
+    HostsChosen,
+    Note,
+    OperationEnded,
+    Plan,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    ReinflationPending,
+    Remove,
+    SetTarget,
+    SetVM,
+    Step,
+    VMPhase,
+    host_of,
+)
+from cluster_manager.plans.reading import read_plan
+from cluster_manager.plans.removals import start_reinflation, start_removal, start_target
+from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.errors import ProtocolViolation
+from ebbtide.messages.commands import TargetCommand
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMSpec, VMState
+from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
+
+LOW_1, LOW_2 = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
+HIGH = spec_of("high-1")
+SHRUNK = Vector(cpu_cores=1.5, memory_mib=650.0)
+FLOOR = Vector(cpu_cores=0.5, memory_mib=300.0)
+
+
+def run(state: Plan, *events: Event) -> tuple[list[str], Plan, list[Effect]]:
+    """Feed events; what was instructed by name and host, the last state, all effects."""
+    said = [_label(state)]
+    effects: list[Effect] = []
+    for event in events:
+        step = state.next_step(event)
+        state = step.state
+        effects += step.effects
+        said.append(_label(state))
+    return said, state, effects
+
+
+def _label(state: Plan) -> str:
+    host = host_of(state.instruction)
+    vm = getattr(state.instruction, "vm", None)
+    return " ".join(part for part in (state.instruction.do, vm, host) if part)
+
+
+def full(host: str) -> HostRead:
+    return read(host, status_of(LOW_1, host), status_of(LOW_2, host))
+
+
+def read_with(*hosts: str, first: HostRead | HostFailed | None = None) -> HostsChosen:
+    """A choice, with what the first host says."""
+    return HostsChosen(0.0, hosts, first=first or read(hosts[0]))
+
+
+def shrunk(host: str) -> HostRead:
+    return read(host, status_of(LOW_1, host, SHRUNK), status_of(LOW_2, host, SHRUNK))
+
+
+def test_a_vm_that_fits_is_created_after_one_reading() -> None:
+    said, state, effects = run(placement(HIGH), chosen("a", "b"), read("a"), ended("create"))
+    assert said == ["choose-hosts", "read-host a", "create a", "finish"]
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is OperationState.DONE
+    assert state.instruction.sentence == "placed high-1 (3 cores, 800 MiB) on a in free room"
+    assert SetVM("high-1", VMPhase.RUNNING, "a", state.instruction.sentence) in effects
+
+
+def test_a_host_that_was_read_with_the_choice_is_not_read_again_before_the_start() -> None:
+    said, state, effects = run(placement(HIGH), read_with("a", "b"), ended("create"))
+    assert said == ["choose-hosts", "create a", "finish"]
+    read_apart = run(placement(HIGH), chosen("a", "b"), read("a"), ended("create"))
+    assert (state, effects) == read_apart[1:], "the same plan"
+
+
+def test_what_the_first_host_lacks_by_its_reading_is_decided_with_the_choice() -> None:
+    said, state, _ = run(placement(HIGH), read_with("a", "b", first=full("a")))
+    assert said == ["choose-hosts", "reclaim a"]
+    assert isinstance(state, PlacementPlan)
+    assert (state.host, state.hosts_left) == ("a", ("b",))
+
+
+def test_where_the_first_host_does_not_answer_the_choice_the_next_one_is_read() -> None:
+    failed = HostFailed(1.0, "a is busy with another plan", uncertain=False)
+    said, state, _ = run(placement(HIGH), read_with("a", "b", first=failed), read("b"), ended("create"))
+    assert said == ["choose-hosts", "read-host b", "create b", "finish"]
+    assert "a is busy with another plan" in state.progress
+
+
+def test_the_host_is_read_before_the_reclaim_and_before_the_start() -> None:
+    said, state, _ = run(
+        placement(HIGH), chosen("a"), full("a"), ended("reclaim"), shrunk("a"), ended("create")
+    )  # fmt: skip
+    assert said == ["choose-hosts", "read-host a", "reclaim a", "read-host a", "create a", "finish"]
+    assert state.host == "a"
+
+
+def test_a_reclaim_asks_for_what_is_missing_with_what_is_left_of_the_deadline() -> None:
+    _, state, _ = run(placement(HIGH, 30.0), chosen("a"), read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a"), at=4))
+    assert isinstance(state.instruction, Reclaim)
+    assert (state.instruction.need, state.instruction.deadline_s) == (Vector(cpu_cores=3.0, memory_mib=700.0), 26.0)
+
+
+def test_a_shortfall_is_undone_before_the_next_host_is_read() -> None:
+    said, state, effects = run(
+        placement(HIGH),
+        chosen("a", "b"),
+        full("a"),
+        ended("reclaim", OperationState.PARTIAL, shortfall=Vector(memory_mib=200.0)),
+        full("a"),
+        ended("reinflate"),
+        read("b"),
+        ended("create"),
+    )
+    assert said[2:] == ["reclaim a", "read-host a", "reinflate a", "read-host b", "create b", "finish"]
+    assert ReinflationPending("a", False) in effects
+    assert state.host == "b"
+
+
+def test_an_undo_that_fails_is_owed() -> None:
+    partial = ended("reclaim", OperationState.PARTIAL)
+    for trouble in (HostFailed(0.0, "a is away", True), ended("reinflate", OperationState.FAILED)):
+        said, _, effects = run(placement(HIGH), chosen("a", "b"), full("a"), partial, full("a"), trouble)
+        assert said[-1] == "read-host b"
+        assert ReinflationPending("a", True) in effects
+
+
+def test_what_rounding_left_is_reclaimed_again() -> None:
+    nearly = Vector(cpu_cores=1.5, memory_mib=650.5)
+    second = read("a", status_of(LOW_1, "a", nearly), status_of(LOW_2, "a", SHRUNK))
+    said, state, _ = run(placement(HIGH), chosen("a"), full("a"), ended("reclaim"), second)
+    assert said[-1] == "reclaim a"
+    assert isinstance(state.instruction, Reclaim)
+    assert state.instruction.need == Vector(memory_mib=1.0)
+
+
+def test_a_host_whose_room_is_gone_by_now_is_left_untouched() -> None:
+    low = [status_of(LOW_1, "a", FLOOR), status_of(spec_of("other", cpu_cores=5.0, memory_mib=1200.0), "a")]
+    said, _, effects = run(placement(HIGH), chosen("a", "b"), read("a", *low))
+    assert said[-1] == "read-host b"
+    assert effects == []
+
+
+def test_a_fixed_vm_preempts_when_minimums_leave_too_little_and_the_rest_is_shared() -> None:
+    big = spec_of("high-1", cpu_cores=5.3)
+    one_left = read("a", status_of(LOW_1, "a", FLOOR))
+    said, state, effects = run(
+        placement(big),
+        chosen(),
+        chosen("a"),
+        full("a"),
+        ended("reclaim"),
+        read("a", status_of(LOW_1, "a", FLOOR), status_of(LOW_2, "a", FLOOR)),
+        ended("delete"),
+        one_left,
+        ended("create"),
+        ended("reinflate"),
+    )
+    assert said[3:] == [
+        "reclaim a",
+        "read-host a",
+        "remove low-2 a",
+        "read-host a",
+        "create a",
+        "reinflate a",
+        "finish",
+    ]
+    assert isinstance(state, PlacementPlan)
+    assert state.reason == "minimum"
+    (note,) = [effect for effect in effects if isinstance(effect, Note) and effect.kind == "preempted"]
+    assert "(reason minimum)" in note.sentence
+
+
+def test_the_reason_of_a_preemption_is_recorded_before_the_vm_is_stopped() -> None:
+    partial = ended("reclaim", OperationState.PARTIAL)
+    said, state, effects = run(placement(HIGH), chosen(), chosen("a"), full("a"), partial, full("a"))
+    assert said[-1].startswith("remove low-")
+    assert isinstance(state.instruction, Remove)
+    assert state.instruction.reason == "shortfall"
+    assert [effect.kind for effect in effects if isinstance(effect, Note)] == ["deflated", "preempting"]
+
+
+def test_a_low_priority_vm_is_refused_instead() -> None:
+    said, state, effects = run(placement(spec_of("low-3", "deflatable")), chosen())
+    assert said == ["choose-hosts", "finish"]
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.sentence.endswith("A deflatable VM preempts no other")
+    assert SetVM("low-3", VMPhase.FAILED, None, state.instruction.sentence) in effects
+
+
+def test_a_start_that_may_have_happened_is_owed_and_tried_nowhere_else() -> None:
+    said, _, effects = run(placement(HIGH), chosen("a", "b"), read("a"), HostFailed(0.0, "no answer", True))
+    assert said[-1] == "finish"
+    assert any(isinstance(effect, SetVM) and effect.host == "a" and effect.owed for effect in effects)
+
+
+def test_a_start_that_was_refused_is_tried_elsewhere() -> None:
+    said, _, _ = run(placement(HIGH), chosen("a", "b"), read("a"), HostFailed(0.0, "409", False))
+    assert said[-1] == "read-host b"
+
+
+def test_a_failed_start_is_cleaned_up_before_the_undo() -> None:
+    said, _, _ = run(
+        placement(HIGH),
+        chosen("a", "b"),
+        full("a"),
+        ended("reclaim"),
+        shrunk("a"),
+        ended("create", OperationState.FAILED),
+        ended("delete"),
+        ended("reinflate"),
+    )
+    assert said[4:] == ["create a", "remove high-1 a", "reinflate a", "read-host b"]
+
+
+def test_a_forgotten_start_that_happened_is_found() -> None:
+    there = read("a", status_of(HIGH, "a"))
+    said, _, effects = run(placement(HIGH), chosen("a"), read("a"), Forgotten(0.0, lapse=True), there)
+    assert said[-1] == "finish"
+    assert any(isinstance(effect, SetVM) and effect.phase is VMPhase.RUNNING for effect in effects)
+
+
+def test_a_forgotten_reclaim_is_decided_anew_by_a_reading() -> None:
+    said, _, _ = run(placement(HIGH), chosen("a"), full("a"), Forgotten(0.0, lapse=False), shrunk("a"))
+    assert said[-2:] == ["read-host a", "create a"]
+
+
+def test_an_agent_that_keeps_forgetting_the_start_is_left() -> None:
+    lapse = Forgotten(0.0, lapse=True)
+    said, _, _ = run(placement(HIGH), chosen("a"), read("a"), lapse, read("a"), lapse, read("a"))
+    assert said[-1] == "remove high-1 a"
+
+
+def test_a_vm_of_that_name_which_is_not_ours_is_left_alone() -> None:
+    said, _, _ = run(placement(HIGH), chosen("a", "b"), read("a", status_of(HIGH, "a")))
+    assert said[-1] == "read-host b"
+
+
+def test_past_the_deadline_nobody_is_deflated_but_free_room_is_taken() -> None:
+    late = placement(HIGH, 10.0)
+    said, _, _ = run(late, chosen("a", "b"), read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a"), at=11.0))
+    assert said[-1] == "choose-hosts"
+    said, _, _ = run(late, chosen("a", "b"), read("a", at=11.0))
+    assert said[-1] == "create a"
+
+
+def test_a_deletion_reinflates_and_owes_what_it_could_not() -> None:
+    start = start_removal("plan", "request", "low-1", "a")
+    said, _, effects = run(start, ended("delete"), ended("reinflate"))
+    assert said == ["remove low-1 a", "reinflate a", "finish"]
+    assert ReinflationPending("a", False) in effects
+    said, state, effects = run(start, ended("delete"), HostFailed(0.0, "a is away", True))
+    assert ReinflationPending("a", True) in effects
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is OperationState.DONE
+
+
+@pytest.mark.parametrize(
+    ("trouble", "phase", "owed"),
+    [
+        (HostFailed(0.0, "away", True), VMPhase.FAILED, True),
+        (HostFailed(0.0, "refused", False), VMPhase.RUNNING, False),
+        (ended("delete", OperationState.FAILED), VMPhase.FAILED, False),
+    ],
+    ids=["unreachable", "refused", "failed"],
+)
+def test_a_deletion_that_did_not_happen_says_so(trouble: Event, phase: VMPhase, owed: bool) -> None:
+    _, state, effects = run(start_removal("plan", "request", "low-1", "a"), trouble)
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is OperationState.FAILED
+    (row,) = [effect for effect in effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.host, row.owed) == (phase, "a", owed)
+
+
+def test_a_target_ends_as_its_operation_does() -> None:
+    target = TargetCommand(request_id="r", generation=2, target=SHRUNK, deadline_s=5.0, mode=Mode.ASK)
+    start = start_target("plan", "request", "low-1", "a", target)
+    assert isinstance(start.instruction, SetTarget)
+    _, state, _ = run(start, ended("target", OperationState.PARTIAL))
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is OperationState.PARTIAL
+    _, state, _ = run(start, HostFailed(0.0, "away", True))
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is OperationState.FAILED
+
+
+def test_a_reinflation_settles_the_debt_or_keeps_it() -> None:
+    _, _, effects = run(start_reinflation("plan", "a"), ended("reinflate"))
+    assert ReinflationPending("a", False) in effects
+    _, _, effects = run(start_reinflation("plan", "a"), HostFailed(0.0, "away", True))
+    assert ReinflationPending("a", True) in effects
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        (placement(HIGH), ended("create")),
+        (start_removal("p", "r", "v", "a"), chosen("a")),
+        (start_reinflation("p", "a"), chosen("a")),
+        (run(placement(spec_of("low-3", "deflatable")), chosen())[1], chosen()),
+    ],
+    ids=["placement", "removal", "reinflation", "after-the-end"],
+)
+def test_an_event_that_answers_nothing_is_an_error(state: Plan, event: Event) -> None:
+    with pytest.raises(ProtocolViolation):
+        state.next_step(event)
+
+
+# --- random answers --------------------------------------------------------------------------------------------------
+
+HOSTS = ("a", "b", "c", "d")
+NAMES = ("v1", "v2", "v3", "v4", "v5")
+STATES = st.sampled_from([OperationState.DONE, OperationState.PARTIAL, OperationState.FAILED])
+
+
+class Watch:
+    """What must hold of every run, told instruction by instruction."""
+
+    def __init__(self, spec: VMSpec) -> None:
+        self.spec = spec
+        self.report: Any = None
+        self.steps: set[int] = set()
+        #: Hosts whose sizes this plan lowered and has not given back, owed or used.
+        self.unsettled: set[str] = set()
+        #: Where the VM may be.
+        self.perhaps: set[str] = set()
+
+    def instruct(self, state: Plan, effects: Sequence[Effect]) -> None:
+        now = state.instruction
+        self.unsettled -= {e.host for e in effects if isinstance(e, ReinflationPending)}
+        if isinstance(now, Commanding):
+            assert now.step not in self.steps, "a request id is used for one command only"
+            self.steps.add(now.step)
+        if isinstance(now, Remove) and now.vm != self.spec.name:
+            victim = next(vm for vm in self.report.vms if vm.name == now.vm)
+            assert victim.priority.value != "fixed", "a fixed VM is never preempted"
+            assert self.spec.priority.value == "fixed", "a low-priority VM preempts nobody"
+            assert now.reason in ("minimum", "shortfall")
+            assert any(isinstance(e, Note) and e.kind == "preempting" and now.reason in e.sentence for e in effects)
+        if isinstance(now, Create):
+            assert not self.perhaps - {now.host}, "never started while it may be elsewhere"
+        host = host_of(now)
+        if host is not None and not isinstance(now, Reinflate):
+            assert not self.unsettled - {host}, "a host is left only when it is undone or owed"
+        if isinstance(now, Finish):
+            placed = any(isinstance(e, SetVM) and e.name == self.spec.name for e in effects)
+            assert placed or (isinstance(state, PlacementPlan) and state.conclusion is not None)
+            if now.state is not OperationState.DONE:
+                assert not self.unsettled
+                owed = {e.host for e in effects if isinstance(e, SetVM) and e.owed and e.name == self.spec.name}
+                assert self.perhaps <= owed, "a VM that may be somewhere is owed there"
+
+    def heard(self, state: Plan, event: Event) -> None:
+        now = state.instruction
+        if isinstance(event, HostsChosen) and event.first is not None:
+            event = event.first
+        if isinstance(event, HostRead):
+            self.report = event.report
+            if not any(vm.name == self.spec.name for vm in event.report.vms):
+                self.perhaps.discard(event.report.id)
+        certain = isinstance(event, HostFailed) and not event.uncertain
+        match now:
+            case Reclaim(host=host) if not certain:
+                self.unsettled.add(host)
+            case Create(host=host) if not certain:
+                self.perhaps.add(host)
+            case Remove(vm=vm, host=host) if vm == self.spec.name:
+                if isinstance(event, OperationEnded) and event.operation.state is not OperationState.FAILED:
+                    self.perhaps.discard(host)
+            case Remove(host=host) if not certain:
+                self.unsettled.add(host)
+            case Reinflate(host=host):
+                self.unsettled.discard(host)
+
+
+@st.composite
+def readings(draw: st.DrawFn, host: str, own: VMSpec) -> HostRead:
+    vms = []
+    for name in draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=4)):
+        spec = spec_of(name, draw(st.sampled_from(["fixed", "deflatable"])), 2.0, 600.0)
+        size = Vector(cpu_cores=draw(st.floats(0.5, 2.0)), memory_mib=draw(st.floats(300, 600)))
+        vms.append(status_of(spec, host, None if spec.priority.value == "fixed" else size))
+    if draw(st.integers(0, 9)) == 0:
+        vms.append(status_of(own, host, state=draw(st.sampled_from(list(VMState)))))
+    report = report_of(host, *vms, cpu_cores=draw(st.floats(1, 10)), memory_mib=draw(st.floats(500, 5000)))
+    return HostRead(0.0, report, frozenset(vm.name for vm in vms))
+
+
+@st.composite
+def looks_at(draw: st.DrawFn, host: str, own: VMSpec, at: float) -> HostRead | HostFailed:
+    if draw(st.integers(0, 4)) == 0:
+        return HostFailed(at, "trouble", draw(st.booleans()))
+    return draw(readings(host, own))
+
+
+@st.composite
+def answers(draw: st.DrawFn, state: Plan, own: VMSpec, forgetful: int) -> Event:
+    """Anything that could answer the instruction; ``forgetful``: how often a restart may still have lost a command."""
+    now, at = state.instruction, draw(st.floats(0, 100))
+    if isinstance(now, ChooseHosts):
+        hosts = draw(st.lists(st.sampled_from(HOSTS), unique=True))
+        reads = draw(st.booleans())
+        first = draw(looks_at(hosts[0], own, at)) if hosts and reads else None
+        return HostsChosen(at, tuple(hosts), "" if hosts else "none", first)
+    if isinstance(now, ReadHost):
+        return draw(looks_at(now.host, own, at))
+    if draw(st.integers(0, 4)) == 0:
+        return HostFailed(at, "trouble", draw(st.booleans()))
+    if isinstance(now, Reclaim | Create) and draw(st.integers(0, 4)) == 0:
+        return Forgotten(at, lapse=forgetful <= 0 or draw(st.booleans()))
+    kind = {"remove": "delete", "set-target": "target"}.get(now.do, now.do)
+    return ended(kind, draw(STATES), at)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    data=st.data(),
+    priority=st.sampled_from(["fixed", "deflatable"]),
+    cpu_cores=st.floats(0.2, 8.0),
+    memory_mib=st.floats(300, 3000),
+)
+def test_whatever_agents_answer_a_placement_ends_undoes_and_spares_fixed_vms(
+    data: st.DataObject, priority: str, cpu_cores: float, memory_mib: float
+) -> None:
+    spec = spec_of("own", priority, max(cpu_cores, 0.5), memory_mib)
+    state, watch, forgetful = placement(spec), Watch(spec), 5
+    step = Step(state)
+    for _ in range(400):
+        watch.instruct(step.state, step.effects)
+        if step.state.finished:
+            break
+        event = data.draw(answers(step.state, spec, forgetful))
+        forgetful -= isinstance(event, Forgotten) and not event.lapse
+        watch.heard(step.state, event)
+        step = step.state.next_step(event)
+        assert read_plan(step.state.model_dump_json()) == step.state
+    assert step.state.finished
+    with pytest.raises(ProtocolViolation):
+        step.state.next_step(HostFailed(0.0, "late", True))

@@ -1,0 +1,87 @@
+"""On which host a fixed VM preempts: where a layer failed, before where a minimum is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
+from tests.manager.cluster import QUICK, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+
+
+async def test_nobody_is_preempted_for_a_minimum_while_minimums_allow_elsewhere(tmp_path: Path) -> None:
+    first, second = (FakeAgent(f"host-{name}", cpu_cores=6.0, memory_mib=4000.0) for name in "ab")
+    async with cluster_of(tmp_path, first, second) as cluster:
+        # host-a: both at their minimums. host-b: nobody gives what the minimums would allow.
+        for name in ("low-1", "low-2"):
+            rigid: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}}
+            await cluster.create(vm(name, memory_mib=600.0, **rigid), policy="first-fit")
+        for name in ("low-3", "low-4"):
+            await cluster.create(vm(name, memory_mib=600.0), policy="first-fit")
+        assert set(second.vms) == {"low-3", "low-4"}
+        second.trouble.gives = {"low-3": 0.1, "low-4": 0.1}
+        operation = await cluster.create(vm("high-2", "fixed", 3.0, 600.0), policy="first-fit")
+        assert (operation.state, operation.host) == (OperationState.DONE, "host-b"), operation
+        (event,) = await cluster.events("preempted")
+        assert "reason shortfall" in event["sentence"]
+
+
+class Pressed(FakeAgent):
+    """A host whose guests are all under pressure: its agent says that nothing can be taken."""
+
+    def report(self) -> HostReport:
+        report = super().report()
+        vms = tuple(vm.model_copy(update={"pressure": "tasks wait for memory"}) for vm in report.vms)
+        return report.model_copy(update={"deflatable": Vector(), "vms": vms})
+
+
+async def test_what_guests_under_pressure_do_not_give_is_a_shortfall_and_no_minimum(tmp_path: Path) -> None:
+    agent = Pressed("host-a", cpu_cores=6.0, memory_mib=4000.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name, memory_mib=600.0))
+        operation = await cluster.create(vm("high-1", "fixed", 3.0, 600.0))
+        assert operation.state is OperationState.DONE, operation
+        (event,) = await cluster.events("preempting")
+        assert "reason shortfall" in event["sentence"]
+        assert "in layer guest (low-1, low-2 under pressure gives nothing)" in event["sentence"]
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["command-lost", "answer-lost"])
+async def test_a_vm_that_may_have_been_preempted_is_gone_when_its_host_is_back(
+    tmp_path: Path, carried_out: bool
+) -> None:
+    """Otherwise it would be said to run for ever where it was stopped."""
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=4000.0)
+    async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=0.4)) as cluster:
+        rigid: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}}
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name, memory_mib=600.0, **rigid))
+        agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 1, carried_out
+        body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 600.0), "deadline_s": 10.0}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await agent.hanging.wait()
+        await agent.die()
+        operation = await cluster.ended("high")
+        assert operation.state is OperationState.FAILED
+        await agent.revive()
+
+        async def agreed() -> bool:
+            rows = (await cluster.get("/v1/vms"))["vms"]
+            managed = {row["name"] for row in rows if row["host"]}
+            return len(managed) == 1 and managed == set(agent.vms)
+
+        async with asyncio.timeout(20):
+            await cluster.until(agreed)
+        (event,) = await cluster.events("preempting")
+        assert "reason minimum" in event["sentence"]

@@ -1,0 +1,151 @@
+"""Pruning: what is old goes, and what somebody may still ask for or acknowledge stays."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.inventory.housekeeping import Housekeeping
+from cluster_manager.plans.placements import start_placement
+from cluster_manager.plans.plans import Note, SetVM, VMPhase, finish
+from cluster_manager.plans.removals import RemovalPlan, start_removal
+from cluster_manager.store.database import Database
+from cluster_manager.store.pruning import DAY_S, Retention
+from cluster_manager.store.store import Store
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.machines import CoreChange
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMSpec
+from tests.manager.cluster import cluster_of, vm
+from tests.manager.databases import rows_of
+from tests.manager.fake_agent import FakeAgent
+
+KEEP = Retention(age_s=30 * DAY_S, most_events=1000, batch=3, pause_s=0.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def names(database: Database, table: str, column: str) -> list[object]:
+    return [value for (value,) in rows_of(database, f"SELECT {column} FROM {table} ORDER BY {column}")]
+
+
+async def removal(store: Store, name: str, host: str | None, phase: VMPhase | None, owed: bool = False) -> RemovalPlan:
+    """A VM with a deletion's plan, which has ended where there is a phase."""
+    spec = VMSpec.model_validate(vm(name))
+    placed = start_placement(f"plan-{name}", f"request-{name}", spec, 1.0, PlacementPolicy.BEST_FIT)
+    await store.add_plan(placed, "")
+    await store.save_step(placed, [SetVM(name, VMPhase.RUNNING, host, "")])
+    state = start_removal(placed.id, placed.request_id, name, host or "")
+    if phase is not None:
+        step = finish(state, OperationState.DONE, "gone").also(
+            SetVM(name, phase, host, "", owed), Note("deleted", name, host, "gone")
+        )
+        await store.save_step(step.state, step.effects)
+    return state
+
+
+def report(host: str) -> HostReport:
+    size = Vector(cpu_cores=1, memory_mib=1)
+    return HostReport(
+        id=host, url="http://x", incarnation="one", capacity=size, free=size, deflatable=size, accelerator="qemu",
+        vm_overhead_mib=0.0, vms=(), core_changes=(),
+    )  # fmt: skip
+
+
+async def test_old_rows_go_and_what_is_under_way_owed_or_unheard_of_stays(database: Database) -> None:
+    clock = Clock()
+    store = Store(database, clock)
+    await store.open()
+    await store.save_hosts([report("silent")])
+    clock.now = DAY_S
+    for number in range(7):
+        await removal(store, f"old-{number}", "heard", VMPhase.ENDED)
+    await removal(store, "unheard", "silent", VMPhase.ENDED)
+    await removal(store, "owed", "heard", VMPhase.FAILED, owed=True)
+    await removal(store, "running", "heard", None)
+    clock.now = 20 * DAY_S
+    await store.save_hosts([report("heard")])
+    clock.now = 25 * DAY_S
+    await removal(store, "young", "heard", VMPhase.ENDED)
+    clock.now = 40 * DAY_S
+    gone = await Housekeeping(store, KEEP, clock).prune()
+    assert gone == {"events": 9, "plans": 9, "vms": 7}
+    assert names(database, "vms", "name") == ["owed", "running", "unheard", "young"]
+    assert names(database, "plans", "id") == ["plan-running", "plan-young"]
+    assert names(database, "events", "vm") == ["young"]
+    assert await Housekeeping(store, KEEP, clock).prune() == {}
+    await store.close()
+
+
+async def test_the_newest_change_of_a_host_and_of_a_living_machine_stays(database: Database) -> None:
+    clock = Clock()
+    store = Store(database, clock)
+    await store.open()
+    for name, host in (("living", "h"), ("dead", "h"), ("living-elsewhere", "other")):
+        await removal(store, name, host, VMPhase.ENDED if name == "dead" else None)
+
+    def change(sequence: int, machine: str, at: float) -> CoreChange:
+        return CoreChange(
+            sequence=sequence, machine=machine, host="h", at=at, cores_before=2, cores_after=1, cause="test"
+        )
+
+    await store.add_core_changes("h", [change(n, "living", float(n)) for n in range(1, 6)])
+    await store.add_core_changes("h", [change(n, "dead", float(n)) for n in range(6, 11)])
+    clock.now = 100 * DAY_S
+    await store.add_core_changes("other", [change(1, "living-elsewhere", clock.now)])
+    assert (await Housekeeping(store, KEEP, clock).prune())["core changes"] == 8
+    assert rows_of(database, "SELECT host, sequence FROM core_changes ORDER BY 1, 2") == [
+        ("h", 5),
+        ("h", 10),
+        ("other", 1),
+    ]
+    assert (await store.add_core_changes("h", []))[0] == 10
+    await store.close()
+
+
+async def test_of_more_events_than_wanted_the_oldest_go(database: Database) -> None:
+    store = Store(database, lambda: 0.0)
+    await store.open()
+    for number in range(20):
+        await store.add_event("kind", f"vm-{number:02}", None, "")
+    few = Retention(most_events=5, batch=4, pause_s=0.0)
+    assert await Housekeeping(store, few, lambda: 0.0).prune() == {"events": 15}
+    assert names(database, "events", "vm") == [f"vm-{number}" for number in range(15, 20)]
+    await store.close()
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_a_leader_prunes_by_itself_while_it_works(tmp_path: Path) -> None:
+    keep = Retention(most_events=3, every_s=0.05, pause_s=0.0)
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, retention=keep) as cluster:
+        for number in range(6):
+            await cluster.create(vm(f"vm-{number}", cpu_cores=0.6, memory_mib=301.0))
+
+        async def pruned() -> bool:
+            return len((await cluster.get("/v1/events"))["events"]) <= 3
+
+        await cluster.until(pruned)
+        assert len((await cluster.get("/v1/vms"))["vms"]) == 6
+
+
+@pytest.mark.looptime
+async def test_a_store_that_cannot_be_pruned_is_tried_again(database: Database) -> None:
+    store = Store(database, lambda: 0.0)
+    housekeeping = Housekeeping(store, KEEP, lambda: 0.0)
+    await store.close()
+    housekeeping.start()
+    await asyncio.sleep(3 * KEEP.every_s)
+    assert housekeeping._task is not None
+    assert not housekeeping._task.done()
+    await housekeeping.stop()

@@ -1,0 +1,118 @@
+"""``--database``: files and URLs, and no password where anybody could read it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.errors import SettingsError, StoreError
+from cluster_manager.store.database import PostgreSQL, database_of
+from cluster_manager.store.store import Store
+from tests.adapters import postgres
+from tests.manager.databases import rows_of
+
+SECRET = "correct horse"
+
+
+def test_a_path_is_a_file_and_a_url_is_a_server(tmp_path: Path) -> None:
+    assert database_of("a/b.sqlite") == Path("a/b.sqlite")
+    (tmp_path / "password").write_text(f"{SECRET}\n")
+    made = database_of("postgresql://ebb@db-1,db-2/ebb?sslmode=verify-full", tmp_path / "password")
+    assert isinstance(made, PostgreSQL)
+    assert made.password == SECRET
+    assert SECRET not in repr(made)
+    assert str(made) == "PostgreSQL database ebb at db-1,db-2"
+    assert str(database_of("postgresql:///ebb?host=/run/pg")) == "PostgreSQL database ebb at /run/pg"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"postgresql://ebb:{SECRET}@db/ebb", "must not hold a password"),
+        (f"postgresql://ebb@db/ebb?password={SECRET}", "must not hold a password"),
+        (f"postgresql://ebb@db/ebb?sslkey=a&sslpassword={SECRET}", "must not hold a password"),
+        (f"mysql://ebb:{SECRET}@db/ebb", "must be a file or begin with postgresql://"),
+    ],
+)
+def test_a_url_with_a_password_or_of_another_kind_is_refused_and_not_repeated(text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as raised:
+        database_of(text)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "two\nlines\n"])
+def test_a_password_file_has_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "password").write_text(text)
+    with pytest.raises(SettingsError, match="must hold one line"):
+        database_of("postgresql:///ebb", tmp_path / "password")
+    with pytest.raises(SettingsError, match="cannot read the password file"):
+        database_of("postgresql:///ebb", tmp_path / "none")
+    with pytest.raises(SettingsError, match="a file has no password"):
+        database_of("manager.sqlite", tmp_path / "password")
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[PostgreSQL]:
+    """A server on loopback that asks its user ``ebb`` for a password."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    cluster = postgres.Cluster("listen_addresses = '127.0.0.1'", f"port = {port}", "shared_buffers = 16MB")
+    try:
+        local = f"postgresql:///postgres?host={cluster.directory}&port={port}&user={postgres.OWNER}"
+        rows_of(PostgreSQL(local), f"CREATE ROLE ebb LOGIN PASSWORD '{SECRET}'")
+        rows_of(PostgreSQL(local), "CREATE DATABASE ebb OWNER ebb")
+        (cluster.data / "pg_hba.conf").write_text(
+            f"local all {postgres.OWNER} trust\nhost ebb ebb 127.0.0.1/32 scram-sha-256\n"
+        )
+        rows_of(PostgreSQL(local), "SELECT pg_reload_conf()")
+        yield PostgreSQL(f"postgresql://ebb@127.0.0.1:{port}/ebb", SECRET)
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.service
+async def test_the_password_opens_the_database_and_a_wrong_one_is_refused_without_being_told(
+    guarded: PostgreSQL,
+) -> None:
+    store = Store(guarded, time.time)
+    assert await store.open() == 1
+    await store.close()
+    for wrong in ("wrong horse", None):
+        store = Store(replace(guarded, password=wrong), time.time)
+        with pytest.raises(StoreError, match=r"cannot use the PostgreSQL database ebb at 127\.0\.0\.1") as raised:
+            await store.open()
+        assert "horse" not in str(raised.value)
+        await store.close()
+
+
+@pytest.mark.service
+async def test_libpqs_passfile_is_honoured(
+    guarded: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passfile = tmp_path / "pgpass"
+    passfile.write_text(f"127.0.0.1:*:ebb:ebb:{SECRET}\n")
+    passfile.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(passfile))
+    store = Store(replace(guarded, password=None), time.time)
+    assert await store.open() >= 1
+    await store.close()
+
+
+async def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
+    store = Store(PostgreSQL("postgresql://ebb@127.0.0.1:1/ebb"), time.time)
+    with pytest.raises(StoreError, match=r"cannot use the PostgreSQL database ebb at 127\.0\.0\.1:1") as raised:
+        await store.open()
+    assert "\n" not in str(raised.value)
+    await store.close()
+
+
+def test_a_manager_on_sqlite_loads_no_driver_of_postgresql() -> None:
+    code = "import sys, cluster_manager.main; print('psycopg' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

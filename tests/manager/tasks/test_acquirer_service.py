@@ -1,0 +1,63 @@
+"""The acquirer's service with a provider that fails: nothing that is refused keeps the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster_manager.errors import RequestError
+from cluster_manager.tasks.acquiring import AcquirerService
+from ebbtide.matcher.acquire.acquirer import Acquirer, Machine, Request, Standing
+from ebbtide.matcher.acquire.provision import Provision
+from tests.manager.tasks.test_harvest_machines import SETTINGS
+
+
+class Machines:
+    """A provider that refuses what it is told to, and remembers what it did."""
+
+    def __init__(self, provision: Provision) -> None:
+        self.provision = provision
+        self.refusing = {"request"}
+        self.did: list[tuple[str, object]] = []
+
+    async def look(self) -> Provision:
+        return self.provision
+
+    async def request(self, number: int) -> None:
+        self._do("request", number)
+
+    async def cancel(self, number: int) -> None:
+        self._do("cancel", number)
+
+    async def deallocate(self, machine: str) -> None:
+        self._do("deallocate", machine)
+
+    def _do(self, what: str, which: object) -> None:
+        if what in self.refusing:
+            raise RequestError(409, f"no {what} of {which}")
+        self.did.append((what, which))
+
+
+def service(clock: Callable[[], float]) -> AcquirerService:
+    async def nothing(*_: object) -> Any:
+        return {}
+
+    tasks: Any = SimpleNamespace(looked_at=None, trouble="", unfinished={}, machines={})
+    machines: Any = SimpleNamespace(cores=nothing, last_changes=dict)
+    store: Any = SimpleNamespace(save_tasks=nothing, rows=nothing)
+    return AcquirerService(SETTINGS, tasks, machines, store, lambda: None, clock)
+
+
+async def test_a_machine_that_is_refused_keeps_no_other_instruction() -> None:
+    """A cancellation that was lost, and a machine that was to be given back, are not lost again."""
+    acquirer = service(lambda: 10.0)
+    acquirer.state = Acquirer(
+        {"harvest-1": Machine("harvest-1", 0.0, Standing.EMPTY)}, {1: Request(1, 0.0, None, "")}, 2, next_at=99.0
+    )
+    machines = Machines(Provision({"harvest-1"}, asked={2}))
+    with pytest.raises(RequestError, match="no request of 1"):
+        await acquirer._look(SETTINGS, machines)
+    assert sorted(machines.did) == [("cancel", 2), ("deallocate", "harvest-1")]

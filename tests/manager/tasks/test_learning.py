@@ -1,0 +1,280 @@
+"""What the manager has learned of its machines: it outlives restarts and kills, and is held against what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.plans import VMPhase
+from cluster_manager.store.database import Database
+from cluster_manager.store.store import Store
+from cluster_manager.tasks import knowledge as knowledge_module
+from cluster_manager.tasks.core_changes import CoreChanges
+from cluster_manager.tasks.knowledge import NAME, Knowledge
+from ebbtide.matcher.match.rounds import LIVE_PREDICTION
+from ebbtide.matcher.predict.predictor import PredictorOptions
+from ebbtide.messages.machines import CoreChange
+from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_engine import FakeEngine, settings
+from tests.manager.inventory.test_hosts import Clock, report
+from tests.manager.plan_events import record
+from tests.manager.tasks.test_tasks import becomes, submit, task
+from tests.matcher.pools import renewal_pool
+
+DAY_S = 86_400.0
+BEGIN_S = 1e9
+MACHINES = [f"m{number}" for number in range(6)]
+
+
+def host_of(machine: str) -> str:
+    return "host-a" if int(machine[1:]) % 2 else "host-b"
+
+
+class Term:
+    """One manager's part that learns, on a store."""
+
+    def __init__(self, database: Database, clock: Clock, options: PredictorOptions = LIVE_PREDICTION) -> None:
+        self.store = Store(database, clock)
+        self.clock = clock
+        self.changes = CoreChanges(self.store, Hosts(self.store, 10.0, clock), clock, options)
+        self.knowledge = Knowledge(self.store, self.changes)
+
+    def probabilities(self) -> list[float | None]:
+        now = self.clock.now
+        return [
+            value for lasts_s in (60.0, 600.0, 5000.0)
+            for value in self.changes.predictor.probabilities_of(MACHINES, now, lasts_s)
+        ]  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def term_of(database: Database, clock: Clock, options: PredictorOptions = LIVE_PREDICTION) -> AsyncIterator[Term]:
+    term = Term(database, clock, options)
+    await term.store.open()
+    if not await term.store.vms():
+        for name in MACHINES:
+            await record(term.store, name, host_of(name))
+    await term.knowledge.recall()
+    try:
+        yield term
+    finally:
+        await term.store.close()
+
+
+class Happening:
+    """Changes of a pool on two hosts, brought by reports as time goes on."""
+
+    def __init__(self, clock: Clock, days: float = 1.0) -> None:
+        self._clock = clock
+        law = lambda generator: float(generator.exponential(2500.0))  # noqa: E731
+        self._left = list(renewal_pool(len(MACHINES), law, days * DAY_S, seed=3, cores=4))
+        self._sequences = {"host-a": 0, "host-b": 0}
+
+    async def until(self, term: Term, at_s: float) -> None:
+        """Let it be so late, every 20 minutes a report of each host."""
+        while self._clock.now < BEGIN_S + at_s:
+            self._clock.now = min(self._clock.now + 1200.0, BEGIN_S + at_s)
+            told: dict[str, list[CoreChange]] = {host: [] for host in self._sequences}
+            while self._left and BEGIN_S + self._left[0].at <= self._clock.now:
+                change = self._left.pop(0)
+                host = host_of(change.machine)
+                self._sequences[host] += 1
+                told[host].append(
+                    CoreChange(
+                        sequence=self._sequences[host],
+                        machine=change.machine,
+                        host=host,
+                        at=BEGIN_S + change.at,
+                        cores_before=change.cores_before,
+                        cores_after=change.cores_after,
+                        cause="test",
+                    )
+                )
+            for host, changes in told.items():
+                await term.changes.take(report(host).model_copy(update={"core_changes": tuple(changes)}))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    made = Clock()
+    made.now = BEGIN_S
+    return made
+
+
+async def test_a_manager_that_is_killed_goes_on_with_all_that_it_had_learned(database: Database, clock: Clock) -> None:
+    """What came after the last save is learned from the store, also what reports bring of before it."""
+    happening = Happening(clock)
+    async with term_of(database, clock) as first:
+        await happening.until(first, 0.6 * DAY_S)
+        await first.knowledge.save()
+        saved = first.changes.calibration()
+        await happening.until(first, 0.8 * DAY_S)
+        expected = first.probabilities()
+    assert saved.machines.count > 100
+    async with term_of(database, clock) as second:
+        assert second.changes.predictor.since == first.changes.predictor.since
+        assert second.probabilities() == pytest.approx(expected, abs=0.01)
+        assert None not in expected
+        found = second.changes.calibration().machines
+        # Outcomes that became known after the save are settled again by the changes, or as time goes on.
+        assert found.count >= saved.machines.count
+        again = second.changes.predictor.late
+        await happening.until(second, 0.9 * DAY_S)
+        assert second.changes.calibration().machines.count > found.count
+        assert second.changes.predictor.late == again == 0
+
+
+async def test_a_restart_without_anything_in_between_changes_nothing(database: Database, clock: Clock) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as first:
+        await happening.until(first, 0.5 * DAY_S)
+        first.changes.tasks.add(0.7, True)
+        expected, calibration = first.probabilities(), first.changes.calibration()
+        first.knowledge.start()
+        await first.knowledge.stop()
+    async with term_of(database, clock) as second:
+        assert second.probabilities() == expected
+        assert second.changes.calibration() == calibration
+        assert second.changes.calibration().tasks.count == 1
+
+
+async def test_a_document_that_cannot_be_used_is_learned_anew(database: Database, clock: Clock) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as first:
+        await happening.until(first, 0.3 * DAY_S)
+        assert first.changes.calibration().machines.count > 0
+        await first.knowledge.save()
+        whole = await first.store.knowledge(NAME)
+    assert whole is not None
+    cut = json.loads(whole)
+    del cut["predictor"]["rolling"]["ended"]
+    for body in ("{", "[]", '{"version": 1}', '{"version": 99}', json.dumps(cut)):
+        async with term_of(database, clock) as other:
+            await other.store.save_knowledge(NAME, body)
+        async with term_of(database, clock) as second:
+            assert second.changes.calibration().machines.count == 0
+            assert None not in second.probabilities()
+    async with term_of(database, clock) as other:
+        await other.store.save_knowledge(NAME, whole)
+    # What was counted by another window is not gone on with, either.
+    options = PredictorOptions(window_s=7200.0)
+    async with term_of(database, clock, options) as second:
+        assert second.changes.calibration().machines.count == 0
+        await second.knowledge.save()
+    async with term_of(database, clock, options) as third:
+        assert third.probabilities() == second.probabilities()
+
+
+async def test_deciles_and_brier_score_are_those_of_the_predictions(database: Database, clock: Clock) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as term:
+        empty = term.changes.calibration()
+        assert (empty.machines.count, empty.machines.brier, empty.machines.deciles) == (0, None, ())
+        await happening.until(term, DAY_S)
+        found = term.changes.calibration().machines
+        assert found.count == sum(row.count for row in found.deciles)
+        for row in found.deciles:
+            assert row.low <= row.predicted <= row.low + 0.1
+            assert 0 <= row.observed <= 1
+        large = [abs(row.observed - row.predicted) for row in found.deciles if row.count >= 200]
+        assert found.worst_error == (pytest.approx(max(large)) if large else None)
+        # Between what it would be with all predictions at the better and at the worse end of their deciles.
+        least = most = 0.0
+        for row in found.deciles:
+            low, high = row.low, row.low + 0.1
+            least += row.count / found.count * (row.observed * (1 - high) ** 2 + (1 - row.observed) * low**2)
+            most += row.count / found.count * (row.observed * (1 - low) ** 2 + (1 - row.observed) * high**2)
+        assert found.brier is not None
+        assert least <= found.brier <= most
+        assert len(found.deciles) > 3
+
+
+def test_writing_it_down_takes_the_state_of_the_moment(clock: Clock, tmp_path: Path) -> None:
+    """The document is written elsewhere while changes come in."""
+    store = Store(tmp_path / "unused.sqlite", clock)
+    changes = CoreChanges(store, Hosts(store, 10.0, clock), clock)
+    written = changes.document()
+    changes.predictor.row("later")
+    assert written()["predictor"]["rows"] == {}
+    generator = np.random.default_rng(1)
+    for number in range(300):
+        changes.predictor.marks.at_s[0, number % 100] = generator.random()
+    assert written()["predictor"]["landmarks"]["at_s"]["index"] == []
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_predictions_of_tasks_are_held_against_their_ends_and_that_outlives_a_restart(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    engine = FakeEngine(**{"low-1": 4})
+    async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
+        assert (await cluster.get("/v1/calibration"))["tasks"] == {
+            "count": 0, "brier": None, "worst_error": None, "deciles": [],
+        }  # fmt: skip
+        await learned(cluster, agent)
+        await cluster.create(vm("low-1"))
+
+        async def known() -> bool:
+            ranked = await cluster.get("/v1/machines?duration_s=60")
+            seen = [row["completion_probability"] for row in ranked["machines"]]
+            return engine.machines["low-1"].usable_cores == 3 and len(seen) == 1 and seen[0] is not None
+
+        await cluster.until(known)
+        # A task that takes all that the machine has: any shrink is one too many.
+        await submit(cluster, "good", cores=3, restartable=True)
+        await becomes(cluster, "good", "running")
+        engine.end("good")
+        await becomes(cluster, "good", "done")
+        # One that may not be begun again goes on whatever happens, and says nothing.
+        await submit(cluster, "once", cores=3)
+        await becomes(cluster, "once", "running")
+        engine.end("once")
+        await becomes(cluster, "once", "done")
+        found = (await cluster.get("/v1/calibration"))["tasks"]
+        assert (found["count"], found["worst_error"]) == (1, None)
+        (row,) = found["deciles"]
+        assert (row["count"], row["observed"]) == (1, 1.0)
+        assert 0.5 < row["predicted"] < 1.0
+        assert row["predicted"] == pytest.approx(1 - found["brier"] ** 0.5)
+        await cluster.stop_manager()
+        await cluster.start_manager()
+        assert (await cluster.get("/v1/calibration"))["tasks"] == found
+        assert (await task(cluster, "good"))["state"] == "done"
+
+
+async def learned(cluster: Cluster, agent: FakeAgent) -> None:
+    """A pool of machines that were VMs here once, for the others to be judged by."""
+    assert cluster.manager is not None
+    now = cluster.manager._clock()
+    law = lambda generator: float(generator.exponential(900.0))  # noqa: E731
+    changes = list(renewal_pool(6, law, 6000.0, seed=2, cores=3))
+    for machine in sorted({change.machine for change in changes}):
+        await record(cluster.manager.store, machine, agent.id, VMPhase.ENDED)
+    for change in changes:
+        agent.add_change(change.machine, change.cores_before, change.cores_after, at=now - 6000.0 + change.at)
+    await agent.send_report()
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_what_was_learned_is_saved_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge_module.Knowledge.__init__, "__defaults__", (0.05,))
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        await learned(cluster, agent)
+        manager: Any = cluster.manager
+
+        async def saved() -> bool:
+            body = await manager.store.knowledge(NAME)
+            return body is not None and len(json.loads(body)["predictor"]["rows"]) == 6
+
+        await cluster.until(saved)

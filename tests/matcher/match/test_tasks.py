@@ -1,0 +1,427 @@
+"""The tasks' state machine: whatever an engine shows, no task is lost and none begins twice unless it may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ebbtide.matcher.match.attempts import (
+    RECOUNTED,
+    AttemptState,
+    Claim,
+    EngineMachine,
+    Look,
+    Seen,
+    attempt_name,
+    task_of,
+)
+from ebbtide.matcher.match.rounds import Pool
+from ebbtide.matcher.match.tasks import (
+    BEGIN_LIMIT_S,
+    HEARTBEAT_LIMIT_S,
+    LAUNCH_LIMIT_S,
+    MOST_LAUNCHES,
+    SILENCE_LIMIT_S,
+    Cancel,
+    Drain,
+    Forget,
+    Instruction,
+    Release,
+    SetCores,
+    Submit,
+    Task,
+    TaskOrder,
+    TaskPhase,
+    Undrain,
+    cancelled,
+    observe,
+    preempted,
+)
+from ebbtide.matcher.match.turns import LEAVING, NO_CORES, turn, without
+from ebbtide.matcher.predict.predictor import Predictor
+
+ORDER = TaskOrder("train", ("true",), cores=2)
+SAFE = replace(ORDER, restartable=True)
+WAITING = Task(ORDER, "0a", 1.0)
+NAME = WAITING.attempt_name("ebb")
+RELEASED = replace(WAITING, phase=TaskPhase.RELEASED, machine="n1", released_at=5.0)
+RUNNING = replace(RELEASED, phase=TaskPhase.RUNNING, began_at=6.0, begun=1, began_attempt=1)
+BEGUN = Seen(AttemptState.RUNNING, "n1", Claim.BEGUN, 6.0)
+LOST = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, reason="node fail")
+
+
+def look_at(task: Task, seen: Seen | None, now: float = 10.0) -> tuple[Task, tuple[Instruction, ...]]:
+    return observe(task, seen, now, "ebb")
+
+
+def restartable(task: Task) -> Task:
+    return replace(task, order=SAFE)
+
+
+def test_the_name_of_an_attempt_says_whose_it_is() -> None:
+    assert attempt_name("ebb", "a-1", "0a", 2) == "ebb.a-1.0a.2"
+    assert task_of("ebb.a-1.0a.2", "ebb") == ("a-1", "0a", 2)
+    assert task_of("other.a-1.0a.2", "ebb") is None
+    assert task_of("somebody's job", "ebb") is None
+
+
+def test_a_task_that_the_engine_does_not_know_is_given_to_it() -> None:
+    assert look_at(WAITING, None) == (WAITING, (Submit(NAME, ORDER),))
+
+
+def test_a_release_that_did_not_arrive_is_matched_anew() -> None:
+    after, steps = look_at(RELEASED, Seen(AttemptState.HELD))
+    assert (after.phase, after.machine, steps) == (TaskPhase.WAITING, None, ())
+
+
+def test_what_begins_runs_and_what_ends_with_0_is_done() -> None:
+    after, steps = look_at(RELEASED, BEGUN)
+    assert (after.phase, after.machine, after.began_at, after.begun, steps) == (TaskPhase.RUNNING, "n1", 6.0, 1, ())
+    ended = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, exit_code=0, ended_at=9.0)
+    after, steps = look_at(after, ended)
+    assert (after.phase, after.ended_at, after.exit_code, steps) == (TaskPhase.DONE, 9.0, 0, (Forget(NAME),))
+
+
+def test_a_short_task_that_ended_between_two_looks_has_begun_once() -> None:
+    after, _ = look_at(RELEASED, Seen(AttemptState.GONE, "n1", Claim.BEGUN, 6.0, exit_code=0, ended_at=6.1))
+    assert (after.phase, after.begun, after.began_at) == (TaskPhase.DONE, 1, 6.0)
+
+
+def test_a_command_that_fails_is_not_begun_again_even_where_it_may_be() -> None:
+    after, _ = look_at(restartable(RUNNING), Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, exit_code=3))
+    assert (after.phase, after.exit_code) == (TaskPhase.FAILED, 3)
+    assert "ended with 3" in after.sentence
+
+
+def test_a_lost_task_is_begun_again_only_where_it_may_be() -> None:
+    after, _ = look_at(RUNNING, LOST)
+    assert after.phase is TaskPhase.FAILED
+    assert "not restartable" in after.sentence
+    assert "node fail" in after.sentence
+    after, _ = look_at(restartable(RUNNING), LOST)
+    assert (after.phase, after.attempt, after.preemptions, after.machine) == (TaskPhase.WAITING, 2, 1, None)
+
+
+@pytest.mark.parametrize("state", [AttemptState.ENDED, AttemptState.GONE])
+def test_what_its_engine_has_lost_is_begun_nowhere_else_while_its_command_goes_on(state: AttemptState) -> None:
+    after, steps = look_at(restartable(RUNNING), replace(LOST, state=state, silent_s=3.0))
+    assert (after.phase, after.attempt, steps) == (TaskPhase.RUNNING, 1, ())
+    assert "its command goes on" in after.sentence
+    assert look_at(cancelled(RUNNING), replace(LOST, state=state, silent_s=3.0))[1] == (Cancel(NAME),)
+    ended, _ = look_at(after, replace(LOST, state=state, silent_s=3.0, exit_code=0))
+    assert ended.phase is TaskPhase.DONE
+    again, _ = look_at(after, replace(LOST, state=state, silent_s=HEARTBEAT_LIMIT_S + 1))
+    assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
+
+
+@pytest.mark.parametrize(("code", "phase"), [(None, "waiting"), (0, "done"), (3, "failed")])
+def test_what_its_engine_takes_to_run_and_nobody_has_heard_of_for_long_is_ended(code: int | None, phase: str) -> None:
+    task = restartable(RUNNING)
+    assert look_at(task, replace(BEGUN, silent_s=SILENCE_LIMIT_S)) == (task, ())
+    after, steps = look_at(task, replace(BEGUN, silent_s=SILENCE_LIMIT_S + 1))
+    assert (after.stop, steps) == ("lost", (Cancel(NAME),))
+    assert "does not know" in after.sentence
+    ended, _ = look_at(after, replace(LOST, silent_s=SILENCE_LIMIT_S + 2, exit_code=code))
+    assert ended.phase == phase
+
+
+def test_attempts_are_limited() -> None:
+    after, _ = look_at(replace(restartable(RUNNING), begun=5), LOST)
+    assert after.phase is TaskPhase.FAILED
+    assert "begun 5 times" in after.sentence
+
+
+def test_an_engine_that_forgot_a_task_before_it_began_gets_the_same_attempt_again() -> None:
+    """Its record sees to it that only one of the two begins."""
+    after, steps = look_at(RELEASED, None)
+    assert (after.phase, after.attempt, steps) == (TaskPhase.WAITING, 1, (Submit(NAME, ORDER),))
+
+
+@pytest.mark.parametrize("state", [AttemptState.HELD, AttemptState.RELEASED])
+def test_an_engine_that_forgot_that_a_task_began_may_not_begin_it_again(state: AttemptState) -> None:
+    after, steps = look_at(RUNNING, replace(BEGUN, state=state))
+    assert (after.stop, steps) == ("lost", (Cancel(NAME),))
+    ended, _ = look_at(after, replace(LOST))
+    assert ended.phase is TaskPhase.FAILED
+    again, _ = look_at(restartable(after), replace(LOST))
+    assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
+
+
+def test_a_command_that_does_not_begin_where_its_engine_says_that_it_runs_is_taken_back() -> None:
+    running = Seen(AttemptState.RUNNING, "n1")
+    assert look_at(RELEASED, running, 5.0 + LAUNCH_LIMIT_S) == (RELEASED, ())
+    after, steps = look_at(RELEASED, running, 6.0 + LAUNCH_LIMIT_S)
+    assert (after.stop, after.begun, steps) == ("again", 0, (Cancel(NAME, begun_too=False),))
+
+
+def test_what_does_not_begin_is_taken_back_unless_it_begins_after_all() -> None:
+    released = Seen(AttemptState.RELEASED, "n1")
+    assert look_at(RELEASED, released, 5.0 + BEGIN_LIMIT_S) == (RELEASED, ())
+    after, steps = look_at(RELEASED, released, 6.0 + BEGIN_LIMIT_S)
+    assert (after.stop, steps) == ("again", (Cancel(NAME, begun_too=False),))
+    sealed, _ = look_at(after, Seen(AttemptState.ENDED, claim=Claim.SEALED))
+    assert (sealed.phase, sealed.attempt, sealed.preemptions) == (TaskPhase.WAITING, 2, 0)
+    begun, steps = look_at(after, BEGUN)
+    assert (begun.phase, begun.stop, steps) == (TaskPhase.RUNNING, "", ())
+    ended, _ = look_at(after, Seen(AttemptState.GONE, "n1", Claim.BEGUN, 6.0, exit_code=0))
+    assert ended.phase is TaskPhase.DONE
+
+
+def test_a_cancelled_task_is_sealed_and_never_begins() -> None:
+    after, steps = look_at(cancelled(WAITING), None)
+    assert (after.phase, steps) == (TaskPhase.WAITING, (Cancel(NAME),))
+    after, _ = look_at(after, Seen(AttemptState.GONE, claim=Claim.SEALED))
+    assert after.phase is TaskPhase.CANCELLED
+
+
+def test_a_running_task_is_cancelled_and_one_that_was_done_first_is_done() -> None:
+    stopping = cancelled(RUNNING)
+    assert look_at(stopping, BEGUN)[1] == (Cancel(NAME),)
+    after, _ = look_at(stopping, Seen(AttemptState.ENDED, "n1", Claim.BEGUN, exit_code=143))
+    assert after.phase is TaskPhase.CANCELLED
+    after, _ = look_at(stopping, Seen(AttemptState.ENDED, "n1", Claim.BEGUN, exit_code=0))
+    assert after.phase is TaskPhase.DONE
+    assert cancelled(after) == after
+
+
+def test_what_an_engine_ends_is_broken_off_and_not_what_its_owner_wanted() -> None:
+    """A scheduler that has lost its state gives a job's number to another job, and ends the wrong one."""
+    after, steps = look_at(WAITING, Seen(AttemptState.ENDED, reason="cancelled"))
+    assert (after.stop, steps) == ("again", (Cancel(NAME, begun_too=False),))
+    after, _ = look_at(restartable(RUNNING), replace(LOST, reason="cancelled"))
+    assert (after.phase, after.attempt) == (TaskPhase.WAITING, 2)
+
+
+def test_an_engine_that_ends_attempts_before_they_begin_is_tried_again_a_few_times() -> None:
+    task = RELEASED
+    failed = Seen(AttemptState.ENDED, reason="failed, exit code 98")
+    for _ in range(MOST_LAUNCHES - 1):
+        task, steps = look_at(task, failed)
+        assert steps == (Cancel(task.attempt_name("ebb"), begun_too=False),)
+        task, _ = look_at(task, replace(failed, claim=Claim.SEALED))
+        assert task.phase is TaskPhase.WAITING
+    task, _ = look_at(task, failed)
+    assert task.phase is TaskPhase.FAILED
+    assert "exit code 98" in task.sentence
+
+
+def test_a_task_that_has_ended_leaves_nothing_alive() -> None:
+    done = replace(RUNNING, phase=TaskPhase.DONE)
+    assert look_at(done, Seen(AttemptState.RELEASED, "n1")) == (done, (Cancel(NAME),))
+
+
+def test_a_shrink_that_leaves_room_harms_nobody_and_a_larger_one_the_latest_that_may_be_harmed() -> None:
+    tasks = [
+        replace(RUNNING, order=replace(SAFE, name="old"), began_at=1.0),
+        replace(RUNNING, order=replace(SAFE, name="young"), began_at=9.0),
+        replace(RUNNING, order=replace(ORDER, name="fixed"), began_at=10.0),
+    ]
+
+    def victims(cores: int) -> list[str]:
+        changed = preempted(tasks, {"n1": EngineMachine("n1", 8, cores)})
+        assert all(task.stop == "preempt" for task in changed)
+        return [task.name for task in changed]
+
+    assert victims(6) == []
+    assert victims(5) == victims(4) == ["young"]
+    assert victims(2) == victims(0) == ["young", "old"]
+    stopping = [replace(tasks[0], stop="preempt"), *tasks[1:]]
+    assert preempted(stopping, {"n1": EngineMachine("n1", 8, 4)}) == []
+
+
+def test_cores_of_machines_follow_what_the_manager_knows() -> None:
+    machines = {
+        "n1": EngineMachine("n1", 4, 4),
+        "n2": EngineMachine("n2", 4, 0, drained=NO_CORES),
+        "n3": EngineMachine("n3", 4, 4),
+        "n4": EngineMachine("n4", 4, 3),
+        "n5": EngineMachine("n5", 4, 0, drained="new disks"),
+        "n6": EngineMachine("n6", 4, 4, drained=RECOUNTED),
+    }
+    made = turn([], Look(machines), {"n1": 0, "n2": 9, "n3": 2, "n5": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert made.instructions == (
+        SetCores("n1", 0), Drain("n1", NO_CORES), SetCores("n2", 4), Undrain("n2"), SetCores("n3", 2),
+        SetCores("n5", 4), Undrain("n6"),
+    )  # fmt: skip
+    assert made.machines["n2"].usable_cores == 4
+    assert made.machines["n5"].drained == "new disks"
+
+
+def test_a_machine_that_is_to_be_given_back_takes_no_task_and_the_next_of_its_name_does() -> None:
+    machines = {"n1": EngineMachine("n1", 4, 4), "n2": EngineMachine("n2", 4, 0, drained=NO_CORES)}
+    pool = Pool(Predictor(10.0))
+    task = Task(TaskOrder("t", ("true",)), "0a", 0.0)
+    look = Look(machines, {task.attempt_name("ebb"): Seen(AttemptState.HELD)})
+    made = turn([task], look, {"n2": 0}, pool, 10.0, "ebb", {"n1", "n2"})
+    assert made.instructions == (Drain("n1", LEAVING),)
+    assert made.choices["t"].machine is None
+    again = turn([task], Look(made.machines, look.attempts), {"n2": 0}, pool, 11.0, "ebb", {"n2"})
+    assert again.instructions[0] == Undrain("n1")
+    assert again.choices["t"].machine == "n1"
+
+
+def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
+    tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
+    done = replace(RUNNING, order=replace(ORDER, name="c"))
+    seen = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    seen[done.attempt_name("ebb")] = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, exit_code=0)
+    look = Look({"n1": EngineMachine("n1", 4, 3)}, seen)
+    made = turn([*tasks, done], look, {"n1": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert [task.name for task in made.changed] == ["a", "b", "c"]
+    left = without(made, {"a", "c"}, "ebb")
+    assert [task.name for task in left.changed] == ["b"]
+    assert left.instructions == (SetCores("n1", 4), Release(tasks[1].attempt_name("ebb"), "n1"))
+    assert set(left.choices) == {"b"}
+
+
+class AnyEngine(RuleBasedStateMachine):
+    """An engine that loses, repeats and kills at will; only records are to be trusted.
+
+    The test knows each attempt's record, and what the engine would do by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 10.0
+        self.tasks = {
+            name: Task(replace(SAFE if name == "safe" else ORDER, name=name), "0a", 1.0) for name in ("safe", "once")
+        }
+        self.ended: dict[str, Task] = {}
+        #: Cancelled by their owner.
+        self.unwanted: set[str] = set()
+        self.engine: dict[str, AttemptState] = {}
+        self.where: dict[str, str] = {}
+        self.claims: dict[str, Claim] = {}
+        self.codes: dict[str, int] = {}
+        self.begun: list[str] = []
+        #: Attempts whose commands run, whatever the engine thinks.
+        self.alive: set[str] = set()
+
+    @rule(
+        carried_out=st.integers(0, 6), room=st.integers(0, 4), meanwhile=st.sampled_from([""] * 12 + ["safe", "once"])
+    )
+    def a_turn(self, carried_out: int, room: int, meanwhile: str = "") -> None:
+        """The manager looks, stores, and carries out some of what it wanted before it is killed.
+
+        :param meanwhile: a task that its owner cancels while the turn is thought over.
+        """
+        self.now += 1.0
+        attempts = {
+            name: Seen(
+                self.engine.get(name, AttemptState.GONE),
+                self.where.get(name),
+                self.claims.get(name, Claim.NONE),
+                6.0 if self.claims.get(name) is Claim.BEGUN else None,
+                self.codes.get(name) if self.engine.get(name, AttemptState.GONE) in ENDED else None,
+                silent_s=3.0 if name in self.alive else 1e3,
+            )
+            for name in {*self.engine, *self.claims}
+        }
+        look = Look({"n1": EngineMachine("n1", 4, room)}, attempts)
+        made = turn(tuple(self.tasks.values()), look, {}, Pool(Predictor(self.now)), self.now, "ebb")
+        if meanwhile in self.tasks:
+            self.unwanted.add(meanwhile)
+            self.tasks[meanwhile] = cancelled(self.tasks[meanwhile])
+            made = without(made, {meanwhile}, "ebb")
+        for task in made.changed:
+            self.tasks[task.name] = task
+            if task.final:
+                self.ended[task.name] = self.tasks.pop(task.name)
+        for instruction in made.instructions[:carried_out]:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Submit(attempt):
+                self.engine.setdefault(attempt, AttemptState.HELD)
+            case Release(attempt, machine) if self.engine.get(attempt) is AttemptState.HELD:
+                self.engine[attempt], self.where[attempt] = AttemptState.RELEASED, machine
+            case Cancel(attempt, begun_too):
+                claim = self.claims.setdefault(attempt, Claim.SEALED)
+                if (claim is Claim.SEALED or begun_too) and attempt in self.engine:
+                    if self.engine[attempt] is AttemptState.RUNNING:
+                        self.alive.discard(attempt)
+                    self.engine[attempt] = AttemptState.ENDED
+            case Forget(attempt) if self.engine.get(attempt) is AttemptState.ENDED:
+                del self.engine[attempt]
+
+    @rule(data=st.data())
+    def something_begins(self, data: st.DataObject) -> None:
+        ready = sorted(name for name, state in self.engine.items() if state is AttemptState.RELEASED)
+        if ready:
+            self._begin(data.draw(st.sampled_from(ready)))
+
+    def _begin(self, name: str) -> None:
+        if name in self.claims:
+            self.engine[name] = AttemptState.ENDED
+        else:
+            self.claims[name] = Claim.BEGUN
+            self.engine[name] = AttemptState.RUNNING
+            self.begun.append(name)
+            self.alive.add(name)
+
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, None]))
+    def something_ends(self, data: st.DataObject, code: int | None) -> None:
+        """By itself, or with its machine (None)."""
+        if self.alive:
+            self._end(data.draw(st.sampled_from(sorted(self.alive))), code)
+
+    def _end(self, name: str, code: int | None) -> None:
+        self.alive.discard(name)
+        if self.engine.get(name) is AttemptState.RUNNING:
+            self.engine[name] = AttemptState.ENDED
+        if code is not None:
+            self.codes[name] = code
+
+    @rule(data=st.data())
+    def the_engine_forgets(self, data: st.DataObject) -> None:
+        """A task, or what has become of it since it was submitted."""
+        if self.engine:
+            name = data.draw(st.sampled_from(sorted(self.engine)))
+            if data.draw(st.booleans()):
+                del self.engine[name]
+            else:
+                self.engine[name] = data.draw(st.sampled_from([AttemptState.HELD, AttemptState.RELEASED]))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += BEGIN_LIMIT_S
+
+    @invariant()
+    def nothing_begins_twice_that_may_not(self) -> None:
+        assert len(self.begun) == len(set(self.begun))
+        assert sum(task_of(name, "ebb") == ("once", "0a", int(name.split(".")[3])) for name in self.begun) <= 1
+
+    @invariant()
+    def no_task_runs_twice_at_a_time(self) -> None:
+        tasks = [name.split(".")[1] for name in self.alive]
+        assert len(tasks) == len(set(tasks))
+
+    @invariant()
+    def nothing_is_done_that_did_not_run_to_its_end(self) -> None:
+        for task in self.ended.values():
+            if task.phase is TaskPhase.DONE:
+                assert self.codes[task.attempt_name("ebb")] == 0
+            assert task.phase is not TaskPhase.CANCELLED or task.name in self.unwanted
+
+    def teardown(self) -> None:
+        """With an engine that behaves from now on, every task ends."""
+        for _ in range(60):
+            if not self.tasks:
+                return
+            self.a_turn(carried_out=100, room=4)
+            for name, state in list(self.engine.items()):
+                if state is AttemptState.RELEASED:
+                    self._begin(name)
+            for name in list(self.alive):
+                self._end(name, 0)
+        raise AssertionError(f"lost: {self.tasks}")
+
+
+ENDED = (AttemptState.ENDED, AttemptState.GONE)
+TestAnyEngine = AnyEngine.TestCase
+TestAnyEngine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

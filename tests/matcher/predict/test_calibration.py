@@ -1,0 +1,89 @@
+"""The reliability curve and the Brier score."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.matcher.predict.calibration import Calibration
+from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.predictor import Predictor
+from ebbtide.matcher.predict.self_check import SelfCheck
+
+
+def test_deciles_hold_what_was_predicted_and_what_came_true() -> None:
+    calibration = Calibration()
+    for completed in (True, True, True, False):
+        calibration.add(0.72, completed)
+    calibration.add(1.0, True)
+    low, high = calibration.curve()
+    assert (low.low, low.count, low.observed) == (0.7, 4, 0.75)
+    assert low.predicted == pytest.approx(0.72)
+    assert low.error == pytest.approx(0.03)
+    assert (high.low, high.count, high.error) == (0.9, 1, 0.0)
+    assert calibration.brier == pytest.approx((3 * 0.28**2 + 0.72**2) / 5)
+    assert calibration.worst_error(least=2) == pytest.approx(0.03)
+    assert calibration.worst_error(least=100) is None
+
+
+def test_what_is_unknown_is_no_prediction() -> None:
+    calibration = Calibration()
+    calibration.add(math.nan, True)
+    calibration.add_all(np.array([math.nan, 0.5]), np.array([True, False]))
+    assert calibration.count == 1
+    assert Calibration().brier is None
+
+
+@pytest.mark.parametrize("predicted", [-0.1, 1.1, math.inf])
+def test_a_probability_that_is_none_is_refused(predicted: float) -> None:
+    with pytest.raises(InvalidField, match="predicted"):
+        Calibration().add(predicted, True)
+    with pytest.raises(InvalidField, match="predicted"):
+        Calibration().add_all(np.array([predicted]), np.array([True]))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=60))
+def test_one_by_one_and_all_at_once_are_the_same_and_outlive_a_document(rows: list[tuple[float, bool]]) -> None:
+    one, many = Calibration(), Calibration()
+    for predicted, completed in rows:
+        one.add(predicted, completed)
+    many.add_all(np.array([row[0] for row in rows]), np.array([row[1] for row in rows], bool))
+    again = Calibration.of(json.loads(json.dumps(many.document())))
+    assert [row.count for row in one.curve()] == [row.count for row in again.curve()]
+    assert [row.observed for row in one.curve()] == pytest.approx([row.observed for row in again.curve()])
+    assert one.brier == pytest.approx(again.brier) if rows else again.brier is None
+
+
+def test_a_document_of_another_version_is_refused() -> None:
+    with pytest.raises(InvalidField, match="version"):
+        Calibration.of({"version": 99})
+
+
+def known_pool() -> Predictor:
+    predictor = Predictor(0.0)
+    for number in range(10):
+        for step in range(20):
+            before, after = (3.0, 4.0) if step % 2 else (4.0, 3.0)
+            predictor.observe(Change(f"m{number}", 100.0 * step + number, 0.0 if step == 0 else before, after))
+    return predictor
+
+
+def test_a_shrink_within_the_duration_refutes_a_prediction_and_time_proves_it() -> None:
+    predictor = known_pool()
+    check = SelfCheck(predictor, (150.0,), 50.0)
+    check.advance(2000.0)
+    assert check.calibration.count == 0
+    check.observe(Change("m0", 2100.0, 4.0, 3.0))
+    assert (check.calibration.count, check.calibration.curve()[0].observed) == (1, 0.0)
+    check.observe(Change("m1", 2100.0, 4.0, 5.0))
+    check.observe(Change("m2", 2100.0, 4.0, 0.0, by_owner=True))
+    assert check.calibration.count == 1
+    check.advance(2200.0)
+    # All others but the one that its owner took away.
+    assert check.calibration.count == 9

@@ -1,0 +1,235 @@
+"""Landmarks whose time counts step by step: what is counted when, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbtide.matcher.predict import period as p
+from ebbtide.matcher.predict.ages import Floats, position
+from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.landmarks import AGES, FREE, LEAST, PER_AGE, PER_STEP, STEPS, lasts_size, step_s
+from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
+from ebbtide.matcher.predict.rolling import GROWTH, SHRINK
+
+DAY_S = 86_400.0
+BY_PERIOD = PredictorOptions(form="landmark", sized=True, period=True)
+WHOLE = PredictorOptions(form="landmark", sized=True)
+HORIZON_S, EVERY_S = 3600.0, 300.0
+#: (at, machine, cores; -1: taken away by the owner, direction).
+Events = list[tuple[float, int, float, int]]
+
+
+def dips(machines: int, mean_s: float, from_s: float, until_s: float, seed: int) -> list[Change]:
+    """Machines of ten cores that lose three for a second, again and again, without memory."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for number in range(machines):
+        at = from_s
+        while (at := at + 1.0 + generator.exponential(mean_s)) < until_s:
+            found += [Change(f"m{number}", at, 10.0, 7.0), Change(f"m{number}", at + 1.0, 7.0, 10.0)]
+    return found
+
+
+def learned(changes: list[Change], until_s: float, options: PredictorOptions, machines: int = 40) -> Predictor:
+    predictor = Predictor(0.0, options)
+    for number in range(machines):
+        predictor.observe(Change(f"m{number}", 0.0, 0.0, 10.0))
+    for change in sorted(changes, key=lambda one: one.at):
+        predictor.observe(change)
+    predictor.advance(until_s)
+    return predictor
+
+
+def test_room_that_is_lost_without_memory_lasts_as_the_exponential_law_says() -> None:
+    predictor = learned(dips(40, 3000.0, 0.0, DAY_S, 1), DAY_S, BY_PERIOD)
+    for elapsed_s in (100.0, 1000.0, 5000.0):
+        for duration_s in (600.0, 1800.0, 7200.0):
+            found = predictor.probability(GROWTH, elapsed_s, duration_s, 2.0)
+            assert found == pytest.approx(math.exp(-duration_s / 3000.0), abs=0.05), (elapsed_s, duration_s)
+    # Three cores less do no harm to what leaves as many free; beyond the horizon losses go on.
+    assert predictor.probability(GROWTH, 1000.0, 7200.0, 3.0) == pytest.approx(1.0, abs=1e-9)
+    at_horizon = predictor.probability(GROWTH, 1000.0, 4 * 3600.0, 0.0)
+    assert predictor.probability(GROWTH, 1000.0, 8 * 3600.0, 0.0) == pytest.approx(at_horizon**2)
+
+
+def test_what_happens_now_is_known_sooner_than_by_whole_landmarks() -> None:
+    # Calm for a day, and then as restless as above; asked two hours later.
+    until_s = DAY_S + 7200.0
+    changes = dips(40, 3000.0, DAY_S, until_s, 2)
+    steps, whole = (
+        learned(changes, until_s, options).probability(GROWTH, 500.0, 1800.0) for options in (BY_PERIOD, WHOLE)
+    )
+    assert whole > 0.95
+    assert steps < 0.75
+
+
+def test_until_enough_is_known_the_answer_is_that_of_equation_1() -> None:
+    changes = dips(10, 400.0, 0.0, 4000.0, 3)
+    early = learned([change for change in changes if change.at < 1500.0], 1500.0, BY_PERIOD, 10)
+    same = learned([change for change in changes if change.at < 1500.0], 1500.0, PredictorOptions(sized=True), 10)
+    assert early.probability(GROWTH, 60.0, 600.0) == same.probability(GROWTH, 60.0, 600.0)
+    # Two looks later, long before the horizon is over, there are landmarks of which the first steps are over.
+    later = learned([change for change in changes if change.at < 3000.0], 3000.0, BY_PERIOD, 10)
+    assert later.known().totals[2] >= LEAST
+    assert learned([], 3000.0, WHOLE, 10).known().totals[2] == 0.0
+
+
+def replayed(events: Events, machines: int, until_s: float, window_s: float = 1e9) -> p.Period:
+    state = p.period(machines, window_s, HORIZON_S, EVERY_S, 0.0)
+    for at_s, machine, cores, direction in events:
+        p.watch(state, at_s)
+        p.stands(state, machine, at_s, cores, direction)
+    p.watch(state, until_s)
+    return state
+
+
+def drawn(seed: int, machines: int, until_s: float) -> Events:
+    generator = np.random.default_rng(seed)
+    at_s = np.sort(generator.uniform(0.0, until_s, int(generator.integers(0, 150))))
+    events: Events = [(0.0, machine, float(generator.integers(1, 30)), GROWTH) for machine in range(machines)]
+    for at in at_s.tolist():
+        cores = float(generator.choice([-1, 0, *range(1, 40)]))
+        events.append((at, int(generator.integers(machines)), cores, int(generator.integers(2))))
+    return events
+
+
+def by_hand(events: Events, machines: int, until_s: float) -> tuple[Counter[Any], Counter[Any]]:
+    """Every landmark followed on its own: who had the room when each step that is over began, who lost it there."""
+    watched, failed = Counter[Any](), Counter[Any]()
+    steps = int(position(HORIZON_S) / PER_STEP) + 1
+    looks = [EVERY_S * number for number in range(1, int(until_s / EVERY_S) + 1)]
+    for machine in range(machines):
+        mine = [event for event in events if event[1] == machine]
+        for look_s in looks:
+            before = [event for event in mine if event[0] < look_s]
+            if not before or before[-1][2] < 1.0:
+                continue
+            at_s, _, cores, x = before[-1]
+            age = min(int(position(look_s - at_s) / PER_AGE), AGES - 1)
+            after = [(event[0] - look_s, event[2]) for event in mine if event[0] >= look_s]
+            ends_s = min([wait_s for wait_s, left in after if left < 0.0], default=math.inf)
+            for f, free in enumerate(FREE):
+                late = [wait_s for wait_s, left in after if left >= 0.0 and cores - left > free]
+                lost = [int(position(wait_s) / PER_STEP) for wait_s in late]
+                for step in range(steps):
+                    over_s = look_s + EVERY_S * math.ceil(step_s(step + 1) / EVERY_S)
+                    # The owner may come within the time between the step's end and the look that counts it.
+                    if over_s > until_s or look_s + ends_s < over_s or min(lost, default=STEPS) < step:
+                        break
+                    watched[x, age, f, step] += 1
+                    if min(lost, default=STEPS) == step:
+                        failed[x, age, f, step] += 1
+    return watched, failed
+
+
+def cells(found: Floats) -> Floats:
+    """By direction, class of elapsed time, free cores and step."""
+    return found.reshape(2, AGES, -1, len(FREE)).swapaxes(2, 3)
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32))
+def test_counts_are_those_of_every_landmark_followed_on_its_own(seed: int) -> None:
+    events = drawn(seed, 3, 9000.0)
+    state = replayed(events, 3, 9000.0)
+    watched, failed = by_hand(events, 3, 9000.0)
+    for found, expected in ((cells(p.at_risk(state)), watched), (cells(state.all_failed), failed)):
+        index = np.argwhere(found > 0)
+        assert {tuple(at): found[tuple(at)] for at in index.tolist()} == dict(expected)
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_answers_are_probabilities_and_longer_tasks_are_less_likely_to_complete(seed: int) -> None:
+    state = replayed(drawn(seed, 4, 20_000.0), 4, 20_000.0, 15_000.0)
+    lasts = np.zeros(lasts_size())
+    if p.fill_lasts_of_period(state, lasts) < LEAST:
+        assert np.isnan(lasts).all()
+        return
+    table = lasts.reshape(2, AGES, len(FREE), STEPS + 1)
+    assert (table[..., 0] == 1.0).all()
+    assert (np.diff(table, axis=-1) <= 0.0).all()
+    assert table.min() >= 0.0
+
+
+def test_a_class_leans_on_its_neighbours_and_is_heard_with_many_landmarks() -> None:
+    # Young machines lose all, old ones nothing, each known by so many landmarks; nothing is known of those between.
+    def at(age: int, many: float) -> float:
+        state = p.period(0, DAY_S, HORIZON_S, EVERY_S, 0.0)
+        state.all_watched[10, : len(FREE)] = many
+        state.all_failed[10, : len(FREE)] = many
+        state.all_watched[30, : len(FREE)] = many
+        lasts = np.zeros(lasts_size())
+        p.fill_lasts_of_period(state, lasts)
+        return float(lasts.reshape(2, AGES, len(FREE), STEPS + 1)[0, age, 0, 1])
+
+    assert at(10, 1e6) == pytest.approx(0.0, abs=0.01)
+    assert at(30, 1e6) == pytest.approx(1.0, abs=0.01)
+    # Few landmarks: both are near the pool's one half.
+    assert at(10, 20.0) == pytest.approx(0.5, abs=0.2)
+    assert 0.2 < at(10, 20.0) < at(20, 20.0) < at(30, 20.0) < 0.8
+
+
+def test_news_that_come_late_void_landmarks_that_were_noted_meanwhile() -> None:
+    state = p.period(1, 1e9, HORIZON_S, EVERY_S, 0.0)
+    p.stands(state, 0, 0.0, 8.0, GROWTH)
+    p.watch(state, 650.0)
+    # Looks were taken at 300 and at 600 s; the change was in between.
+    p.stands(state, 0, 500.0, 4.0, SHRINK)
+    assert (state.noted[0] >= 0).sum() == 1
+    p.watch(state, 5000.0)
+    # That of 300 s had been counted as having all its room for five minutes: there it ends, neither kept nor lost.
+    assert state.all_failed.sum() == 0.0
+    steps = (cells(p.at_risk(state))[GROWTH].sum(0) > 0).sum(1)
+    assert len(set(steps[:4])) == 1
+    assert steps[3] < steps[4] == len(state.due)
+    # A look later the machine is noted as it stands.
+    assert cells(p.at_risk(state))[SHRINK, :, 0, 0].sum() > 0
+
+
+def test_a_pool_that_nobody_is_in_any_more_is_forgotten_with_the_window() -> None:
+    state = replayed(drawn(4, 3, 9000.0), 3, 9000.0, 20_000.0)
+    assert state.all_watched.sum() > 0
+    for machine in range(3):
+        p.leaves(state, machine)
+    p.watch(state, 9000.0 + 20_000.0 * (1.0 + 1.0 / p.SLICES) + EVERY_S)
+    assert state.all_watched.sum() == 0.0
+    assert state.all_failed.sum() == 0.0
+
+
+def test_after_a_long_pause_nothing_is_made_up() -> None:
+    state = replayed(drawn(5, 3, 9000.0), 3, 9000.0, 20_000.0)
+    p.watch(state, 1e6)
+    # Of the looks of the pause none was taken: a machine that stood still all the time is not seen to have done so.
+    assert state.all_watched.sum() == 0.0
+    assert state.clock[0] > 1e6
+
+
+def test_a_copy_goes_its_own_way_and_rows_are_used_again() -> None:
+    predictor = learned(dips(20, 3000.0, 0.0, 20_000.0, 6), 20_000.0, BY_PERIOD, 20)
+    before = predictor.probability(GROWTH, 500.0, 1800.0)
+    other = predictor.copy()
+    for number in range(20):
+        other.observe(Change(f"m{number}", 20_500.0 + number, 10.0, 2.0))
+    other.advance(24_000.0)
+    assert other.probability(GROWTH, 500.0, 1800.0) != before
+    assert predictor.probability(GROWTH, 500.0, 1800.0) == before
+    rows = len(predictor.period.stood_s)
+    predictor.forget("m3")
+    predictor.observe(Change("new", 20_001.0, 0.0, 4.0))
+    assert len(predictor.period.stood_s) == rows
+    assert predictor.period.stood_cores[predictor.rows["new"]] == 4.0
+
+
+@pytest.mark.parametrize("form", ["next-change", "next-shrink"])
+def test_other_forms_keep_no_landmarks_of_this_kind(form: str) -> None:
+    predictor = learned([], 5000.0, PredictorOptions(form=form, period=True), 3)
+    assert not predictor.by_period
+    assert predictor.period.all_watched.size == 0

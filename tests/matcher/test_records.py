@@ -1,0 +1,175 @@
+"""Records of attempts against a command that writes into its directory whatever it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebbtide.matcher.engines.records import Record, Records, merged
+from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.matcher.match.attempts import AttemptState, Claim, Seen
+
+ATTEMPT = "ebb.train.0a.1"
+BEGUN = "begun 1700000000.5 n1\n"
+
+
+@pytest.fixture
+async def records(tmp_path: Path) -> Records:
+    made = Records(tmp_path / "records")
+    made.directory.mkdir(mode=0o711)
+    await made.check()
+    await made.prepare(ATTEMPT)
+    return made
+
+
+def write(records: Records, name: str, text: str) -> Path:
+    path = records.directory / ATTEMPT / name
+    path.write_text(text)
+    return path
+
+
+async def read(records: Records) -> Record:
+    async with asyncio.timeout(5):
+        return (await records.read([ATTEMPT]))[ATTEMPT]
+
+
+async def test_what_an_attempt_writes_is_read(records: Records) -> None:
+    assert await read(records) == Record()
+    write(records, "claim", BEGUN)
+    write(records, "end", "7 1700000001.25\n")
+    found = await read(records)
+    assert (found.claim, found.machine, found.begun_at) == (Claim.BEGUN, "n1", 1700000000.5)
+    assert (found.exit_code, found.ended_at) == (7, 1700000001.25)
+    assert found.silent_s is not None
+    assert found.silent_s < 5
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def _terabyte(path: Path) -> None:
+    with path.open("w") as file:
+        file.truncate(2**40)
+
+
+THINGS: dict[str, Callable[[Path], object]] = {
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a file": lambda path: path.symlink_to("/etc/passwd"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a FIFO": os.mkfifo,
+    "a directory": lambda path: path.mkdir(),
+    "a socket": _socket,
+    "a terabyte": _terabyte,
+    "nothing": lambda path: path.touch(),
+    "zeros": lambda path: path.write_bytes(bytes(4096)),
+    "no text": lambda path: path.write_bytes(b"begun \xff\xfe \xed\xa0\x80"),
+}
+
+
+@pytest.mark.parametrize("name", ["claim", "end"])
+@pytest.mark.parametrize("thing", THINGS)
+async def test_what_is_no_record_costs_no_time_and_no_memory(records: Records, name: str, thing: str) -> None:
+    if name == "end":
+        write(records, "claim", BEGUN)
+    THINGS[thing](records.directory / ATTEMPT / name)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = await read(records)
+    # What stands in the place of a claim keeps every attempt from beginning, so it is one.
+    assert (found.claim, found.exit_code, found.ended_at) == (Claim.BEGUN, None, None)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+    assert (await records.seal(ATTEMPT)).claim is Claim.BEGUN
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["begun nan n1", "begun 1e308 n1", "begun -1 n1", "begun 1 \x1b[31m", "begun 1 " + "n" * 300, "begun",
+     "begun 1 n1 4"],
+)  # fmt: skip
+async def test_figures_of_a_claim_that_cannot_be_are_no_figures(records: Records, text: str) -> None:
+    write(records, "claim", text)
+    found = await read(records)
+    assert (found.claim, found.begun_at, found.machine) == (Claim.BEGUN, None, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["nan 1", "0 nan", "0 inf", "-1 1", "256 1", "9" * 4000 + " 1", "0", "0 1 2", "\u0664 1"]
+)
+async def test_figures_of_an_end_that_cannot_be_are_no_end(records: Records, text: str) -> None:
+    write(records, "claim", BEGUN)
+    write(records, "end", text)
+    assert (await read(records)).exit_code is None
+
+
+async def test_a_file_of_another_user_is_no_record(records: Records) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(write(records, "claim", BEGUN), 12345, 12345)
+    assert (await read(records)).machine is None
+
+
+async def test_a_claim_that_is_dated_ahead_does_not_make_its_command_run_for_ever(records: Records) -> None:
+    ahead = time.time() + 3600
+    os.utime(write(records, "claim", BEGUN), (ahead, ahead))
+    assert (await read(records)).silent_s == math.inf
+
+
+async def test_a_directory_that_is_a_link_is_not_followed(records: Records, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "end").write_text("0 1700000001")
+    os.rmdir(records.directory / ATTEMPT)
+    (records.directory / ATTEMPT).symlink_to(elsewhere)
+    found = await read(records)
+    assert (found.claim, found.exit_code) == (Claim.BEGUN, None)
+
+
+async def test_a_sealed_attempt_stays_sealed_and_its_directory_is_its_users_only(records: Records) -> None:
+    assert (await records.seal(ATTEMPT)).claim is Claim.SEALED
+    assert (await records.seal(ATTEMPT)).claim is Claim.SEALED
+    assert (await read(records)).claim is Claim.SEALED
+    assert (records.directory / ATTEMPT).stat().st_mode & 0o777 == 0o700
+    assert os.listdir(records.directory / ATTEMPT) == ["claim"]
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    for mode in (0o777, 0o775, 0o722):
+        tmp_path.chmod(mode)
+        with pytest.raises(EngineSettingsError, match="writable by no other"):
+            asyncio.run(Records(tmp_path).check())
+    tmp_path.chmod(0o711)
+    asyncio.run(Records(tmp_path).check())
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 12345, 12345)
+        with pytest.raises(EngineSettingsError, match="must belong to the manager's own user"):
+            asyncio.run(Records(tmp_path).check())
+
+
+@pytest.mark.parametrize(
+    ("engine", "record", "code", "claim"),
+    [
+        (7, Record(Claim.BEGUN, exit_code=0), 7, Claim.BEGUN),
+        (0, Record(Claim.BEGUN, exit_code=7), 0, Claim.BEGUN),
+        (0, Record(), 0, Claim.BEGUN),
+        (None, Record(Claim.BEGUN, exit_code=7), 7, Claim.BEGUN),
+        (1, Record(), 1, Claim.NONE),
+        (7, Record(Claim.BEGUN), 7, Claim.BEGUN),
+        # Its node was killed under it.
+        (137, Record(Claim.BEGUN), None, Claim.BEGUN),
+    ],
+)
+def test_the_exit_code_of_the_engine_comes_before_that_of_a_file(
+    engine: int | None, record: Record, code: int | None, claim: Claim
+) -> None:
+    seen = Seen(AttemptState.ENDED, "n1", exit_code=engine)
+    found = merged({ATTEMPT: seen}, {ATTEMPT: record}, {ATTEMPT: record})[ATTEMPT]
+    assert (found.exit_code, found.claim) == (code, claim)

@@ -1,0 +1,66 @@
+"""Jobs of other users that bear the name of an attempt: every user of a Slurm cluster can read it and give it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.engines.slurm import Slurm
+from ebbtide.matcher.match.attempts import AttemptState
+
+ATTEMPT = "ebb.train.0a.1"
+STRANGER = os.getuid() + 1
+
+
+class Programs:
+    """What Slurm's programs say, and how they were called."""
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+        self.called: list[tuple[str, ...]] = []
+
+    async def json(self, *argv: str) -> dict[str, Any]:
+        nodes = [{"name": "n1", "cpus": 4, "gres": "vcore:4", "state": "idle"}]
+        return {"jobs": self.jobs} if argv[0] == "squeue" else {"nodes": nodes}
+
+    async def run(self, *argv: str, text: str = "") -> str:
+        self.called.append(argv)
+        return ""
+
+
+def job(number: int, state: str, user: int = os.getuid(), **more: Any) -> dict[str, Any]:
+    return {"job_id": number, "name": ATTEMPT, "job_state": state, "user_id": user, **more}
+
+
+@pytest.fixture
+async def slurm(tmp_path: Path) -> tuple[Slurm, Programs]:
+    engine, programs = Slurm(EngineSettings(engine="slurm", directory=tmp_path)), Programs()
+    engine._programs = programs  # type: ignore[assignment]
+    await engine._records.prepare(ATTEMPT)
+    return engine, programs
+
+
+async def test_a_strangers_job_of_an_attempts_name_does_not_end_it(slurm: tuple[Slurm, Programs]) -> None:
+    engine, programs = slurm
+    programs.jobs = [job(7, "FAILED", exit_code=256), job(8, "COMPLETED", STRANGER, exit_code=0)]
+    seen = (await engine.look([ATTEMPT])).attempts[ATTEMPT]
+    assert (seen.state, seen.exit_code) == (AttemptState.ENDED, 1)
+
+
+async def test_a_strangers_running_job_is_foreign_work(slurm: tuple[Slurm, Programs]) -> None:
+    engine, programs = slurm
+    programs.jobs = [job(7, "COMPLETED", exit_code=0), job(8, "RUNNING", STRANGER, nodes="n1", cpus=3)]
+    look = await engine.look([ATTEMPT])
+    assert look.attempts[ATTEMPT].state is AttemptState.ENDED
+    assert look.machines["n1"].foreign_cores == 3
+
+
+async def test_a_strangers_held_job_is_not_released_for_ours(slurm: tuple[Slurm, Programs]) -> None:
+    engine, programs = slurm
+    programs.jobs = [job(7, "PENDING", priority=0), job(8, "PENDING", STRANGER, priority=0)]
+    await engine.release(ATTEMPT, "n1")
+    assert [argv[-1] for argv in programs.called if argv[1] == "release"] == ["7"]
