@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.figures import BenchmarkFailed
 
 #: DESIGN: medians of at least five runs.
 LEAST_RUNS = 5
+#: How often work may begin again because the kernel killed the confined process: it does so now and then when its own
+#: swapping out makes no progress for a moment, however much swap is free.
+TRIES = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,3 +30,19 @@ class Pass:
     quick: bool = False
     report: Callable[[str], None] = lambda sentence: None
     output: Path | None = None
+
+
+class Killed(BenchmarkFailed):
+    """The confined process is gone."""
+
+
+def begun_again_when_killed(work: Callable[[], T], name: str, how: Pass) -> T:
+    """What the work returns; begun again, and said so, where it raises Killed. Raises the last of TRIES."""
+    for left in reversed(range(TRIES)):
+        try:
+            return work()
+        except Killed as error:
+            if not left:
+                raise
+            how.report(f"{name} begins again: {error}")
+    raise AssertionError("TRIES is positive")

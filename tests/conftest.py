@@ -52,12 +52,17 @@ SLOW_FILES = (
     "tests/benchmarks/test_benchmark_jvm.py",
     "tests/benchmarks/test_benchmark_matcher.py",
     "tests/benchmarks/test_benchmarks.py",
+    "tests/cli/test_command_line_faults.py",
     "tests/cli/test_explain.py",
     "tests/hostagent/api/test_conformance.py",
     "tests/hostagent/operations/test_lifecycle_stateful.py",
+    "tests/hostagent/test_rogue_guest.py",
     "tests/hostagent/test_rules_stateful.py",
+    "tests/matcher/match/test_standings.py",
+    "tests/matcher/predict/test_predictor.py",
     "tests/unit/deflation/cascade/test_operations.py",
     "tests/unit/deflation/placement/test_placement_kernels.py",
+    "tests/unit/deflation/sharing/test_proportional.py",
 )
 MANAGER = "each_store"
 

@@ -31,7 +31,7 @@ from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import only
 from benchmarks.host.confined import Group, Server, group, server
 from benchmarks.host.swapfile import swap
-from benchmarks.passes import Pass
+from benchmarks.passes import Pass, begun_again_when_killed
 from ebbtide.lab.paths import state_dir
 
 ARMS = ("hypervisor", "application")
@@ -101,7 +101,7 @@ def run(how: Pass) -> Figures:
                 for share in case.shares:
                     # The order changes, so that what drifts falls on both.
                     for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
-                        rows += (found := list(_measure(inside, case, share, arm, number, how)))
+                        rows += (found := _arm(inside, case, share, arm, number, how))
                         if how.output is not None:
                             write_table(rows, how.output)
                         how.report(f"run {number + 1} of {how.runs}: " + "; ".join(row.sentence for row in found[:1]))
@@ -111,6 +111,12 @@ def run(how: Pass) -> Figures:
             how.report(f"{path} is written")
     conditions = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after{foreign}"
     return {**figures(rows, conditions), **_shrink_figures(latencies, conditions)}
+
+
+def _arm(inside: Group, case: Case, share: float, arm: str, number: int, how: Pass) -> list[Row]:
+    return begun_again_when_killed(
+        lambda: list(_measure(inside, case, share, arm, number, how)), f"run {number + 1} of {how.runs}, {arm}", how
+    )
 
 
 def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how: Pass) -> Iterator[Row]:
@@ -147,6 +153,9 @@ def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how
             # Last, since it changes what is in the cache.
             inside.cap_reads(MAIN_CAP)
             yield _window(row, client, workload, memcached, inside, window_s, MAIN_CAP, BACKEND_S)
+        except Exception as error:
+            memcached.check_lives(error)
+            raise
         finally:
             client.close()
             inside.cap_reads(None)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from app_adapters.adapter import Deadline, Refusal
@@ -28,7 +29,7 @@ from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import only
 from benchmarks.host.memory_group import UNLIMITED, MemoryGroup, memory_group
 from benchmarks.host.swapfile import swap
-from benchmarks.passes import Pass
+from benchmarks.passes import Killed, Pass, begun_again_when_killed
 
 SOURCE = Path(__file__).parent / "java" / "Mix.java"
 SWAP = Path("/var/lib/ebbtide/bench-jvm.swap")
@@ -40,13 +41,6 @@ UNDER_LIMIT = 0.9
 BESIDE_MIB = 70
 ROOM = 1.6
 DEADLINE_S = 60.0
-#: How often a run may begin again because the kernel killed the JVM: it does so now and then when its own swapping out
-#: makes no progress for a moment, however much swap is free.
-TRIES = 3
-
-
-class Killed(BenchmarkFailed):
-    """The JVM is gone."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +84,9 @@ def run(how: Pass) -> Figures:
         _compile(Path(directory))
         found: dict[tuple[bool, float], list[Window]] = {}
         for number in range(how.runs):
-            for left in reversed(range(TRIES)):
-                try:
-                    windows = _run(number, group, Path(directory), size, how)
-                    break
-                except Killed as error:
-                    if not left:
-                        raise
-                    how.report(f"run {number + 1} of {how.runs} begins again: {error}")
+            windows = begun_again_when_killed(
+                partial(_run, number, group, Path(directory), size, how), f"run {number + 1} of {how.runs}", how
+            )
             for which, window in windows.items():
                 found.setdefault(which, []).append(window)
     return _figures(found, f"-Xmx{size.heap_mib}m, Shenandoah, {size.cache_mib} MiB of cache at full size")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.caches.memcached_client import HOST
 from benchmarks.figures import BenchmarkFailed
+from benchmarks.passes import Killed
 
 MIB = 2**20
 CGROUPS = Path("/sys/fs/cgroup")
@@ -100,6 +101,13 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process = process
         self.port = port
+
+    def check_lives(self, error: Exception) -> None:
+        """Raises Killed where the process has ended, of which the error comes."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        if self.process.poll() is not None:
+            raise Killed("memcached ended; was it killed for want of swap?") from error
 
     def major_faults(self) -> int:
         """Since it began (proc(5): majflt): pages that had to be read."""

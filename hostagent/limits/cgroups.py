@@ -303,6 +303,10 @@ class MemoryGroup:
             return False
         return keyed(self._read("memory.oom_control")).get("oom_kill_disable") == 1
 
+    def stands_still(self) -> bool:
+        """Whether the process waits at its limit: nothing could be reclaimed, and the kernel does not try again."""
+        return self.holds_at_limit() and keyed(self._read("memory.oom_control")).get("under_oom") == 1
+
 
 def _swap_room(version: int, directory: str) -> int | None:
     names = ("memory.swap.max", "memory.swap.current")

@@ -1,9 +1,9 @@
 """A limit on QEMU's memory that the host's swap backs: set step by step, never unless backed, lifted when it is not.
 
 What the arithmetic is and why: docs/internals/host-memory.md. The limit goes through libvirt, so that libvirt knows of
-it; the
-files of the cgroup are read for usage, swap and refaults, and written where libvirt has no call: `memory.reclaim` (v2),
-`memory.oom_control` (v1), and to lift a limit at once.
+it; the files of the cgroup are read for usage, swap and refaults, and written where libvirt has no call:
+`memory.reclaim` (v2), `memory.oom_control` (v1), and where it must happen at once: to lift a limit, or to have a
+process that waits at it try again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ OURS: Final = "ebb-"
 OBSERVE_S: Final = 0.25
 #: On cgroup v2, how far above the usage a limit is left that could not be brought where it was to be.
 MARGIN_MIB: Final = 16.0
+#: How far the limit of a VM that stands still at it is raised for a moment: its process then tries again.
+NUDGE_MIB: Final = 16.0
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -49,6 +51,8 @@ class MemoryLimits:
         #: Swap claimed by limits that are on their way, MiB by domain.
         self._claims: dict[str, float] = {}
         self._claiming = asyncio.Lock()
+        #: Domains that stood still at their limits when they were last looked at.
+        self._still: set[str] = set()
 
     async def set(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         """See `hostagent.libvirt.hypervisor.Hypervisor.set_limit`."""
@@ -89,7 +93,10 @@ class MemoryLimits:
             log.warning("the memory limit is lifted, but libvirt does not know", domain=domain, why=str(error))
 
     async def check(self, prefix: str) -> dict[str, str]:
-        """Lift every limit that swap does not back any more.
+        """Lift every limit that swap does not back any more, or at which a VM stands still.
+
+        A process that waits at its limit (v1) tries again only when the limit is raised: it is, for a moment, and
+        lifted if the VM stands still at the next look, too.
 
         Cheap where nothing is limited: a few small files are read for each domain.
 
@@ -102,13 +109,31 @@ class MemoryLimits:
                 vm = await self._look(domain, measure=False)
                 if vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
                     continue
-                if reason := await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted):
+                reason = await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted)
+                if reason := reason or await self._stands_still(domain, vm.group):
                     log.warning("the memory limit is lifted", domain=domain, why=reason)
                     await self.lift(domain)
                     lifted[domain] = reason
             except HypervisorError as error:
                 log.warning("the memory limit could not be checked", domain=domain, why=str(error))
         return lifted
+
+    async def _stands_still(self, domain: str, group: MemoryGroup) -> str:
+        """Why the limit must go, if the VM stood still at it before; the first time it is made to try again."""
+        if not await self._file(group.stands_still):
+            self._still.discard(domain)
+            return ""
+        if domain in self._still:
+            self._still.discard(domain)
+            return "the VM stands still: what it needs at its limit cannot be reclaimed"
+        self._still.add(domain)
+        log.warning("a VM waits at its memory limit; it is made to try again", domain=domain)
+        limit = await self._file(group.limit)
+        if limit is not None:
+            await self._file(lambda: group.set_limit(limit + int(NUDGE_MIB * MIB)))
+            await asyncio.sleep(OBSERVE_S)
+            await self._file(lambda: group.set_limit(limit))
+        return ""
 
     # --- the way down --------------------------------------------------------------------------------------------
 

@@ -105,6 +105,14 @@ class Server:
         except AssertionError as error:
             raise AssertionError(f"{error}; {len(self.workers())} are there\n{self.log.read_text()[-2000:]}") from None
 
+    def asleep(self) -> bool:
+        """Whether no process of it has work for a moment: one that still starts on a busy machine is not asleep."""
+        for _ in range(4):
+            if any(state(pid) != "S" for pid in (self.pid, *self.workers())):
+                return False
+            time.sleep(0.05)
+        return True
+
     def stop(self) -> None:
         self.process.terminate()
         try:

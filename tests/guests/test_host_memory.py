@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import subprocess
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
@@ -28,7 +29,7 @@ from tests.guests.solo import SoloGuest, eventually, meminfo_mib, solo_guest, zr
 from tests.hostagent.waiting import until
 from tests.unit.deflation.blocked import without
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
 
 GUEST_MIB = 640
 HELD_MIB = 320
@@ -36,6 +37,8 @@ LIMIT_MIB = 224.0
 #: What a limit leaves the emulator in software emulation.
 EMULATOR_MIB = 192.0
 LIMIT_S = 60.0
+#: How long the application may take to get through its memory by way of swap.
+TOUCHED_S = 360.0
 
 #: Holds memory that compresses well, and touches all of it whenever it is told to.
 HOLDER = """
@@ -71,14 +74,25 @@ async def hold(guest: SoloGuest, mib: int) -> None:
 
 
 async def touch(guest: SoloGuest) -> int:
-    """Have the application read and write all its memory; returns how many pages were not as it left them."""
-    await guest.run("sh", "-c", "rm -f /run/touched; : >/run/touch")
+    """Have the application read and write all its memory; returns how many pages were not as it left them.
 
-    async def touched() -> bool:
-        return "touched" in (await guest.run("ls", "/run")).split()
+    By way of swap this takes a while, in which limits are looked after as the host agent does.
+    """
+    looking = asyncio.create_task(look_after_limits(guest), name="limits are looked after")
+    try:
+        script = "rm -f /run/touched; : >/run/touch; until test -e /run/touched; do sleep 1; done; cat /run/touched"
+        return int(await guest.run("sh", "-c", script, timeout_s=TOUCHED_S))
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
-    await eventually(touched, "the application never got through its memory", 240.0)  # by way of swap
-    return int(await guest.run("cat", "/run/touched"))
+
+async def look_after_limits(guest: SoloGuest) -> None:
+    """Swap that goes away is for the tests to see, so nothing is looked at once there is no limit."""
+    while await limit_of(guest) is not None:
+        for why in (await guest.hypervisor.sizes.check_limits()).values():
+            warnings.warn(f"the limit of the guest was lifted: {why}", stacklevel=1)
+        await asyncio.sleep(1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -48,6 +48,7 @@ def hooked(
     gunicorn = Gunicorn(tmp_path / "gunicorn", options, workers, mib)
     try:
         gunicorn.ready()
+        until(gunicorn.asleep, "the end of the start")  # a worker takes a MiB more after it has loaded the application
         server = HookServer(adapter_of(gunicorn, **more), port=0, token_file=str(token)).start()
         try:
             yield gunicorn, Rest(server.address, "t")

@@ -49,6 +49,10 @@ class VM:
     hard_mib: float | None = None
     swapped_mib: float = 0.0
     held: bool = False
+    #: Its process waits at the limit until that is raised; whether it does so again at once.
+    waits: bool = False
+    for_ever: bool = False
+    raised: list[float] = field(default_factory=list)
     limits: list[float | None] = field(default_factory=list)
     reclaims: list[float] = field(default_factory=list)
     #: What libvirt answers instead of doing anything.
@@ -77,6 +81,9 @@ class VM:
         self.held = hold and self.version == 1
         return self.held
 
+    def stands_still(self) -> bool:
+        return self.held and self.waits
+
     def _take(self, wanted_mib: float) -> None:
         taken = min(wanted_mib, max(self.usage_mib - self.least_mib, 0.0))
         self.usage_mib -= taken
@@ -90,8 +97,11 @@ class VM:
         return before - self.usage()
 
     def set_limit(self, limit: int | None) -> bool:
-        assert limit is None, "the files are written to lift only"
-        self.hard_mib = None
+        assert limit is None or self.waits or self.raised, "the files are written to lift, and to have it try again"
+        if limit is not None and limit > (self.limit() or 0):
+            self.waits = self.for_ever
+            self.raised.append(limit / MIB)
+        self.hard_mib = None if limit is None else limit / MIB
         return True
 
     # The domain.
@@ -244,6 +254,29 @@ async def test_the_check_lifts_as_many_limits_as_must_go(limits: Limits) -> None
     assert list(await made.check("ebb-b.")) == [], "those of another agent are its own business"
     assert list(await made.check("ebb-a.")) == ["ebb-a.b"]
     assert free.limits == []
+
+
+async def test_a_vm_that_waits_at_its_limit_tries_again_under_a_higher_one_and_keeps_the_limit(limits: Limits) -> None:
+    vm = VM(hard_mib=500, held=True, waits=True)
+    _, made = limits(a=vm)
+    for _ in range(3):
+        assert await made.check("ebb-a.") == {}
+    assert vm.raised == [516]
+    assert vm.hard_mib == 500
+    vm.waits = True  # much later, once more
+    assert await made.check("ebb-a.") == {}
+    assert vm.raised == [516, 516]
+
+
+async def test_a_vm_that_still_waits_at_its_limit_at_the_next_look_gets_its_memory_back(limits: Limits) -> None:
+    vm = VM(hard_mib=500, held=True, waits=True, for_ever=True)
+    _, made = limits(a=vm)
+    assert await made.check("ebb-a.") == {}
+    assert await made.check("ebb-a.") == {
+        "ebb-a.a": "the VM stands still: what it needs at its limit cannot be reclaimed"
+    }
+    assert vm.hard_mib is None
+    assert not vm.held
 
 
 async def test_a_limit_is_lifted_although_libvirt_does_not_answer(limits: Limits) -> None:
