@@ -66,6 +66,10 @@ SLOW_FILES = (
 )
 MANAGER = "each_store"
 
+#: A test with real parts that fails is tried once more, since four such tests share two cores. The first failure is
+#: printed whole and counted in the closing line. What was too slow for its time limit is not tried again.
+SECOND_TRY = pytest.mark.flaky(reruns=1, rerun_except=[r"Timeout \(>"])
+
 #: Memory that a process of the tests should have at most, and what each of a run had; MiB.
 MOST_MIB = 2048
 PEAKS: dict[str, int] = {}
@@ -87,11 +91,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} has real guests: it belongs into {' or '.join(GUEST_ROOMS)}")
         if is_slow(item):
             item.add_marker(pytest.mark.slow)
+        if has_real_parts(item):
+            item.add_marker(SECOND_TRY)
 
 
 def is_slow(item: pytest.Item) -> bool:
     file, room = item.nodeid.partition("::")[0], room_of(item.nodeid)
     return room in SLOW_ROOMS or file in SLOW_FILES or MANAGER in getattr(item, "fixturenames", ())
+
+
+def has_real_parts(item: pytest.Item) -> bool:
+    """Whether guests, services or daemons decide, beside the code, when something happens."""
+    real = room_of(item.nodeid) in (*GUEST_ROOMS, *SERVICE_ROOMS) or MANAGER in getattr(item, "fixturenames", ())
+    return real or any(map(item.get_closest_marker, ("guest", "service")))
 
 
 def scope_of(nodeid: str) -> str:
@@ -154,7 +166,10 @@ def pytest_testnodedown(node: WorkerController, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how much memory each process had at most."""
+    """Say what failed before it passed or failed again, and how much memory each process had at most."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"tried again: {report.nodeid}", sep="_", yellow=True)
+        terminalreporter.write_line(report.longreprtext)
     for name, found in (PEAKS or {"this process": peak_mib()}).items():
         over = f", more than the {MOST_MIB} MiB that fit a laptop" if found > MOST_MIB else ""
         terminalreporter.write_line(f"memory of {name}: {found} MiB at most{over}")
