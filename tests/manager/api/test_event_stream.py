@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -181,17 +182,20 @@ async def test_a_silent_stream_shows_that_it_lives(cluster: Cluster, monkeypatch
 async def test_one_that_does_not_read_is_dropped_and_nobody_waits_for_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_events, "WRITE_S", 0.5)
+    monkeypatch.setattr(api_events, "WRITE_S", 2.0)
     assert cluster.server is not None
-    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.server.port, limit=1024)
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    small.connect(("127.0.0.1", cluster.server.port))
+    reader, writer = await asyncio.open_connection(sock=small, limit=1024)
     writer.write(f"GET /v1/events/stream HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
     await listening(cluster, 1)
     async with stream_of(cluster) as other:
         await listening(cluster, 2)
-        # Far more than the buffers of both ends of a connection hold.
-        long = "x" * 60_000
-        writing = asyncio.create_task(happen(cluster, *([long] * 200)), name="events")
-        assert len(await other.events(200)) == 200
+        # More than the buffers of both ends of a connection hold (the server's at most 4 MiB), in few transactions.
+        long = "x" * 110_000
+        writing = asyncio.create_task(happen(cluster, *([long] * 60)), name="events")
+        assert len(await other.events(60)) == 60
         await writing
         await listening(cluster, 1)
     writer.close()
