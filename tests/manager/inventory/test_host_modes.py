@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("each_store")
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     agents = [FakeAgent(host, cpu_cores=6.0, memory_mib=2400.0) for host in ("host-a", "host-b")]
-    async with cluster_of(tmp_path, *agents) as made:
+    async with cluster_of(tmp_path, *agents, silent_after_s=60.0) as made:
         yield made
 
 
