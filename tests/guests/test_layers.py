@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -49,8 +48,9 @@ async def vm(lab: RunningLab, spec: VMSpec) -> AsyncIterator[tuple[ManagerClient
 
 
 async def bring(client: ManagerClient, name: str, target: Vector) -> VMOutcome:
+    """With time enough for a guest and its applications on a busy machine."""
     generation = (await client.vm(name)).generation + 1
-    operation = await client.set_target(name, target, generation=generation, request_id=uuid.uuid4().hex)
+    operation = await client.set_target(name, target, generation=generation, deadline_s=180)
     ended = await client.wait(operation, limit_s=240)
     assert ended.state is OperationState.DONE, ended.sentence
     return ended.vms[0]
