@@ -26,8 +26,9 @@ NOT_HERE = (Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
 class FakeHypervisor:
     """See `hostagent.libvirt.hypervisor.Hypervisor`. Each call has a connection of its own, like a thread of a pool."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, host_id: str = "host-a") -> None:
         self._socket = socket
+        self._host_id = host_id
         self._numbers = itertools.count()
 
     async def _call(self, method: str, **params: Any) -> Any:
@@ -55,7 +56,7 @@ class FakeHypervisor:
         read = [
             DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found if d["intent"]
         ]
-        return [domain for domain in read if domain.intent.owner == "host-a"]
+        return [domain for domain in read if domain.intent.owner == self._host_id]
 
     async def survey(self) -> dict[str, DomainSummary]:
         return {

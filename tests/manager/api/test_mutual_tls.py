@@ -120,7 +120,7 @@ async def agent_of(path: Path, pki: Pki, manager: str, host_id: str = "host-a") 
         world = World(Path(directory))
         await world.start()
         part = Slice(host_id, f"https://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
-        host = Host(part, FakeHypervisor(world.socket), Journal(path / host_id), lambda: 1e6)
+        host = Host(part, FakeHypervisor(world.socket, host_id), Journal(path / host_id), lambda: 1e6)
         agent, stop = Agent(host, usable_boot_mib), asyncio.Event()
         access = AccessSettings(own=pki.pair(host_id), client_ca=pki.ca)
         serving = asyncio.create_task(
