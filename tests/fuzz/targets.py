@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -18,7 +18,8 @@ from ebbtide.client.connection import Managers, check_path
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.engines.records import _claim, _end
 from ebbtide.matcher.engines.settings import read_settings
-from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.matcher.engines.slurm_json import document, jobs_of, machines_of
+from ebbtide.matcher.errors import EngineSettingsError, EngineUnreachable
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import problem_of
 from ebbtide.messages.guest import NOTICES, CpusSet, GuestStatus, Hello
@@ -86,6 +87,12 @@ def _record(data: bytes) -> None:
         json.dumps(found, allow_nan=False)
 
 
+def _slurm_says(data: bytes) -> None:
+    found = document("squeue", data.decode(errors="replace"))
+    said = [asdict(job) for job in jobs_of(found)], [asdict(machine) for machine in machines_of(found)]
+    json.dumps(said, ensure_ascii=False, allow_nan=False).encode()
+
+
 def _in_file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
     def parse_file(data: bytes) -> object:
         path.write_bytes(data)
@@ -111,6 +118,16 @@ REPORT = (
     b'{"id": "host-a", "url": "http://127.0.0.1:7101", "incarnation": "a", "capacity": %b, "free": %b, '
     b'"deflatable": %b, "vm_overhead_mib": 10.0, "accelerator": "kvm", "vms": [], "core_changes": [{"sequence": 1, '
     b'"machine": "web", "at": 1.5, "cores_before": 2.0, "cores_after": 1.0, "cause": "x"}]}' % (VECTOR, VECTOR, VECTOR)
+)
+#: As Slurm 22.05 prints them, and newer versions' numbers.
+SLURM = (
+    b'{"errors": [], "jobs": [{"job_id": 7, "name": "ebb.train.0a.1", "user_id": 0, "job_state": "RUNNING", "cpus": 2, '
+    b'"nodes": "n[1-2]", "job_resources": {"allocated_nodes": {"0": {"nodename": "n1", "cores": {"0": "allocated"}}}}},'
+    b'{"job_id": 8, "name": "x", "user_id": {"set": true, "number": 5}, "job_state": "FAILED", "exit_code": 256, '
+    b'"state_reason": "NonZeroExitCode"}, {"job_id": 9, "job_state": "PENDING", "priority": 0, "required_nodes": ""}]}',
+    b'{"nodes": [{"name": "n1", "cpus": 4, "gres": "gpu:1,vcore:3", "state": "idle", "reason": "gres/vcore count '
+    b'changed", "state_flags": ["DRAIN"]}]}',
+    b'{"errors": [{"error": "Unable to contact slurm controller", "description": ""}], "jobs": []}',
 )
 ENGINE = b"""engine = "none"
 [prediction]
@@ -144,6 +161,7 @@ def targets(directory: Path) -> dict[str, Target]:
             (BadBody,),
         ),
         "records of tasks": Target(_record, (b"begun 1700000000.123456789 n1\n", b"0 1700000000.5\n", b"sealed\n")),
+        "Slurm's JSON": Target(_slurm_says, SLURM, (EngineUnreachable,)),
         "reports": Target(_body(HostReport), (REPORT,)),
         "requests for VMs": Target(
             _body(VMRequest),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ebbtide.matcher.engines.slurm_json import document
 from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
 
 #: Words in which Slurm's programs say that slurmctld does not answer; their exit codes are all 1.
@@ -77,14 +77,4 @@ class SlurmPrograms:
 
     async def json(self, *argv: str) -> dict[str, Any]:
         """What a program prints, read as JSON. Raises as `run`."""
-        output = await self.run(*argv, "--json")
-        try:
-            found = json.loads(output)
-        except ValueError as error:
-            raise EngineUnreachable(f"{argv[0]} printed no JSON") from error
-        if not isinstance(found, dict):
-            raise EngineUnreachable(f"{argv[0]} printed another JSON than expected")
-        # A controller that does not answer is an error in the document, with an exit code of 0.
-        for problem in found.get("errors") or []:
-            raise EngineUnreachable(f"{argv[0]}: {problem.get('error') or problem.get('description') or problem}")
-        return found
+        return document(argv[0], await self.run(*argv, "--json"))

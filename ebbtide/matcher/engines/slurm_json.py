@@ -1,0 +1,165 @@
+"""What Slurm's programs print with ``--json``, read strictly in its form: its users choose some of the words in it.
+
+A document in another form than Slurm's is refused as a whole, as if slurmctld did not answer: jobs and nodes that
+cannot be read are unknown, not gone. Words and numbers within it are cleaned and bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ebbtide.matcher.engines.records import exit_code_of
+from ebbtide.matcher.errors import EngineUnreachable
+from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState, EngineMachine, Seen
+
+_GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d{1,9})(?!\d)", re.ASCII)
+_RUNNING: Final = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED"}
+_DOWN: Final = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "UNKNOWN"}
+#: With this reason Slurm drains a node that registers while its jobs hold cores whose number was changed by us.
+_MISTRUSTED: Final = "gres/vcore count changed"
+_STANDING_STILL: Final = {"DRAIN", "MAINTENANCE", "MAINT"}
+#: Characters of a word, and what no number exceeds.
+_LONGEST: Final = 1000
+_LARGEST: Final = 2**53
+
+
+def document(program: str, output: str) -> dict[str, Any]:
+    """What a program printed.
+
+    :raises EngineUnreachable: no JSON object, or one that says that slurmctld does not answer (with an exit code of 0).
+    """
+    try:
+        found = json.loads(output)
+    except (ValueError, RecursionError) as error:
+        raise EngineUnreachable(f"{program} printed no JSON") from error
+    if not isinstance(found, dict):
+        raise _unexpected(program)
+    problems = found.get("errors") or []
+    for problem in problems if isinstance(problems, list) else [problems]:
+        said = (problem.get("error") or problem.get("description")) if isinstance(problem, Mapping) else problem
+        raise EngineUnreachable(f"{program}: {_word(said) or 'an error without a word'}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of ``squeue --json``: whose it is, what it would be as an attempt, the cores that it holds by node."""
+
+    number: int
+    name: str
+    user: int
+    seen: Seen
+    held_cores: Mapping[str, int]
+
+
+def jobs_of(found: Mapping[str, Any]) -> list[Job]:
+    """All jobs; ids rise, so the newest comes last. Raises `EngineUnreachable`."""
+    jobs = []
+    for row in _rows(found, "jobs", "squeue"):
+        number = _number(row.get("job_id"))
+        if number <= 0:
+            raise _unexpected("squeue")
+        # Another user's where it is not said: 0 would be root.
+        user = _number(row["user_id"]) if "user_id" in row else -1
+        jobs.append(Job(number, _word(row.get("name")), user, _seen(row), _held_cores(row)))
+    return sorted(jobs, key=lambda job: job.number)
+
+
+def machines_of(found: Mapping[str, Any]) -> list[EngineMachine]:
+    """All nodes of ``sinfo --json``. Raises `EngineUnreachable`."""
+    machines = [_machine(row) for row in _rows(found, "nodes", "sinfo")]
+    if not all(machine.name for machine in machines):
+        raise _unexpected("sinfo")
+    return machines
+
+
+def _rows(found: Mapping[str, Any], key: str, program: str) -> Iterator[Mapping[str, Any]]:
+    rows = found.get(key) or []
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise _unexpected(program)
+    return iter(rows)
+
+
+def _unexpected(program: str) -> EngineUnreachable:
+    return EngineUnreachable(f"{program} printed another JSON than expected")
+
+
+def _seen(job: Mapping[str, Any]) -> Seen:
+    state, reason = _word(job.get("job_state")), _word(job.get("state_reason"))
+    machine = _word(job.get("nodes")) or None
+    if state == "PENDING":
+        held = _number(job.get("priority")) == 0 or reason.startswith("JobHeld")
+        required = _word(job.get("required_nodes")) or None
+        return Seen(AttemptState.HELD if held else AttemptState.RELEASED, None if held else required, reason=reason)
+    if state in _RUNNING:
+        return Seen(AttemptState.RUNNING, machine)
+    words = " ".join(word for word in (state.lower().replace("_", " "), reason) if word and word != "None")
+    code = _exit_code(job.get("exit_code"))
+    if code and state == "FAILED":
+        words += f", exit code {code}"
+    # Other states are Slurm's own doing: it ends a job with the code of a signal, or with none.
+    told = {"COMPLETED": 0, "FAILED": exit_code_of(code) or None}.get(state)
+    return Seen(AttemptState.ENDED, machine, exit_code=told, reason=words)
+
+
+def _exit_code(value: Any) -> int:
+    """A wait status, or what newer versions make of it."""
+    if isinstance(value, Mapping) and "return_code" in value:
+        return _number(value["return_code"])
+    return _number(value) >> 8
+
+
+def _machine(node: Mapping[str, Any]) -> EngineMachine:
+    flags = {_word(flag) for flag in _list(node.get("state_flags"))}
+    state = _word(node.get("state")).upper()
+    up = state not in _DOWN and not flags & _DOWN
+    drained = (_word(node.get("reason")) or "it is drained") if flags & _STANDING_STILL else ""
+    if drained.startswith(_MISTRUSTED) and "INVALID_REG" not in flags:
+        # It has registered since: only the mark is left.
+        drained = RECOUNTED
+    return EngineMachine(
+        name=_word(node.get("name")),
+        most_cores=max(_number(node.get("cpus")), 0),
+        usable_cores=sum(map(int, _GRES.findall(_word(node.get("gres"))))),
+        up=up,
+        drained=drained,
+    )
+
+
+def _held_cores(job: Mapping[str, Any]) -> dict[str, int]:
+    """Cores that a running job holds, by node."""
+    if _word(job.get("job_state")) not in _RUNNING:
+        return {}
+    nodes = _word(job.get("nodes"))
+    if nodes and not set("[,") & set(nodes):
+        return {nodes: max(_number(job.get("cpus")), 0)}
+    resources = job.get("job_resources")
+    allocated = resources.get("allocated_nodes") if isinstance(resources, Mapping) else None
+    rows = allocated.values() if isinstance(allocated, Mapping) else _list(allocated)
+    return {_word(row.get("nodename")): _count(row.get("cores")) for row in rows if isinstance(row, Mapping)}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, list | Mapping) else 0
+
+
+def _word(value: Any) -> str:
+    """A text in characters that can be stored and shown."""
+    text = value[:_LONGEST] if isinstance(value, str) else ""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _number(value: Any) -> int:
+    """A number, which newer versions wrap together with whether it is set."""
+    if isinstance(value, Mapping):
+        value = value.get("number")
+    # Neither infinite nor NaN, which no comparison lets through.
+    return int(value) if isinstance(value, int | float) and -_LARGEST <= value <= _LARGEST else 0
