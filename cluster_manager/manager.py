@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, cast
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -50,6 +50,8 @@ from ebbtide.rest.settings import is_loopback
 
 log = structlog.get_logger()
 
+#: Of one host: its reports of the largest size may have a fifth of the loop's time, not all of it.
+REPORTED_BYTES_PER_S: Final = 2**21
 #: Why a VM is shown in another phase than its row's.
 _SAID: Final = {
     VMPhase.STOPPED: "{host} says that it is off; {sentence}",
@@ -186,12 +188,20 @@ class Manager:
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 
-    def reporting(self, host: str) -> asyncio.Lock:
-        """What a report of a host holds while it is read and taken."""
+    @contextlib.asynccontextmanager
+    async def reporting(self, host: str, size: int) -> AsyncIterator[None]:
+        """What a report of so many bytes holds while it is read and taken: a host's reports have their turn one after
+        the other, and then all others have theirs.
+        """
         lock = self._reporting.get(host)
         if lock is None:
             lock = self._reporting[host] = asyncio.Lock()
-        return lock
+        async with lock:
+            try:
+                yield
+            finally:
+                # Also where it was refused, which costs as much.
+                await asyncio.sleep(size / REPORTED_BYTES_PER_S)
 
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
         """The answer to a body that is the host's last report once more, unread; None for any other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Final
 
 from aiohttp import web
@@ -43,10 +44,11 @@ async def take_report(request: web.Request) -> web.Response:
     raw, manager = await request.read(), request.app[MANAGER]
     host = request.match_info["id"]
     # One after the other: a hundred at once would be read in one turn of the loop, and all others would wait.
-    async with manager.reporting(host):
+    async with manager.reporting(host, len(raw)):
         if (repeated := await manager.repeat_report(host, raw)) is not None:
             return answer(repeated)
         report = await body_of(request, HostReport)
+        await asyncio.sleep(0)
         if report.id != host:
             raise RequestError(400, f"id: the report is of {report.id}, the path of {host}", "id")
         if why := manager.no_address(report.url):

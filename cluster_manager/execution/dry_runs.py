@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
 from typing import Final
 
 from cluster_manager.execution.instruction_executor import InstructionExecutor
@@ -61,14 +63,16 @@ class DryRuns:
                 for view, score in seen
             )
 
-        return dry_run_plan(state, self._reports(), choose, choices, await self._operations.recorded())
+        recorded = await self._operations.recorded()
+        return await _in_turns(dry_run_plan(state, self._reports(), choose, choices, recorded))
 
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> DryRunReport:
         """Who would grow when a VM is deleted. Raises RequestError as the deletion itself."""
         row = await self._operations.deletable(name, precondition)
         if row.host is None:
-            return dry_run_plan(removed_already(_PLAN_ID, request_id, name), {}, self._none)
-        return dry_run_plan(start_removal(_PLAN_ID, request_id, name, row.host), self._reports(), self._none)
+            return await _in_turns(dry_run_plan(removed_already(_PLAN_ID, request_id, name), {}, self._none))
+        state = start_removal(_PLAN_ID, request_id, name, row.host)
+        return await _in_turns(dry_run_plan(state, self._reports(), self._none))
 
     def _reports(self) -> dict[str, HostReport]:
         return {host.report.id: host.report for host in self._hosts.ready()}
@@ -76,3 +80,14 @@ class DryRuns:
     @staticmethod
     def _none(state: Plan, instruction: ChooseHosts) -> HostsChosen:
         return HostsChosen(0.0, (), "a deletion looks for no host")
+
+
+async def _in_turns(steps: Generator[None, None, DryRunReport]) -> DryRunReport:
+    """The answer of a dry run; after each of its steps the loop's other work has its turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            report: DryRunReport = end.value
+            return report
+        await asyncio.sleep(0)

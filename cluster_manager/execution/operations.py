@@ -232,12 +232,14 @@ class Operations:
         known = self._hosts.get(host)
         if known is None or self._stopping:
             return
+        now, reserved = asyncio.get_running_loop().time(), self._hosts.availability.reserved(host)
+        busy = self._hosts.locks.is_busy(host)
+        shares = not busy and not self._owes(host) and now >= self._share_at.get(host, now)
         # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
-        due = self._growth.due(known.report, self._hosts.availability.reserved(host), asyncio.get_running_loop().time())
-        if self._hosts.locks.is_busy(host):
-            return
-        if not self._owes(host):
+        due = self._growth.due(known.report, reserved, now, decide=shares)
+        if shares:
             await self._share(host, known, due)
+        if shares or busy or not self._owes(host):
             return
         async with self.admission:
             # Again: another task may have seen to it meanwhile.
@@ -256,8 +258,6 @@ class Operations:
     async def _share(self, host: str, known: Host, due: Due | None) -> None:
         """Have VMs grow into room that has appeared; what no VM has a claim to is for harvest VMs."""
         now = asyncio.get_running_loop().time()
-        if now < self._share_at.get(host, now):
-            return
         self._share_at[host] = now + SHARE_S
         if due is not None:
             self._growth.tried(host, due, now)

@@ -6,7 +6,7 @@ of a plan's own decisions is repeated here, so a dry run cannot decide otherwise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,8 +58,8 @@ def dry_run_plan(
     choose: Choose,
     choices: Callable[[HostsChosen], tuple[HostChoice, ...]] = lambda chosen: (),
     recorded: Mapping[str, frozenset[str]] | None = None,
-) -> DryRunReport:
-    """Run a plan to its end.
+) -> Generator[None, None, DryRunReport]:
+    """Run a plan to its end, in steps: a host of a thousand VMs takes time in each.
 
     :param state: a creation or deletion before its first instruction.
     :param reports: of the hosts that answer, by id.
@@ -89,6 +89,7 @@ def dry_run_plan(
             elif isinstance(instruction, ReadHost) and isinstance(state, RoomPlan) and state.reclaims == 0:
                 need = Vector()
             event = world.obey(state)
+        yield
         state = state.next_step(event).state
     raise ProtocolViolation("plan", f"did not end after {_MOST_STEPS} steps of its dry run")
 

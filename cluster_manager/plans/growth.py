@@ -50,11 +50,12 @@ class Growth:
         #: Of hosts on which no VM lacks anything, the latest report: thousands of hosts report every two seconds.
         self._idle: dict[str, HostReport] = {}
 
-    def due(self, report: HostReport, reserved: ResourceVector, now: float) -> Due | None:
+    def due(self, report: HostReport, reserved: ResourceVector, now: float, decide: bool = True) -> Due | None:
         """Take in a report, and say which VMs are to grow; None if none is.
 
         :param reserved: room that running plans have chosen there.
         :param now: seconds of one monotonic clock.
+        :param decide: False where the answer could not be acted on: it is most of the work.
         """
         idle = self._idle.pop(report.id, None)
         if idle is report or not _is_any_deflated(report):
@@ -67,7 +68,7 @@ class Growth:
             # What was taken since then was taken just now.
             watch.observe(now, allocations_of(idle), idle.free.vector().less(reserved))
         watch.observe(now, rows, room)
-        if reaction(report.mode, HostEvent.REINFLATE) is not Reaction.DONE:
+        if not decide or reaction(report.mode, HostEvent.REINFLATE) is not Reaction.DONE:
             return None
         free_to_grow = {vm.name for vm in report.vms if vm.state is VMState.RUNNING and not vm.held}
         lacking = [

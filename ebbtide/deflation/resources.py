@@ -33,6 +33,8 @@ class ResourceVector:
     def __post_init__(self) -> None:
         for name in COMPONENTS:
             value = getattr(self, name)
+            if type(value) is float and 0.0 <= value <= _LARGEST:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidField(name, f"must be a number, not {type(value).__name__}")
             if not -_LARGEST <= value <= _LARGEST:
@@ -53,7 +55,7 @@ class ResourceVector:
         return cls(**values)
 
     def __iter__(self) -> Iterator[float]:
-        return (getattr(self, name) for name in COMPONENTS)
+        return iter((self.cpu_cores, self.memory_mib, self.disk_mib_s, self.network_mib_s))
 
     def __getitem__(self, component: str) -> float:
         if component not in COMPONENTS:
@@ -82,7 +84,12 @@ class ResourceVector:
 
     def fits_in(self, other: ResourceVector) -> bool:
         """Whether no component exceeds that of other (beyond rounding)."""
-        return all(a <= b + TOLERANCE for a, b in zip(self, other, strict=True))
+        return (
+            self.cpu_cores <= other.cpu_cores + TOLERANCE
+            and self.memory_mib <= other.memory_mib + TOLERANCE
+            and self.disk_mib_s <= other.disk_mib_s + TOLERANCE
+            and self.network_mib_s <= other.network_mib_s + TOLERANCE
+        )
 
     def is_zero(self) -> bool:
         """Whether nothing is left but rounding."""

@@ -5,9 +5,9 @@ Names carry units. A ``target`` is always the size to reach, never an amount; am
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
@@ -63,6 +63,13 @@ def cleaned_text(text: str, most: int = LONGEST) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+#: Beyond these a body's errors are only counted.
+_MOST_ERRORS: Final = 1000
+_T = TypeVar("_T")
+#: Of one host: not more than it may have VMs, and the first bad one ends the reading.
+Rows: TypeAlias = Annotated[tuple[_T, ...], FailFast(), Field(max_length=MOST_VMS)]
+
+
 #: What a daemon says in words, cleaned wherever it comes in: a host may have been taken over.
 Sentence = Annotated[str, AfterValidator(cleaned_text)]
 
@@ -86,7 +93,7 @@ class Vector(Body):
         return cls(**{name: round(value, 6) for name, value in vector.as_dict().items()})
 
     def vector(self) -> ResourceVector:
-        return ResourceVector(**self.model_dump())
+        return ResourceVector(self.cpu_cores, self.memory_mib, self.disk_mib_s, self.network_mib_s)
 
 
 def _of_one(size: Vector) -> Vector:
@@ -124,6 +131,9 @@ def problem_of(error: ValidationError | InvalidField) -> Problem:
     """One sentence, and the field, for a body that does not fit."""
     if isinstance(error, InvalidField):
         return Problem(error=str(error), field=error.field)
+    if (count := error.error_count()) > _MOST_ERRORS:
+        # Each is written out before one can be looked at.
+        return Problem(error=f"the body is wrong in {count} places", field=None)
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
     cause = first.get("ctx", {}).get("error")
     path = ".".join(str(part) for part in first["loc"])

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ebbtide.deflation.modes import HostMode
-from ebbtide.messages.common import LARGEST, MOST_VMS, Address, Body, Health, Name, Page, Sentence, Size, Vector
+from ebbtide.messages.common import LARGEST, MOST_VMS, Address, Body, Health, Name, Page, Rows, Sentence, Size, Vector
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.vms import VMStatus
 
@@ -29,7 +29,7 @@ class TemplateInfo(HostTemplate):
 class TemplateList(Body):
     """GET /v1/templates of a host agent, GET /v1/hosts/ID/templates of the manager; by name."""
 
-    templates: tuple[TemplateInfo, ...]
+    templates: Rows[TemplateInfo]
 
 
 class HostReport(Body):
@@ -52,11 +52,13 @@ class HostReport(Body):
         "", max_length=1000, description="why its hypervisor does not answer; empty if it does"
     )
     overcommitted: Vector = Field(Vector(), description="what its VMs are charged beyond its capacity")
-    vms: tuple[VMStatus, ...] = Field(max_length=MOST_VMS)
-    core_changes: tuple[CoreChange, ...] = Field((), max_length=1000)
+    vms: Rows[VMStatus]
+    core_changes: Rows[CoreChange] = ()
     budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
     budget_number: int = Field(0, ge=0, lt=LARGEST, description="of the latest budget that was granted")
-    templates: tuple[HostTemplate, ...] | None = Field(None, description="null: not said, so any may be there")
+    templates: tuple[HostTemplate, ...] | None = Field(
+        None, max_length=MOST_VMS, description="null: not said, so any may be there"
+    )
 
 
 class ReportReply(Body):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.ledger import Layer, LedgerEntry
-from ebbtide.messages.common import Body, Name, Page, RequestId, Sentence, Vector
+from ebbtide.messages.common import Body, Name, Page, RequestId, Rows, Sentence, Vector
 
 
 class LedgerRow(Body):
@@ -99,11 +99,11 @@ class Operation(Body):
     sentence: Sentence
     vm: str | None = None
     host: str | None = None
-    vms: tuple[VMOutcome, ...] = ()
+    vms: Rows[VMOutcome] = ()
     shortfall: Vector = Vector()
     started_at: float = Field(description="seconds since the epoch")
     seconds: float = 0.0
-    progress: tuple[Sentence, ...] = Field((), description="what has been done so far, a sentence a step")
+    progress: Rows[Sentence] = Field((), description="what has been done so far, a sentence a step")
 
 
 class OperationPage(Page):

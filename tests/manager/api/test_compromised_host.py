@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import resource
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from cluster_manager import manager as manager_module
 from cluster_manager.store.rows import StoredVM
 from cluster_manager.tasks import core_changes
 from ebbtide.deflation.allocations import Priority
@@ -472,6 +473,44 @@ async def test_reports_of_one_host_are_taken_one_after_the_other(pair: Pair, mon
 
     assert await asyncio.gather(*map(send, range(40))) == [200] * 40
     assert most == 1
+
+
+async def test_a_host_that_reports_without_a_pause_leaves_time_for_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its largest reports takes as long as hundreds of an honest host's."""
+    assert pair.cluster.manager is not None
+    monkeypatch.setattr(manager_module, "REPORTED_BYTES_PER_S", 1e4)
+    pair.rogue.trouble.mute = True
+    url, headers = f"{pair.rogue.manager}/v1/hosts/host-a/report", pair.rogue.headers
+
+    async def send(word: str) -> None:
+        body = pair.rogue.report().model_copy(update={"accelerator": word * 100_000}).model_dump_json()
+        async with pair.cluster.session.post(url, data=body, headers=headers):
+            pass
+
+    def told() -> str:
+        assert pair.cluster.manager is not None
+        host = pair.cluster.manager.hosts.get("host-a")
+        return host.report.accelerator[:1] if host is not None else ""
+
+    sending = [asyncio.create_task(send("x"))]
+    try:
+        await pair.cluster.until(lambda: _is(told, "x"))
+        sending.append(asyncio.create_task(send("y")))
+        for _ in range(3):
+            pair.honest.reported.clear()
+            async with asyncio.timeout(5):
+                await pair.honest.reported.wait()
+        assert told() == "x", "the next one waits for ten seconds"
+    finally:
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def _is(told: Callable[[], str], word: str) -> bool:
+    return told() == word
 
 
 async def test_a_compressed_answer_without_end_costs_little_memory(tmp_path: Path) -> None:

@@ -260,6 +260,31 @@ def test_room_that_a_plan_has_chosen_is_not_shared() -> None:
     assert Growth().due(report, ZERO, 0.0) is not None
 
 
+def test_what_a_vm_under_pressure_asks_for_is_left_to_it_where_it_does_not_grow_by_this() -> None:
+    small = status_of(LOW, "a", Vector(cpu_cores=1.0, memory_mib=1000.0))
+    asking = {"held": True, "pressure": "under CPU pressure", "asks": Vector(cpu_cores=2.0)}
+    pressed = status_of(spec_of("low-2", "deflatable", 3.0, 1000.0), "a", small.current).model_copy(update=asking)
+    due = Growth().due(report_of("a", small, pressed, cpu_cores=5.0), ZERO, 0.0)
+    # Of 3 cores that are free.
+    assert due is not None
+    assert (due.vms, due.room) == (("low-1",), ResourceVector(1.0))
+    calm = pressed.model_copy(update={"pressure": None})
+    due = Growth().due(report_of("a", small, calm, cpu_cores=5.0), ZERO, 0.0)
+    assert due is not None
+    assert due.room == ResourceVector(2.0)
+
+
+def test_a_report_on_which_nothing_could_be_done_is_watched_all_the_same() -> None:
+    growth = Growth(Pace(hold_s=10.0, rest_s=20.0))
+    small = status_of(LOW, "a", Vector(cpu_cores=1.0, memory_mib=1000.0))
+    assert growth.due(report_of("a", status_of(LOW, "a")), ZERO, 0.0) is None
+    for now in range(2, 22, 2):
+        assert growth.due(report_of("a", small), ZERO, float(now), decide=False) is None
+    # It was shrunk at 2 s, though nobody asked then.
+    assert growth.due(report_of("a", small), ZERO, 21.0) is None
+    assert growth.due(report_of("a", small), ZERO, 22.0) is not None
+
+
 # --- harvest VMs -----------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.commands import CreateCommand, ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.common import Body, Vector, problem_of
+from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import LedgerRow, Operation, OperationState, VMOutcome
 from ebbtide.messages.requests import VMRequest
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -88,6 +89,18 @@ def test_a_body_that_is_none_is_answered_with_a_sentence(text: str) -> None:
     problem = problem_of(caught.value)
     assert problem.error
     assert "\n" not in problem.error
+
+
+def test_a_body_that_is_wrong_all_over_takes_no_time_to_be_refused() -> None:
+    """Writing thousands of errors out would hold everything else up."""
+    rows: dict[str, Any] = {"vms": [{}] * 900, "core_changes": [{}] * 900}
+    with pytest.raises(ValidationError) as caught:
+        HostReport.model_validate_json(json.dumps(rows))
+    assert caught.value.error_count() < 50
+    with pytest.raises(ValidationError) as caught:
+        HostReport.model_validate_json(json.dumps({f"f{number}": 0 for number in range(2000)}))
+    problem = problem_of(caught.value)
+    assert (problem.field, problem.error.split(" in ")[0]) == (None, "the body is wrong")
 
 
 def test_an_error_of_the_core_keeps_its_field() -> None:
