@@ -1,9 +1,8 @@
 """Admission of starts and growth on this host: of VMs that the manager has placed, and of those started from outside.
 
 docs/internals/contracts.md, accounting: every start is admitted at the VM's committed size before its vCPUs run. The
-persistent
-definition carries the limits, so that a start from outside comes up with them; what it cannot carry (the balloon, which
-only a running guest can fill) must fit into what is free, or the VM stays paused.
+persistent definition carries the limits, so that a start from outside comes up with them; what it cannot carry (the
+balloon, which only a running guest can fill) must fit into what is free, or the VM stays paused.
 """
 
 from __future__ import annotations
@@ -43,9 +42,10 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     if not fits:
         host.note(vm.name, "refused", "started from outside and paused: its memory does not fit", inputs)
         return False
-    await vm.record.store(phase=Phase.SETTLED)
-    vm.paused = False
+    # Settled only when it runs: a settled VM that is found paused was paused by another program, and stays so.
     await host.hypervisor.resume(vm.domain)
+    vm.paused = False
+    await vm.record.store(phase=Phase.SETTLED)
     host.note(vm.name, "admit", "started from outside and admitted at its committed size", inputs)
     vm.request_check()
     return True

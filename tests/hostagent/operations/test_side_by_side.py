@@ -98,6 +98,21 @@ async def test_a_vm_that_somebody_else_starts_stays_paused_where_its_memory_does
     assert taken <= host.slice.capacity.memory_mib
 
 
+async def test_a_vm_whose_admission_breaks_off_before_it_runs_is_admitted_again(
+    two_vms: list[Domain], host: Host, world: World
+) -> None:
+    domain, vm = two_vms[0], host.vms["low-1"]
+    domain.state = "stopped"
+    await until(lambda: not vm.running)
+    world.failures["resume"] = "busy"
+    world.calls.clear()
+    domain.state = "running"
+    await until(lambda: ("resume", vm.domain) in world.calls)
+    world.failures.clear()
+    await until(lambda: vm.running)
+    assert (domain.state, vm.intent.phase) == ("running", Phase.SETTLED)
+
+
 async def test_how_often_the_quota_stops_a_vm_is_told(command: Command, two_vms: list[Domain], host: Host) -> None:
     assert host.vms["low-1"].status().throttled_share is None
     await reclaim(command, cpu_cores=3.0)
