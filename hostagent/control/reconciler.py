@@ -16,7 +16,7 @@ from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO
 from ebbtide.deflation.sharing.pressure_response import Neighbours
 from hostagent.control.pressure_response import respond_to_pressure_of
-from hostagent.control.start_admission import admit
+from hostagent.control.start_admission import admit, turn_off_again
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
@@ -190,6 +190,9 @@ class Reconciler:
             return
         if vm.record.uncertain and summary.state != "running":
             await vm.record.persist()
+        if vm.intent.phase is Phase.STOPPING and vm.intent.cause is not None and vm.intent.cause.kind == "start":
+            await turn_off_again(self._host, vm)
+            return
         if vm.intent.phase in (Phase.STOPPING, Phase.STARTING):
             return  # an operation is about it
         if await self._follow_state(vm, summary.state):

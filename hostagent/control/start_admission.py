@@ -73,6 +73,18 @@ async def charge_memory(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, floa
     return True, inputs
 
 
+async def turn_off_again(host: Host, vm: ManagedVM) -> None:
+    """Have a VM off whose start failed. Under its lock; until it is off it is STOPPING, and charged.
+
+    :raises DomainGone: there is nothing to turn off.
+    :raises HypervisorError: it may still be on; the reconciler tries again.
+    """
+    await host.hypervisor.shut_down(vm.domain, 0.0)
+    await vm.record.store(phase=Phase.STOPPED)
+    vm.running = vm.paused = False
+    host.changed.set()
+
+
 def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) -> ResourceVector:
     """Whether a VM may be started now.
 

@@ -158,7 +158,7 @@ class AdoptionCommands:
             # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.
             differs = vm.intent.phase in RESIZING or not (size.fits_in(current + NEAR) and current.fits_in(size + NEAR))
             resizes = vm.running and differs
-            states = {domain.name: domain.state for domain in await host.hypervisor.domains()}
+            states = await host.domain_states()
             if request is not None:
                 target = size if resizes else None
                 await self._begin_release(vm, returning(old, size), target, request.cause(current))

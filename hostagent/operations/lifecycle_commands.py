@@ -5,6 +5,7 @@ Each writes its intent before its first action, and is resumed after a kill by w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from functools import partial
 from typing import Final
@@ -18,12 +19,12 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
-from hostagent.control.start_admission import charge_memory
+from hostagent.control.start_admission import charge_memory, turn_off_again
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
-from hostagent.operations.operations import Run, done, partly_done
+from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
 from hostagent.operations.respec import BootMib, Respec, fallen_short, off, resized_while_off, respec
-from hostagent.operations.resuming import HELLO_S, Resume
+from hostagent.operations.resuming import HELLO_S, Resume, state_of
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all
@@ -202,24 +203,31 @@ class LifecycleCommands:
         return done(operation, sentence)
 
     async def _off_again(self, vm: ManagedVM) -> None:
-        """A VM that could not be started is off; where even that fails, it stays charged."""
+        """A VM that could not be started is off; where even that fails, it stays charged until it is."""
         try:
-            await self._host.hypervisor.shut_down(vm.domain, 0.0)
-            await vm.record.store(phase=Phase.STOPPED)
+            await turn_off_again(self._host, vm)
         except DomainGone:
             await self._host.drop(vm)
         except HostAgentError as error:
-            self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again: {error}", {})
+            # Answered as failed, so neither this agent nor a later one carries it out: the reconciler turns it off.
+            vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
+            with contextlib.suppress(HostAgentError):
+                await asyncio.to_thread(self._host.journal.add_deleted, cause_of(vm).request_id)
+            with contextlib.suppress(HostAgentError):
+                await vm.record.persist()
+            self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again yet: {error}", {})
+            vm.request_check()
 
     async def _resume_start(self, operation: Operation, vm: ManagedVM) -> Operation:
         async with vm.lock:
+            if vm.intent.phase is Phase.STARTING and operation.request_id in self._host.journal.deleted:
+                vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
+                vm.request_check()
+                return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")
             if vm.intent.phase is not Phase.STARTING:
                 vm.start()
                 return self._as_found(operation, vm)
-            state = "stopped"
-            found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
-            state = found.get(vm.domain, state)
-            return await self._start(operation, vm, state)
+            return await self._start(operation, vm, await state_of(self._host, vm))
 
     # --- resize --------------------------------------------------------------------------------------------------
 

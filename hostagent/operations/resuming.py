@@ -109,19 +109,19 @@ class Resuming:
         if operation.request_id in self._host.journal.deleted:
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
-        state = await self._state_of(vm)
+        state = await state_of(self._host, vm)
         if state in ("running", "paused"):
             # It is not known who let it run, nor whether it was held to its size first.
             return await self._creations.bring_up(operation, vm, fresh=False, suspend=state == "running")
         await self._host.clear_away(vm)
         raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
 
-    async def _state_of(self, vm: ManagedVM) -> str:
-        """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
-        while True:
-            try:
-                found = {domain.name: domain.state for domain in await self._host.hypervisor.domains()}
-                return found.get(vm.domain, "stopped")
-            except HypervisorError as error:
-                log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
-                await asyncio.sleep(ASK_AGAIN_S)
+
+async def state_of(host: Host, vm: ManagedVM) -> str:
+    """The domain's state; "stopped" also where there is none. Asks until the hypervisor says."""
+    while True:
+        try:
+            return (await host.domain_states()).get(vm.domain, "stopped")
+        except HypervisorError as error:
+            log.warning("it is not known yet whether the VM was started", vm=vm.name, why=str(error))
+            await asyncio.sleep(ASK_AGAIN_S)

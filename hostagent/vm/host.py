@@ -232,6 +232,13 @@ class Host:
         finally:
             vm.lock.release()
 
+    async def domain_states(self) -> dict[str, str]:
+        """What our domains do, by name: "running", "paused" or "stopped".
+
+        :raises HypervisorError: the hypervisor does not say.
+        """
+        return {domain.name: domain.state for domain in await self.hypervisor.domains()}
+
     def holds(self, vm: ManagedVM) -> bool:
         """Whether this very VM is still here: another one may have its name by now."""
         return self.vms.get(vm.name) is vm
@@ -361,8 +368,7 @@ class Host:
         """The outcome of a resize in which calls failed; where the domain has ended meanwhile, that is why."""
         before = vm.allocation().current
         with contextlib.suppress(HostAgentError):
-            states = {domain.name: domain.state for domain in await self.hypervisor.domains()}
-            if states.get(vm.domain) == "stopped":
+            if (await self.domain_states()).get(vm.domain) == "stopped":
                 why = "its domain ended while it was being resized"
                 if await vm.found_off(why):
                     self.changed.set()

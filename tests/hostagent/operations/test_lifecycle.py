@@ -85,6 +85,67 @@ async def test_a_start_that_fails_leaves_the_vm_off_and_free(
     assert (await start(command, request_id="second")).state == "done"
 
 
+async def test_a_start_that_fails_and_cannot_be_undone_is_undone_later(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    world.failures |= {"resume": "busy", "shut_down": "busy"}
+    assert (await start(command)).state == "failed"
+    assert (domain.state, vm.intent.phase) == ("paused", Phase.STOPPING)
+    assert not vm.allocation().charge.is_zero()
+    world.failures.clear()
+    await until(lambda: vm.intent.phase is Phase.STOPPED)
+    assert domain.state == "stopped"
+    assert (await start(command, request_id="second")).state == "done"
+
+
+async def test_a_start_that_was_answered_as_failed_is_not_carried_out_by_the_next_agent(
+    command: Command, agent: Agent, world: World, tmp_path: Path, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    domain = world.domains["ebb-host-a.low-1"]
+    world.failures |= dict.fromkeys(("resume", "shut_down", "survey"), "busy")
+    assert (await start(command)).state == "failed"
+    await agent.close()
+    # As if the hypervisor had not stored that it is to go down.
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
+    world.failures.clear()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        await until(lambda: successor.host.vm("low-1").intent.phase is Phase.STOPPED)
+        assert domain.state == "stopped"
+        ended = await successor.requests.operations.get("start", 10)
+        assert ended is not None
+        assert ended.state == "failed"
+    finally:
+        await successor.close()
+
+
+async def test_a_start_is_resumed_when_the_hypervisor_says_again_what_runs(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await stop(command)
+    await start(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
+    domain.state = "paused"
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        world.failures["domains"] = "no connection"
+        world.calls.clear()
+        await until(lambda: ("domains", "") in world.calls)
+        world.failures.clear()
+        await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED)
+        assert domain.state == "running"
+    finally:
+        await successor.close()
+
+
 async def test_a_start_is_charged_with_what_came_up_or_given_up(
     command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
