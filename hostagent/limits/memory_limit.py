@@ -55,7 +55,7 @@ class MemoryLimits:
         self._still: set[str] = set()
 
     async def set(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
-        """See `hostagent.libvirt.hypervisor.Hypervisor.set_limit`."""
+        """See `hostagent.libvirt.hypervisor.DomainSizes.set_limit`."""
         if limit_mib is None:
             await self.lift(domain)
             return ""
@@ -69,7 +69,7 @@ class MemoryLimits:
             return ""
         # One after another: two limits must not count on the same swap.
         async with self._claiming:
-            if reason := await self._unbacked(domain, vm.footprint, limit_mib):
+            if reason := await self._unbacked(domain, vm.footprint, limit_mib, strict=True):
                 return reason
             self._claims[domain] = vm.footprint.claim_mib(limit_mib)
         try:
@@ -211,7 +211,14 @@ class MemoryLimits:
     async def _usage_mib(self, vm: LimitedVM) -> float:
         return await self._file(vm.group.usage) / MIB
 
-    async def _unbacked(self, domain: str, vm: Footprint, limit_mib: float, without: Iterable[str] = ()) -> str:
+    async def _unbacked(
+        self, domain: str, vm: Footprint, limit_mib: float, without: Iterable[str] = (), strict: bool = False
+    ) -> str:
+        """Why swap does not back a limit; empty if it does.
+
+        :param strict: the limit is a new one: what others count on must be known.
+        :raises HypervisorError: it is not known.
+        """
         left_out = {domain, *without}
         limited = await asyncio.to_thread(self._limited, OURS)
         others = dict(self._claims)
@@ -221,7 +228,9 @@ class MemoryLimits:
             try:
                 its = await self._look(other, measure=False)
             except HypervisorError:
-                continue  # it has just ended
+                if strict and other in await asyncio.to_thread(self._limited, OURS):
+                    raise
+                continue  # it has just ended, or cannot be read now: no reason to lift a limit that stands
             if its.limit_mib is not None:
                 claim = its.footprint.claim_mib(its.limit_mib)
                 others[other] = max(others.get(other, 0.0), claim)

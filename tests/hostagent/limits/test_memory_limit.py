@@ -15,7 +15,7 @@ import libvirt
 import pytest
 
 from ebbtide.deflation.cascade.backing import Footprint, Swap
-from hostagent.errors import HypervisorError
+from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.limits import memory_limit
 from hostagent.limits.cgroups import MIB, CgroupError
 from hostagent.limits.footprints import UNLIMITED_KIB, LimitedVM
@@ -135,6 +135,8 @@ class Machine:
     def __init__(self, **vms: VM) -> None:
         self.vms = {f"ebb-a.{name}": vm for name, vm in vms.items()}
         self.swap = Swap(4096, 4096)
+        #: A domain of which libvirt says nothing now.
+        self.unreadable = ""
 
     async def call(self, function: Callable[[Any], Any], *, modifies: str | None = None, limit_s: float = 15.0) -> Any:
         try:
@@ -146,6 +148,8 @@ class Machine:
         return self.vms[domain]
 
     def look(self, _connection: Any, domain: str, _pid_files: Path, _measure: bool) -> LimitedVM:
+        if domain == self.unreadable:
+            raise HypervisorTimeout("libvirt did not answer within 15 s")
         return self.vms[domain].looked_at()
 
 
@@ -223,6 +227,18 @@ async def test_two_limits_do_not_count_on_the_same_swap(limits: Limits) -> None:
     assert "it may need 368 MiB more" in reason
     assert "back other limits" in reason
     assert second.limits == []
+
+
+async def test_a_limit_is_not_set_while_it_is_unknown_what_another_one_counts_on(limits: Limits) -> None:
+    first, second = VM(hard_mib=500, swapped_mib=0), VM()
+    machine, made = limits(a=first, b=second)
+    machine.unreadable = "ebb-a.a"
+    with pytest.raises(HypervisorError, match="did not answer"):
+        await made.set("ebb-a.b", 400, 30)
+    assert second.limits == []
+    assert await made.check("ebb-a.") == {}, "and no limit that stands is lifted for that"
+    first.hard_mib = None
+    assert await made.set("ebb-a.b", 400, 30) == "", "one that has ended counts on nothing"
 
 
 async def test_swap_that_vanishes_on_the_way_ends_it_and_lifts_the_limit(limits: Limits) -> None:
