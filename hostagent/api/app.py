@@ -15,7 +15,7 @@ from ebbtide.rest.roles import Role
 from hostagent.api import budget, explain, lifecycle, openapi
 from hostagent.api import routes as api_routes
 from hostagent.api.forms import AGENT, WOULD_BE
-from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.operations.agent import Agent
 
 MAX_BODY: Final = 256 * 1024
@@ -53,6 +53,8 @@ def _known(request: web.Request, error: Exception) -> web.Response | None:
         return answer_problem(problem_of(error), 400)
     if isinstance(error, HypervisorError):
         return answer_problem(Problem(error=f"the hypervisor: {error}", field=None), 503)
+    if isinstance(error, JournalError):
+        return answer_problem(Problem(error=str(error), field=None), 503)
     if isinstance(error, HostAgentError):
         return answer_problem(Problem(error=str(error), field=None), 400)
     return None

@@ -24,7 +24,7 @@ from ebbtide.deflation.sharing.hysteresis import RoomWatch
 from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import Budget, BudgetStatus
 from ebbtide.messages.common import Vector
-from hostagent.errors import HostAgentError, HypervisorError, JournalError, RequestRefused
+from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import Host, persist_all, plan_all
@@ -63,8 +63,8 @@ class Harvest:
     async def grant(self, budget: Budget) -> BudgetStatus:
         """Take a budget. The one that was taken last is taken once, also if it was revoked since.
 
-        :raises RequestRefused: its number is lower than the latest, or was another budget's (409), or it could not be
-            stored (503).
+        :raises RequestRefused: its number is lower than the latest, or was another budget's (409).
+        :raises JournalError: it could not be stored.
         """
         journal, room = self._host.journal, budget.room.vector()
         if budget.number < journal.budget.number:
@@ -74,10 +74,7 @@ class Harvest:
             if room != journal.budget.granted:
                 raise RequestRefused(409, f"number {budget.number} was granted with another room", "number")
             return self.status()
-        try:
-            await asyncio.to_thread(journal.grant, budget.number, room)
-        except JournalError as error:
-            raise RequestRefused(503, str(error)) from error
+        await asyncio.to_thread(journal.grant, budget.number, room)
         if room.is_zero():
             self._stop_growing("the budget was revoked")
         self._news.set()
@@ -87,13 +84,10 @@ class Harvest:
     async def revoke(self, why: str) -> None:
         """Nothing grows any more until the manager grants the next budget; a growth under way is stopped.
 
-        :raises RequestRefused: it could not be stored (503).
+        :raises JournalError: it could not be stored.
         """
         if not self._host.journal.budget.room.is_zero():
-            try:
-                await asyncio.to_thread(self._host.journal.revoke_budget)
-            except JournalError as error:
-                raise RequestRefused(503, str(error)) from error
+            await asyncio.to_thread(self._host.journal.revoke_budget)
             self._host.note(None, "harvest", f"the budget of harvest VMs is revoked: {why}", {})
         self._stop_growing(why)
 

@@ -16,6 +16,7 @@ import structlog
 
 from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.hosts import ReportReply
+from hostagent.errors import JournalError
 from hostagent.vm.host import Host
 
 EVERY_S: Final = 2.0
@@ -54,7 +55,7 @@ class Reporter:
                     if self._silent:
                         log.info("the manager answers again", manager=self._managers[0])
                     self._silent = False
-                except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+                except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
                     if not self._silent:
                         log.warning(
                             "the manager does not take our report; we go on",

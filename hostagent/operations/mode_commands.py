@@ -21,7 +21,7 @@ from ebbtide.deflation.sharing.undo import is_worth_while, lacking, undone
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, VMOutcome
-from hostagent.errors import HostAgentError, JournalError, RequestRefused
+from hostagent.errors import HostAgentError
 from hostagent.operations.operations import Run, done, partly_done
 from hostagent.operations.requests import Requests
 from hostagent.operations.size_commands import SizeCommands
@@ -57,14 +57,12 @@ class ModeCommands:
     async def set(self, command: ModeCommand) -> Operation:
         """Change the mode.
 
-        :raises RequestRefused: the request is not acceptable, or the mode could not be stored (503).
+        :raises RequestRefused: the request is not acceptable.
+        :raises JournalError: the mode could not be stored.
         """
 
         async def accept(request: Request) -> Run:
-            try:
-                await self._host.modes.set(command.mode, command.reason)
-            except JournalError as error:
-                raise RequestRefused(503, str(error)) from error
+            await self._host.modes.set(command.mode, command.reason)
             self._changed.set()
             self._host.changed.set()
             for vm in self._host.vms.values():

@@ -39,6 +39,7 @@ class Leadership:
 
         :param known: it has been taken already, so that it can be overtaken by nothing: its repetition does nothing.
         :raises RequestRefused: the epoch, or within it the order, is lower than one that was seen.
+        :raises JournalError: the epoch could not be stored.
         """
         fence = self._fence.after(self._journal.epoch)
         why, field = fence.refusal(command.epoch, 0 if known else command.order)

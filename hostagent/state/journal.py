@@ -1,5 +1,4 @@
-"""What the agent must not forget and no domain's metadata can hold: unacknowledged core changes, epoch, mode and
-budget."""
+"""Journal of the agent: unacknowledged core changes, epoch, mode and budget, which no domain's metadata can hold."""
 
 from __future__ import annotations
 
@@ -113,6 +112,8 @@ class Journal:
         """Forget the changes that the manager has.
 
         A manager that has more than we ever counted knew an agent whose state was lost: we go on above its count.
+
+        :raises JournalError: it could not be written; they are sent again.
         """
         with self._lock:
             if sequence > self._sequence:
@@ -120,14 +121,17 @@ class Journal:
                     change.model_copy(update={"sequence": number})
                     for number, change in enumerate(self.changes, start=sequence + 1)
                 ]
+                # The changes first: the sequence follows from them, and under their old numbers they would count as
+                # acknowledged.
+                self._replace_changes(kept)
                 self._sequence = sequence + len(kept)
-            else:
-                kept = [change for change in self.changes if change.sequence > sequence]
-                if len(kept) == len(self.changes):
-                    return
-            self._save_state()
-            _replace(self._changes_path, _lines(kept))
-            self.changes = kept
+                self._change_state("the acknowledged sequence")
+                return
+            kept = [change for change in self.changes if change.sequence > sequence]
+            if len(kept) < len(self.changes):
+                # The state first: it holds each machine's last change.
+                self._change_state("the acknowledged sequence")
+                self._replace_changes(kept)
 
     def add_deleted(self, request_id: str) -> None:
         """Remember a deletion, so that its repetition after a restart does not hit a new VM of the name.
@@ -135,25 +139,24 @@ class Journal:
         :raises JournalError: it could not be written.
         """
         with self._lock:
-            before, self.deleted = self.deleted, [*self.deleted[1 - MOST_DELETED :], request_id]
-            try:
-                self._save_state()
-            except OSError as error:
-                self.deleted = before
-                raise JournalError(f"a deletion could not be written: {error}") from error
+            self._change_state("a deletion", deleted=[*self.deleted[1 - MOST_DELETED :], request_id])
 
     def raise_epoch(self, epoch: int) -> None:
-        """Remember the highest epoch of a manager that was seen."""
+        """Remember the highest epoch of a manager that was seen.
+
+        :raises JournalError: it could not be written; the epoch is as before.
+        """
         with self._lock:
             if epoch > self.epoch:
-                self.epoch = epoch
-                self._save_state()
+                self._change_state("the manager's epoch", epoch=epoch)
 
     def forget_epoch(self) -> None:
-        """Follow the next manager that commands, whichever: for operators, while the agent is stopped."""
+        """Follow the next manager that commands, whichever: for operators, while the agent is stopped.
+
+        :raises JournalError: it could not be written; the epoch is as before.
+        """
         with self._lock:
-            self.epoch = 0
-            self._save_state()
+            self._change_state("the manager's epoch", epoch=0)
 
     def set_mode(self, mode: HostMode, reason: str, since: float | None) -> None:
         """Remember what an operator has the host do.
@@ -161,32 +164,43 @@ class Journal:
         :raises JournalError: it could not be written; the mode is as before.
         """
         with self._lock:
-            before, self.mode = self.mode, StoredMode(mode, reason, since)
-            try:
-                self._save_state()
-            except OSError as error:
-                self.mode = before
-                raise JournalError(f"the mode could not be written: {error}") from error
+            self._change_state("the mode", mode=StoredMode(mode, reason, since))
 
     def grant(self, number: int, room: ResourceVector) -> None:
         """Remember a budget.
 
         :raises JournalError: it could not be written; the budget is as before.
         """
-        self._set_budget(StoredBudget(number, room, room))
+        with self._lock:
+            self._change_state("the budget", budget=StoredBudget(number, room, room))
 
     def revoke_budget(self) -> None:
         """Remember that the budget is not in force any more; its number stays taken. Raises as `grant`."""
-        self._set_budget(StoredBudget(self.budget.number, self.budget.granted))
-
-    def _set_budget(self, budget: StoredBudget) -> None:
         with self._lock:
-            before, self.budget = self.budget, budget
-            try:
-                self._save_state()
-            except OSError as error:
-                self.budget = before
-                raise JournalError(f"the budget could not be written: {error}") from error
+            self._change_state("the budget", budget=StoredBudget(self.budget.number, self.budget.granted))
+
+    def _replace_changes(self, kept: list[CoreChange]) -> None:
+        try:
+            _replace(self._changes_path, _lines(kept))
+        except OSError as error:
+            raise JournalError(f"the core changes could not be written: {error}") from error
+        self.changes = kept
+
+    def _change_state(self, what: str, **fields: object) -> None:
+        """Change some of what is stored beside the core changes, durably or not at all. Under the lock.
+
+        :param what: in words, for the error.
+        :raises JournalError: it could not be written; all is as before.
+        """
+        before = {name: getattr(self, name) for name in fields}
+        for name, value in fields.items():
+            setattr(self, name, value)
+        try:
+            self._save_state()
+        except OSError as error:
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise JournalError(f"{what} could not be written: {error}") from error
 
     def _save_state(self) -> None:
         state = {

@@ -22,6 +22,7 @@ from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import read_token
+from hostagent.errors import JournalError
 from hostagent.state.journal import Journal
 
 DEFAULT_KEY = Path("/etc/ebbtide/hosts.key")
@@ -107,7 +108,7 @@ def epoch(
         before = journal.epoch
         if reset:
             journal.forget_epoch()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, JournalError) as error:
         raise EbbError(f"{state_dir} cannot be used: {error}") from error
     if json:
         print_json({"epoch": journal.epoch, "before": before})

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from hostagent.errors import JournalError
+from hostagent.state import journal as journals
 from hostagent.state.journal import Journal
 
 
@@ -58,3 +62,44 @@ def test_an_agent_that_lost_its_state_counts_on_above_what_the_manager_has(tmp_p
     assert [(c.sequence, c.cause) for c in journal.changes] == [(41, "a")]
     journal.acknowledge(41)
     assert not journal.changes
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """No file of this name can be written any more."""
+    replace = journals._replace
+
+    def refuse(path: Path, text: str) -> None:
+        if path.name == name:
+            raise OSError("No space left on device")
+        replace(path, text)
+
+    monkeypatch.setattr(journals, "_replace", refuse)
+
+
+def test_an_epoch_that_cannot_be_written_is_not_remembered_by_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as disk:
+        full_disk(disk, "state.json")
+        with pytest.raises(JournalError, match="epoch could not be written"):
+            journal.raise_epoch(4)
+        assert journal.epoch == 0
+    journal.raise_epoch(4)
+    assert Journal(tmp_path).epoch == 4, "it is written when it can be"
+
+
+@pytest.mark.parametrize("full", ["state.json", "core-changes.jsonl"])
+def test_no_change_is_lost_to_a_full_disk_while_they_are_numbered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    with monkeypatch.context() as disk:
+        full_disk(disk, full)
+        with pytest.raises(JournalError):
+            journal.acknowledge(40)
+    journal.acknowledge(40)
+    add(journal, "b")
+    assert [(c.sequence, c.cause) for c in journal.changes] == [(41, "a"), (42, "b")]
+    assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(41, "a"), (42, "b")]

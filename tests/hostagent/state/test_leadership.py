@@ -66,6 +66,22 @@ async def test_a_manager_that_says_that_it_leads_shuts_the_old_one_out_for_good(
         assert (response.status, (await response.json())["field"]) == (status, "epoch")
 
 
+async def test_an_epoch_that_cannot_be_stored_is_no_fault_of_the_command(
+    client: Client, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    body = {"request_id": "r", "epoch": 3, "need": {"cpu_cores": 1.0}}
+    with monkeypatch.context() as disk:
+        disk.setattr("hostagent.state.journal._replace", full)
+        response = await client.post("/v1/reclaims", json=body)
+        assert (response.status, host.journal.epoch) == (503, 0)
+        assert "No space left" in (await response.json())["error"]
+    assert (await client.post("/v1/reclaims", json=body)).status == 202
+    assert host.journal.epoch == 3
+
+
 @pytest.mark.parametrize("epoch", [MOST_STEP + 5, 2**53])
 async def test_an_implausible_epoch_is_refused_and_locks_no_manager_out(client: Client, host: Host, epoch: int) -> None:
     host.journal.raise_epoch(4)
