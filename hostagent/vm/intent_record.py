@@ -7,6 +7,7 @@ The order of writes makes a kill at any instruction harmless (rule 7): the inten
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from ebbtide.deflation.allocations import Allocation
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -37,10 +38,18 @@ class IntentRecord:
         """The row that policies read; its current size is what is committed, or may yet be."""
         if self.intent.phase is Phase.STOPPED:
             return self.intent.spec.allocation(ZERO)
-        committed = self.intent.committed.vector()
-        if self.uncertain:
-            committed = committed.larger(self._attempted)
-        return self.intent.spec.allocation(committed, self._overhead_mib)
+        row = self.intent.spec.allocation(self.intent.committed.vector(), self._overhead_mib)
+        if not self.uncertain or self._attempted.fits_in(row.current):
+            return row
+        # Such a write may also sell it more than ours does: what it may hold is charged all the same.
+        widened = "nominal" if row.ceiling is None else "ceiling"
+        size = row.current.larger(self._attempted)
+        return replace(row, current=size, **{widened: row.upper.larger(size)})
+
+    @property
+    def upper(self) -> ResourceVector:
+        """The most that the VM is sold."""
+        return _upper(self.intent)
 
     async def store(self, **fields: object) -> None:
         """Change the intent: in the domain's metadata first, then here.
@@ -71,6 +80,8 @@ class IntentRecord:
         :param fields: what else changes with it.
         """
         committed = self.intent.committed.vector()
+        # What the row is charged with can be more, see `allocation`.
+        target = target.smaller(_upper(self.intent.changed(**fields)))
         grows = any(wanted > has for wanted, has in zip(target, committed, strict=True))
         shrinks = any(wanted < has for wanted, has in zip(target, committed, strict=True))
         self._unplanned = self.intent
@@ -98,8 +109,12 @@ class IntentRecord:
         await self._write(self.intent)
 
     async def _write(self, intent: Intent) -> None:
-        attempted = intent.committed.vector()
+        attempted = ZERO if intent.phase is Phase.STOPPED else intent.committed.vector()
         self._attempted = self._attempted.larger(attempted) if self.uncertain else attempted
         self.uncertain = True
         await self._hypervisor.write_intent(self._domain, intent)
         self.uncertain = False
+
+
+def _upper(intent: Intent) -> ResourceVector:
+    return (intent.spec.ceiling or intent.spec.nominal).vector()

@@ -345,6 +345,23 @@ async def test_a_smaller_nominal_size_deflates_and_a_larger_one_grows_within_the
     assert host.vms["low-1"].intent.was is None
 
 
+async def test_a_resize_that_cannot_be_stored_is_charged_until_it_is_known_what_was_and_stops_no_other_work(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    vm, before = host.vms["low-1"], host.vms["low-1"].allocation()
+    world.domains["ebb-host-a.low-1"].most_mib = 2048.0
+    world.failures["write_intent"] = "busy"
+    larger = await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 3.0, "memory_mib": 1280.0}))
+    assert (larger.state, larger.sentence) == ("failed", "busy")
+    assert vm.record.uncertain
+    assert vm.allocation().current.memory_mib == 1280.0, "the write may still be carried out"
+    assert host.report().sequence
+    world.failures.clear()
+    await until(lambda: not vm.record.uncertain)
+    assert vm.allocation() == before
+    assert (await reclaim(command, memory_mib=100.0)).state == "done"
+
+
 async def test_what_the_domain_has_no_room_for_is_there_after_the_next_start(
     client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:

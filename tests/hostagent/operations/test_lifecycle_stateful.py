@@ -44,6 +44,11 @@ class LifecycleMachine(HostMachine):
         finally:
             host.vms = there
 
+    def _end(self) -> None:
+        # A stop that is under way would turn off what is started for the end.
+        self._calm()
+        super()._end()
+
     @rule(which=indices, wait_s=moments)
     def stop(self, which: int, wait_s: float) -> None:
         if (vm := self._vm(which)) is None:
