@@ -16,6 +16,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, FindingRow, PastResize
 from ebbtide.messages.guest import GuestStatus
+from ebbtide.messages.vms import VMState
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading, Hypervisor
 from hostagent.mechanisms import fixes
@@ -35,6 +36,7 @@ REGISTER: Final = fixes.text(
     shell="# in the guest, as root; the application's adapter listens on a socket of root's\n"
     """echo '{"name": "NAME", "url": "unix:/run/ebbtide/hooks/NAME.sock"}' >/etc/ebbtide/adapters.d/NAME.json""",
 )
+DOING: Final = {VMState.DEFLATING: "deflated", VMState.REINFLATING: "reinflated"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,10 @@ async def explain(host: Host, name: str) -> Explanation:
     vm = host.vm(name)
     found = await survey(host.hypervisor, vm)
     present = found.present(vm.intent) if vm.running else None
-    resizes = host.history.resizes(name)
+    resizes, status = host.history.resizes(name), vm.status()
     return Explanation(
-        vm=vm.status(),
-        sentence=why_this_size(vm.intent, vm.running, resizes[-1] if resizes else None),
+        vm=status,
+        sentence=why_this_size(vm.intent, status.state, resizes[-1] if resizes else None),
         bound=Vector.of(present.bound.size) if present is not None else None,
         deflatable=Vector.of(vm.row().deflatable),
         mode=host.modes.mode,
@@ -131,7 +133,7 @@ def _by_the_guest(
     return None
 
 
-def why_this_size(intent: Intent, running: bool, last: PastResize | None) -> str:
+def why_this_size(intent: Intent, state: VMState, last: PastResize | None) -> str:
     """Why a VM has the size it has, in one sentence.
 
     :param last: its latest resize, where this agent carried it out; the ledger of an earlier agent's is gone.
@@ -140,16 +142,21 @@ def why_this_size(intent: Intent, running: bool, last: PastResize | None) -> str
     cause = f"{intent.cause.kind} {intent.cause.request_id}" if intent.cause is not None else "an unknown cause"
     if intent.cause is not None:
         cause += f" (begun {_utc(intent.cause.started_at)})"
-    match intent.phase:
-        case Phase.CREATING:
-            return f"{name} is being started with its nominal size ({has}) by {cause}"
-        case Phase.DELETING:
-            return f"{name} is being removed by {cause}; {has} comes free"
-    if not running:
-        return f"{name} is stopped; {has} stays reserved for it until it is started or removed"
-    if intent.phase is not Phase.SETTLED:
-        doing = "deflated" if intent.phase is Phase.DEFLATING else "reinflated"
-        return f"{name} is being {doing} to {intent.target.vector()} by {cause}; it is charged with {has}"
+    if intent.phase is Phase.DELETING:
+        return f"{name} is being removed by {cause}; {has} comes free"
+    match state:
+        case VMState.STARTING:
+            return f"{name} is being started with {has} by {cause}"
+        case VMState.STOPPING:
+            return f"{name} is being stopped by {cause}; {has} comes free"
+        case VMState.PAUSED:
+            return f"{name} is paused; it keeps {has}"
+        case VMState.STOPPED if intent.phase is Phase.STOPPED:
+            return f"{name} is off and holds no room; it comes up with {has}"
+        case VMState.STOPPED:
+            return f"{name} is off; {has} comes free as soon as that is written down"
+        case VMState.DEFLATING | VMState.REINFLATING:
+            return f"{name} is being {DOING[state]} to {intent.target.vector()} by {cause}; it is charged with {has}"
     said = f"{name} has {_against_nominal(has, intent.spec.nominal.vector())}"
     if has.fits_in(intent.spec.nominal.vector()) and intent.spec.nominal.vector().fits_in(has):
         return said

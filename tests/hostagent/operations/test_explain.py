@@ -11,7 +11,7 @@ from ebbtide.deflation.ledger import Layer
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Decisions, Explanation, PastResize
 from ebbtide.messages.operations import VMOutcome
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import VMSpec, VMState
 from hostagent.operations.explain import NO_APPLICATION, REGISTER, SILENT, why_this_size
 from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import Host
@@ -111,32 +111,47 @@ LACKS = f"low-1 has {PART}, which is 2 cores, 512 MiB less than its nominal size
 
 
 @pytest.mark.parametrize(
-    ("given", "running", "sentence"),
+    ("given", "state", "sentence"),
     [
-        (intent(Phase.CREATING, SPEC.nominal), False, f"low-1 is being started with its nominal size ({ALL}) by {BY}"),
-        (intent(Phase.DELETING, LESS), True, f"low-1 is being removed by {BY}; {PART} comes free"),
+        (intent(Phase.CREATING, LESS), VMState.STARTING, f"low-1 is being started with {PART} by {BY}"),
+        (intent(Phase.STARTING, LESS), VMState.STARTING, f"low-1 is being started with {PART} by {BY}"),
+        (intent(Phase.DELETING, LESS), VMState.STOPPED, f"low-1 is being removed by {BY}; {PART} comes free"),
+        (intent(Phase.STOPPING, LESS), VMState.STOPPING, f"low-1 is being stopped by {BY}; {PART} comes free"),
+        (intent(Phase.STOPPED, LESS), VMState.STOPPED, f"low-1 is off and holds no room; it comes up with {PART}"),
         (
             intent(Phase.SETTLED, LESS),
-            False,
-            f"low-1 is stopped; {PART} stays reserved for it until it is started or removed",
+            VMState.STOPPED,
+            f"low-1 is off; {PART} comes free as soon as that is written down",
         ),
+        (intent(Phase.ADMITTING, LESS), VMState.PAUSED, f"low-1 is paused; it keeps {PART}"),
         (
             intent(Phase.DEFLATING, SPEC.nominal),
-            True,
+            VMState.DEFLATING,
             f"low-1 is being deflated to {PART} by {BY}; it is charged with {ALL}",
         ),
         (
             intent(Phase.REINFLATING, LESS),
-            True,
+            VMState.REINFLATING,
             f"low-1 is being reinflated to {PART} by {BY}; it is charged with {PART}",
         ),
-        (intent(Phase.SETTLED, LESS), True, f"{LACKS}, since {BY}"),
-        (intent(Phase.SETTLED, SPEC.nominal), True, f"low-1 has its nominal size ({ALL}): nothing is taken from it"),
-        (intent(Phase.SETTLED, LESS, None), True, f"{LACKS}, since an unknown cause"),
+        (intent(Phase.SETTLED, LESS), VMState.RUNNING, f"{LACKS}, since {BY}"),
+        (
+            intent(Phase.SETTLED, SPEC.nominal),
+            VMState.RUNNING,
+            f"low-1 has its nominal size ({ALL}): nothing is taken from it",
+        ),
+        (intent(Phase.SETTLED, LESS, None), VMState.RUNNING, f"{LACKS}, since an unknown cause"),
     ],
 )
-def test_each_state_has_its_sentence(given: Intent, running: bool, sentence: str) -> None:
-    assert why_this_size(given, running, None) == sentence
+def test_each_state_has_its_sentence(given: Intent, state: VMState, sentence: str) -> None:
+    assert why_this_size(given, state, None) == sentence
+
+
+async def test_a_vm_that_is_off_holds_nothing_and_says_so(client: Client, command: Command, domain: Domain) -> None:
+    await command("POST", "/v1/vms/low-1/stop", {"request_id": "stop", "limit_s": 2.0})
+    found = await explain(client)
+    assert found.sentence == f"low-1 is off and holds no room; it comes up with {ALL}"
+    assert (found.vm.current, found.bound) == (Vector(), None)
 
 
 def test_the_sentence_of_another_operation_is_no_explanation() -> None:
@@ -145,8 +160,9 @@ def test_the_sentence_of_another_operation_is_no_explanation() -> None:
         sentence="took what it could",
     )  # fmt: skip
     given = intent(Phase.SETTLED, LESS)
-    assert "took what it could" in why_this_size(given, True, PastResize(at=0.0, request_id="r-1", outcome=outcome))
-    assert "took what it could" not in why_this_size(given, True, PastResize(at=0.0, request_id="r-0", outcome=outcome))
+    for request_id, told in (("r-1", True), ("r-0", False)):
+        last = PastResize(at=0.0, request_id=request_id, outcome=outcome)
+        assert ("took what it could" in why_this_size(given, VMState.RUNNING, last)) is told
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
