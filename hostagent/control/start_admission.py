@@ -14,13 +14,15 @@ from ebbtide.deflation.cascade.reconcile import SLACK
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import without_harvest
+from ebbtide.deflation.sharing.pressure_response import room_besides_pressure
+from ebbtide.deflation.sharing.proportional import share_room
 from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import XML_TEMPLATE
 from hostagent.errors import RequestRefused
 from hostagent.libvirt.hypervisor import domain_name
 from hostagent.state.intents import Cause, Intent, Phase
-from hostagent.vm.host import Host
+from hostagent.vm.host import RESIZING, Host
 from hostagent.vm.managed_vm import ManagedVM
 
 
@@ -150,21 +152,21 @@ def _newcomer(host: Host, command: CreateCommand) -> Allocation:
     return spec.allocation(start_size, host.slice.vm_overhead_mib)
 
 
-def growing(vms: Sequence[ManagedVM], command: ReinflateCommand) -> list[Allocation]:
-    """The rows of the VMs that a reinflation is for: those it names, or all but harvest VMs, which have a budget."""
+def reinflation_targets(host: Host, vms: Sequence[ManagedVM], command: ReinflateCommand) -> dict[str, ResourceVector]:
+    """Who of these VMs grows to what: those that the command names, or all; harvest VMs have a budget of their own."""
+    room = host.free()
+    if command.room is not None:
+        room = room.smaller(command.room.vector())
     rows = without_harvest([vm.allocation() for vm in vms])
-    return [row for row in rows if row.name in command.vms] if command.vms else rows
-
-
-def pressed(host: Host) -> list[str]:
-    """Names of the VMs under pressure."""
-    return [vm.name for vm in host.vms.values() if vm.pressure.sentence]
-
-
-def wants_besides(host: Host, growing: Sequence[Allocation]) -> list[ResourceVector]:
-    """What VMs under pressure want that are not among those which are to grow: they come first all the same."""
-    names = {row.name for row in growing}
-    return [vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence and vm.name not in names]
+    if command.vms:
+        rows = [row for row in rows if row.name in command.vms]
+    names = {row.name for row in rows}
+    pressed = {vm.name: vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence}
+    # VMs under pressure come first, also those that are not to grow here.
+    room = room_besides_pressure(room, (wants for name, wants in pressed.items() if name not in names))
+    # A resize that failed is given up: otherwise it would be tried again after this.
+    given_up = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
+    return given_up | share_room(rows, room, list(pressed))
 
 
 async def _charged(host: Host, vm: ManagedVM) -> bool:

@@ -8,14 +8,15 @@ from typing import Final, Literal
 
 from ebbtide.deflation.cascade.forecast import forecast, tell
 from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.cascade.outcomes import beyond_rounding
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.proportional import share_room, split_need
+from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.common import RequestId, Vector
 from ebbtide.messages.dry_runs import Forecast, VMForecast
 from hostagent.control.harvest import Harvest
-from hostagent.control.start_admission import growing, pressed
+from hostagent.control.start_admission import reinflation_targets
 from hostagent.errors import RequestRefused
 from hostagent.operations.explain import survey
 from hostagent.operations.size_commands import SizeCommands, target_event
@@ -40,6 +41,7 @@ class DryRun:
         :raises RequestRefused: as the command itself, but for the host's mode.
         :raises InvalidField: a target outside its range.
         """
+        await self._host.sample()
         vm = self._host.vm(name)
         self._size_commands.check_target(vm, command, self._harvest.spare(name))
         if vm not in self._host.resizable():
@@ -58,10 +60,8 @@ class DryRun:
 
     async def reinflate(self, command: ReinflateCommand) -> Forecast:
         """Who would get how much."""
-        room = self._host.free()
-        if command.room is not None:
-            room = room.smaller(command.room.vector())
-        targets = share_room(growing(self._host.resizable(), command), room, pressed(self._host))
+        await self._host.sample()
+        targets = reinflation_targets(self._host, self._host.resizable(), command)
         return await self._answer(command.request_id, "reinflate", targets, command.deadline_s, HostEvent.REINFLATE)
 
     async def _answer(
@@ -81,7 +81,9 @@ class DryRun:
 
         vms = await asyncio.gather(*(one(name, target) for name, target in targets.items()))
         freed = sum((vm.now.vector().less(vm.expected.vector()) for vm in vms), ZERO)
-        missing = sum((vm.shortfall.vector() for vm in vms), ZERO) if need is None else need.less(freed)
+        missing = beyond_rounding(
+            sum((vm.shortfall.vector() for vm in vms), ZERO) if need is None else need.less(freed)
+        )
         details = "; ".join(f"{vm.name} {vm.sentence}" for vm in vms) or "no VM has anything to give or to get"
         if not missing.is_zero():
             details = f"short of {missing}: {details}"

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import structlog
 
+from ebbtide.deflation.cascade.outcomes import beyond_rounding
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import Split
@@ -162,7 +163,7 @@ def concluded(operation: Operation, outcomes: list[VMOutcome], need: ResourceVec
     """An operation's record at its end: what all its VMs came to, in one sentence."""
     freed = sum((o.before.vector().less(o.after.vector()) for o in outcomes), ZERO)
     missing = sum((o.shortfall.vector() for o in outcomes), ZERO) if need is None else need.less(freed)
-    short = ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(missing, (0.005, 1.0, 0.5, 0.5), strict=True)))
+    short = beyond_rounding(missing)
     state = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
     details = "; ".join(f"{o.name} {o.sentence}" for o in outcomes) or "no VM had anything to give or to get"
     sentence = details if short.is_zero() else f"short of {short}: {details}"

@@ -17,18 +17,17 @@ from typing import Any, Final
 from ebbtide.deflation.allocations import check_target, undeclared
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.pressure_response import room_besides_pressure
-from ebbtide.deflation.sharing.proportional import share_room, split_need
+from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control.harvest import Harvest
-from hostagent.control.start_admission import growing, pressed, wants_besides
+from hostagent.control.start_admission import reinflation_targets
 from hostagent.errors import HypervisorError, JournalError, RequestRefused
 from hostagent.operations.operations import Run, concluded, failed, split_told
 from hostagent.operations.requests import Requests, left, now
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
-from hostagent.vm.host import RESIZING, Host, persist_all, plan_all
+from hostagent.vm.host import Host, persist_all, plan_all
 from hostagent.vm.managed_vm import ManagedVM
 
 #: How much of its deadline an operation on many VMs waits for one that is busy.
@@ -173,14 +172,7 @@ class SizeCommands:
         until = now() + command.deadline_s
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
             await self._host.sample()
-            room = self._host.free()
-            if command.room is not None:
-                room = room.smaller(command.room.vector())
-            # A resize that failed is given up: otherwise it would be tried again after this.
-            targets = {vm.name: vm.allocation().current for vm in claim.vms if vm.intent.phase in RESIZING}
-            rows = growing(claim.vms, command)
-            room = room_besides_pressure(room, wants_besides(self._host, rows))
-            targets |= share_room(rows, room, pressed(self._host))
+            targets = reinflation_targets(self._host, claim.vms, command)
             members = plan_all(self._host, targets, request)
             claim.keep(members)
             await persist_all(members)

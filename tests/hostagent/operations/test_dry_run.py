@@ -125,6 +125,27 @@ async def test_a_dry_reinflation_tells_who_would_get_what(client: Client, comman
     assert told.vms[0].sentence == "would give back 0.5 cores of 0.5 cores (guest 0.5 cores; hypervisor nothing)"
 
 
+@pytest.mark.usefixtures("two_vms")
+async def test_a_dry_reinflation_leaves_a_vm_under_pressure_what_it_wants_as_the_command_does(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    await command("POST", "/v1/reclaims", {"request_id": "r", "need": {"memory_mib": 400.0}})
+    # Paused, so that nothing answers the pressure meanwhile.
+    await command("PUT", "/v1/mode", {"request_id": "m", "mode": "paused"})
+    press(world.domains["ebb-host-a.low-2"])
+    await until(lambda: not host.vms["low-2"].pressure.wants.is_zero())
+    body = {"request_id": "dry", "room": {"memory_mib": 150.0}}
+    assert (await ask(client, "POST", "/v1/reinflations", body | {"vms": ["low-1"]})).vms == ()
+
+
+@pytest.mark.usefixtures("two_vms")
+async def test_a_dry_run_asks_the_machine_what_memory_it_has_now(client: Client, command: Command, host: Host) -> None:
+    await command("POST", "/v1/reclaims", {"request_id": "r", "need": {"memory_mib": 400.0}})
+    host.memory_available_mib = lambda: host.slice.reserve_mib
+    host.available_mib = 1e6
+    assert (await ask(client, "POST", "/v1/reinflations", {"request_id": "dry"})).vms == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "field"),
     [
