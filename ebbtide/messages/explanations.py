@@ -27,8 +27,14 @@ class DecisionKind(StrEnum):
     RESIZE = "resize"
     #: Something that another program had changed was put right, or seen and left.
     REPAIR = "repair"
+    #: A guest runs a CPU that it calls off line.
+    DRIFT = "drift"
+    #: Limits leave a VM less than its minimum, or no longer.
+    ALARM = "alarm"
     #: A guest under pressure is shrunk no further and given what there is.
     PRESSURE = "pressure"
+    #: A guest asked for more itself.
+    REQUEST = "request"
     #: A memory limit was set or lifted.
     LIMIT = "limit"
     #: A command was refused; nothing has changed.

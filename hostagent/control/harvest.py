@@ -24,6 +24,7 @@ from ebbtide.deflation.sharing.hysteresis import RoomWatch
 from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import Budget, BudgetStatus
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
@@ -88,7 +89,7 @@ class Harvest:
         """
         if not self._host.journal.budget.room.is_zero():
             await asyncio.to_thread(self._host.journal.revoke_budget)
-            self._host.note(None, "harvest", f"the budget of harvest VMs is revoked: {why}", {})
+            self._host.note(None, DecisionKind.HARVEST, f"the budget of harvest VMs is revoked: {why}", {})
         self._stop_growing(why)
 
     def _stop_growing(self, why: str) -> None:
@@ -124,7 +125,7 @@ class Harvest:
             need = self._lacking(size)
             targets = split_need([vm.row() for vm in claim.vms if vm.name != besides], need).targets
             if targets:
-                self._host.note(None, "harvest", f"harvest VMs give {need}: {why}", {"need": sizes(need)})
+                self._host.note(None, DecisionKind.HARVEST, f"harvest VMs give {need}: {why}", {"need": sizes(need)})
             members = self._plan(targets)
             claim.keep(members)
             await persist_all(members)
@@ -171,7 +172,7 @@ class Harvest:
             if not members:
                 return
             told = "; ".join(f"{name} to {size}" for name, size in targets.items())
-            self._host.note(None, "harvest", f"harvest VMs grow within budget: {told}", {})
+            self._host.note(None, DecisionKind.HARVEST, f"harvest VMs grow within budget: {told}", {})
             granted = self._host.journal.budget
             await persist_all(members)
             if self._host.journal.budget != granted:

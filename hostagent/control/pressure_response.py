@@ -13,6 +13,7 @@ from typing import Final
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.pressure_response import Neighbours, respond_to_pressure
+from ebbtide.messages.explanations import DecisionKind
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all, plan_all
 from hostagent.vm.managed_vm import ManagedVM
@@ -51,7 +52,7 @@ async def respond_to_pressure_of(host: Host, vm: ManagedVM, neighbours: Neighbou
         given = respond_to_pressure(vm.allocation(), vm.pressure.wants, host.free())
         inputs = {"wants": str(vm.pressure.wants), "free": str(host.free()), "why": vm.pressure.sentence}
         vm.asks = given.remaining
-        host.note(vm.name, "pressure", given.sentence, inputs)
+        host.note(vm.name, DecisionKind.PRESSURE, given.sentence, inputs)
         if vm.intent.phase in RESIZING or not given.target.fits_in(vm.allocation().current):
             await _resize(host, vm, given.target, request_id, GROW_S)
 
@@ -74,7 +75,9 @@ async def _give(
         if donor.pressure.sentence:
             return
         less = donor.allocation().current.less(target)
-        host.note(donor.name, "pressure", f"{less} are asked of it for {receiver}, which is under pressure", {})
+        host.note(
+            donor.name, DecisionKind.PRESSURE, f"{less} are asked of it for {receiver}, which is under pressure", {}
+        )
         neighbours.gave(_now(), donor.name)
         await _resize(host, donor, target, request_id, SHRINK_S)
     finally:

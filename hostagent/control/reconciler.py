@@ -15,6 +15,7 @@ import structlog
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO
 from ebbtide.deflation.sharing.pressure_response import Neighbours
+from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, turn_off_again
 from hostagent.errors import HostAgentError, HypervisorError
@@ -95,7 +96,7 @@ class Reconciler:
         for domain, why in (await self._host.hypervisor.sizes.check_limits()).items():
             for vm in vms:
                 if vm.domain == domain:
-                    self._host.note(vm.name, "limit", f"the memory limit is lifted: {why}", {})
+                    self._host.note(vm.name, DecisionKind.LIMIT, f"the memory limit is lifted: {why}", {})
                     vm.request_check()
         now = asyncio.get_running_loop().time()
         if now - self._owners_at >= OWNERS_S:
@@ -244,11 +245,11 @@ class Reconciler:
             return await admit(self._host, vm)
         if not running:
             sentence = "paused, and not by us: it is charged in full, and nothing is taken from it"
-            self._host.note(vm.name, "stopped", sentence, {"state": state})
+            self._host.note(vm.name, DecisionKind.STOPPED, sentence, {"state": state})
             return False
         if vm.intent.phase is Phase.STOPPED:
             await vm.record.store(phase=Phase.SETTLED)
-        self._host.note(vm.name, "admit", f"started from outside and left as it is: {modes.sentence}", {})
+        self._host.note(vm.name, DecisionKind.ADMIT, f"started from outside and left as it is: {modes.sentence}", {})
         return True
 
     async def _repair(self, vm: ManagedVM) -> None:

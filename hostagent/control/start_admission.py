@@ -18,6 +18,7 @@ from ebbtide.deflation.sharing.pressure_response import room_besides_pressure
 from ebbtide.deflation.sharing.proportional import share_room
 from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.vms import XML_TEMPLATE
 from hostagent.errors import RequestRefused
 from hostagent.libvirt.hypervisor import domain_name
@@ -42,13 +43,13 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     await vm.enforce_at_start()
     fits, inputs = await charge_memory(host, vm)
     if not fits:
-        host.note(vm.name, "refused", "started from outside and paused: its memory does not fit", inputs)
+        host.note(vm.name, DecisionKind.REFUSED, "started from outside and paused: its memory does not fit", inputs)
         return False
     # Settled only when it runs: a settled VM that is found paused was paused by another program, and stays so.
     await host.hypervisor.resume(vm.domain)
     vm.paused = False
     await vm.record.store(phase=Phase.SETTLED)
-    host.note(vm.name, "admit", "started from outside and admitted at its committed size", inputs)
+    host.note(vm.name, DecisionKind.ADMIT, "started from outside and admitted at its committed size", inputs)
     vm.request_check()
     return True
 
@@ -176,7 +177,7 @@ async def _charged(host: Host, vm: ManagedVM) -> bool:
     size = vm.intent.spec.allocation(vm.intent.committed.vector(), host.slice.vm_overhead_mib)
     if not host.fits(size):
         inputs = {"size": str(size.charge), "free": str(host.free())}
-        host.note(vm.name, "refused", "started from outside and paused: there is no room for it", inputs)
+        host.note(vm.name, DecisionKind.REFUSED, "started from outside and paused: there is no room for it", inputs)
         return False
     await vm.record.charge(phase=Phase.ADMITTING)
     await host.record_change(vm.name, ZERO, vm.allocation().current, "started from outside")

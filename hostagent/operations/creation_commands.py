@@ -11,6 +11,7 @@ from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.commands import Command, CreateCommand
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
@@ -106,7 +107,7 @@ class CreationCommands:
         vm.running = True
         vm.start()
         sentence = f"{vm.name} runs with {size}"
-        self._host.note(vm.name, "admit", sentence, {"size": sizes(size), "free": sizes(self._host.free())})
+        self._host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(size), "free": sizes(self._host.free())})
         return done(operation, sentence)
 
     async def delete(self, name: str, command: Command, reason: str) -> Operation:
@@ -146,5 +147,7 @@ class CreationCommands:
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
         sentence = f"{what}: {size} came free"
-        self._host.note(vm.name, "remove", sentence, {"request_id": operation.request_id, "size": sizes(size)})
+        self._host.note(
+            vm.name, DecisionKind.REMOVE, sentence, {"request_id": operation.request_id, "size": sizes(size)}
+        )
         return done(operation, sentence)

@@ -20,6 +20,7 @@ from ebbtide.deflation.sharing.proportional import share_room
 from ebbtide.deflation.sharing.undo import is_worth_while, lacking, undone
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.errors import HostAgentError
 from hostagent.operations.operations import Run, done, partly_done
@@ -157,7 +158,7 @@ class ModeCommands:
             if size is not None:
                 await host.hypervisor.prepare_start(vm.domain, size)
                 await vm.record.store(committed=Vector.of(size), target=Vector.of(size))
-                host.note(vm.name, "reinflate", f"stopped, and starts with {size} from now on", {})
+                host.note(vm.name, DecisionKind.REINFLATE, f"stopped, and starts with {size} from now on", {})
 
     async def _look_back(self, outcomes: list[VMOutcome]) -> None:
         """What mode off has still to undo."""

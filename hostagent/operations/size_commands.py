@@ -19,6 +19,7 @@ from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
@@ -157,7 +158,9 @@ class SizeCommands:
         until, need = now() + command.deadline_s, command.need.vector()
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
             split = split_need([vm.row() for vm in claim.vms if vm.name not in command.exclude], need)
-            self._host.note(None, "deflate", split_told(command.request_id, need, split), {"need": sizes(need)})
+            self._host.note(
+                None, DecisionKind.DEFLATE, split_told(command.request_id, need, split), {"need": sizes(need)}
+            )
             members = plan_all(self._host, split.targets, request)
             # One that is busy for so long was not asked: that is no lack of room either.
             busy = [vm for vm in self._host.resizable() if vm not in claim.vms and vm.name not in command.exclude]

@@ -66,7 +66,7 @@ class History:
     def note(
         self,
         vm: str | None,
-        kind: DecisionKind | str,
+        kind: DecisionKind,
         sentence: str,
         inputs: Mapping[str, object] | None = None,
         outcome: str | None = None,

@@ -24,6 +24,7 @@ from ebbtide.deflation.cascade.reconcile import (
     repairs,
 )
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.explanations import DecisionKind
 from hostagent.vm.executor import guest_status
 from hostagent.vm.resizer import Resizer
 
@@ -73,7 +74,7 @@ class DriftRepair:
                 self._note(
                     f"vCPU {which} runs though the guest calls it off line ({self.broken_offline_total} times so far); "
                     "what the VM has is held by its domain's cap",
-                    kind="drift",
+                    kind=DecisionKind.DRIFT,
                 )
         self._parked_running = running
 
@@ -168,11 +169,11 @@ class DriftRepair:
         looks, self._below_minimum = self._below_minimum, self._below_minimum + 1 if left is not None else 0
         minimum = self._resizer.record.allocation().minimum.cpu_cores
         if left is not None and looks == 1:
-            self._note(f"its limits leave it {left:g} cores; its minimum is {minimum:g}", kind="alarm")
+            self._note(f"its limits leave it {left:g} cores; its minimum is {minimum:g}", kind=DecisionKind.ALARM)
         elif left is None and looks > 1:
-            self._note(f"it has its CPU again; its minimum is {minimum:g}", kind="alarm")
+            self._note(f"it has its CPU again; its minimum is {minimum:g}", kind=DecisionKind.ALARM)
 
-    def _note(self, sentence: str, kind: str = "repair") -> None:
+    def _note(self, sentence: str, kind: DecisionKind = DecisionKind.REPAIR) -> None:
         intent = self._resizer.record.intent
         inputs = {"committed": intent.committed.vector().as_dict()}
         self._resizer.host.note(intent.spec.name, kind, sentence, inputs)

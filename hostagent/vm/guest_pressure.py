@@ -12,6 +12,7 @@ from typing import Final
 from ebbtide.deflation.allocations import Allocation
 from ebbtide.deflation.cascade.pressure import PressureReading, PressureWatch, Verdict
 from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.guest import MemoryState, Notice, RequestNotice
 
 #: The reserve of a guest that has not said what it needs, MiB (guestagent.memory).
@@ -30,7 +31,7 @@ class GuestPressure:
         self,
         allocation: Callable[[], Allocation],
         on_begin: Callable[[str], None],
-        note: Callable[[str, str, Mapping[str, object]], None],
+        note: Callable[[DecisionKind, str, Mapping[str, object]], None],
     ) -> None:
         self._allocation = allocation
         self._on_begin = on_begin
@@ -95,7 +96,7 @@ class GuestPressure:
             return  # a guest that asks again and again is no reason to fill the history
         self._refused_one = bool(refused)
         sentence = f"the guest asks for {asked}" + (f", which does not count: {refused}" if refused else "")
-        self._note("request", sentence, {"reason": notice.reason, **asked.as_dict()})
+        self._note(DecisionKind.REQUEST, sentence, {"reason": notice.reason, **asked.as_dict()})
         self.judge()
 
     def deflated(self) -> None:
@@ -106,10 +107,10 @@ class GuestPressure:
         """Judge again: pressure ends by the passing of time."""
         before, self._verdict = self._verdict, self._watch.verdict(_now(), self._allocation())
         if self._verdict.under_pressure and not before.under_pressure:
-            self._note("pressure", self._verdict.sentence, {"wants": str(self._verdict.wants)})
+            self._note(DecisionKind.PRESSURE, self._verdict.sentence, {"wants": str(self._verdict.wants)})
             self._on_begin(self._verdict.sentence)
         elif before.under_pressure and not self._verdict.under_pressure:
-            self._note("pressure", f"the pressure is over: {self._verdict.sentence}", {})
+            self._note(DecisionKind.PRESSURE, f"the pressure is over: {self._verdict.sentence}", {})
 
 
 def _now() -> float:

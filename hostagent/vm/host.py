@@ -325,7 +325,7 @@ class Host:
             self.changed.set()
         self.unavailable = why_not
 
-    def note(self, vm: str | None, kind: str, sentence: str, inputs: Mapping[str, object]) -> None:
+    def note(self, vm: str | None, kind: DecisionKind, sentence: str, inputs: Mapping[str, object]) -> None:
         """Tell of a decision: one sentence, with what it rests on."""
         self.history.note(vm, kind, sentence, inputs)
 

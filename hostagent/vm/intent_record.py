@@ -42,9 +42,10 @@ class IntentRecord:
         if not self.uncertain or self._attempted.fits_in(row.current):
             return row
         # Such a write may also sell it more than ours does: what it may hold is charged all the same.
-        widened = "nominal" if row.ceiling is None else "ceiling"
         size = row.current.larger(self._attempted)
-        return replace(row, current=size, **{widened: row.upper.larger(size)})
+        if row.ceiling is not None:
+            return replace(row, current=size, ceiling=row.ceiling.larger(size))
+        return replace(row, current=size, nominal=row.nominal.larger(size))
 
     @property
     def upper(self) -> ResourceVector:

@@ -11,6 +11,7 @@ from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.guest import Hello, Notice
 from ebbtide.messages.operations import VMOutcome
 from ebbtide.messages.vms import VMState, VMStatus
@@ -242,7 +243,9 @@ class ManagedVM:
         await self.host.record_change(self.name, size, ZERO, "stopped from outside")
         await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False)
         self.running = self.paused = False
-        self.host.note(self.name, "stopped", f"{self.name} is off ({why}): {size} came free; it keeps its disk", {})
+        self.host.note(
+            self.name, DecisionKind.STOPPED, f"{self.name} is off ({why}): {size} came free; it keeps its disk", {}
+        )
         return True
 
     def off_meanwhile(self, before: ResourceVector, why: str) -> VMOutcome:

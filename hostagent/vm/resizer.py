@@ -20,6 +20,7 @@ from ebbtide.deflation.cascade.reinflation import Reinflation
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import DecisionKind
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.intents import Phase
 from hostagent.vm.executor import Executor
@@ -53,7 +54,7 @@ class HostSide:
     #: Called when a VM should be looked at soon.
     request_check: Callable[[], None]
     #: Told of each decision: (VM, kind, sentence, inputs).
-    note: Callable[[str, str, str, Mapping[str, object]], None]
+    note: Callable[[str, DecisionKind, str, Mapping[str, object]], None]
     #: Makes the ids under which applications are asked differ between attempts at one operation.
     attempt: Callable[[], str]
     #: Whether the host's VMs hold more than there is.
@@ -146,7 +147,7 @@ class Resizer:
         finally:
             self._taking = False
         self._refusal = executor.refusal or self._refusal
-        if not down.after.size.fits_in(before.size) or down.after.size != before.size:
+        if not before.size.fits_in(down.after.size):
             self.pressure.deflated()
         return down
 

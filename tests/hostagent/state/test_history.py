@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -123,3 +126,9 @@ def test_inputs_are_numbers_and_short_texts_by_name() -> None:
     assert rows["need_memory_mib"] == 0.1235
     assert rows["why"] == "x" * module.TEXT
     assert (rows["ready"], rows["cpus"]) == ("true", "(1, 2)")
+
+
+def test_every_kind_is_in_the_reference() -> None:
+    rows = (Path(__file__).parents[3] / "docs/reference/explain.md").read_text().splitlines()
+    told = {kind for row in rows if row.startswith("| `") for kind in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert told >= set(DecisionKind)
