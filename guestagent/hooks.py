@@ -46,7 +46,7 @@ class DropIn:
 
 
 def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
-    """One drop-in file `{"name", "url", "user"}`; it must be the owner's, and nobody else may write it.
+    """One drop-in file `{"name", "url", "user"}`; it must be the owner's, and no other user may write it.
 
     Raises: DropInError.
     """
@@ -59,7 +59,7 @@ def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
         if not stat.S_ISREG(info.st_mode):
             raise DropInError(f"{path}: is no regular file")
         if info.st_uid != owner_uid or info.st_mode & 0o022:
-            raise DropInError(f"{path}: must belong to root and be writable by nobody else")
+            raise DropInError(f"{path}: must belong to root and be writable by no other user")
         try:
             body = parse_json(file.read(BODY_BYTES))
         except ParseError as error:
@@ -100,7 +100,7 @@ def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], lis
     except OSError:
         return [], []
     if info.st_uid != owner_uid or info.st_mode & 0o022:
-        return [], [f"{directory}: must belong to root and be writable by nobody else"]
+        return [], [f"{directory}: must belong to root and be writable by no other user"]
     for name in names:
         try:
             drop_in = read_drop_in(os.path.join(directory, name), owner_uid)

@@ -1,4 +1,4 @@
-"""Command line of the guest agent: the daemon, and `request` for everybody who may ask the host for more."""
+"""Command line of the guest agent: the daemon, and `request`, by which a service asks the host for more."""
 
 from __future__ import annotations
 

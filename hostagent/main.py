@@ -24,7 +24,8 @@ from ebbtide.rest.settings import AccessSettings, add_options, is_protected, key
 from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
 from hostagent.errors import HostAgentError
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.mechanisms.host_facts import ACPI_VERDICT

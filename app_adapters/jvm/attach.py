@@ -130,7 +130,7 @@ def _connected(pid: int, own_pid: int, directory: int, end: float) -> Iterator[s
 
 
 def _connect(connection: socket.socket, path: str, pid: int, end: float) -> bool:
-    """Whether the socket is there and the JVM's own: /tmp is everybody's, and files of dead processes stay."""
+    """Whether the socket is there and the JVM's own: every user can write to /tmp, and files of dead processes stay."""
     connection.settimeout(max(end - time.monotonic(), 0.01))
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -24,8 +24,9 @@ from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import domain_name
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Cause, Intent, Phase, to_qualified_element

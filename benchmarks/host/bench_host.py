@@ -35,7 +35,8 @@ from ebbtide.messages.commands import CreateCommand, TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.vms import VMSpec
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.main import OVERHEAD_MIB
 from hostagent.operations.agent import Agent

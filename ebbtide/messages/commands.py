@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -30,6 +30,10 @@ class Command(Body):
     request_id: RequestId
     epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
     order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
+
+    def comparable(self) -> dict[str, Any]:
+        """The command as it is compared and stored; a new leader repeats it under its own epoch."""
+        return self.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})
 
 
 class CreateCommand(Command):

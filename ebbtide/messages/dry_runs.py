@@ -99,5 +99,5 @@ class DryRunReport(Body):
     deflated: tuple[SizeChange, ...] = Field((), description="who would shrink, and by how much")
     grown: tuple[SizeChange, ...] = Field((), description="who would grow")
     preempted: tuple[Name, ...] = Field((), description="who would be stopped: the last resort")
-    reason: Literal["minimum", "shortfall"] | None = Field(None, description="why anybody would be preempted")
+    reason: Literal["minimum", "shortfall"] | None = Field(None, description="why a VM would be preempted")
     steps: tuple[str, ...] = Field((), description="what would be done, a sentence a step")

@@ -108,7 +108,7 @@ class Access:
         role = Role.VIEWER if route is None else needed(request.method, route)
         caller = self._caller(request)
         if caller is None or not same_kind(caller.role, role):
-            # Nobody without the right token learns even which paths exist.
+            # No caller without the right token learns even which paths exist.
             self._count(f"address {counted(request.remote)}", "strangers")
             if not self._told.take("log", _TOLD, self._clock()):
                 path = request.rel_url.raw_path
@@ -191,7 +191,7 @@ def require(request: web.Request, role: Role, what: str) -> None:
     """For handlers: what a request asks for in its body needs a role of its own.
 
     :param what: the field that needs it, as it stands on the wire.
-    :raises Refused: 403 for everybody else.
+    :raises Refused: 403 for every other caller.
     """
     caller = request.get(PRINCIPAL)
     if caller is None or not covers(caller.role, role):

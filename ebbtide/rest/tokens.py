@@ -22,7 +22,7 @@ from ebbtide.rest.roles import Role
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who may call.
+    """A caller that is known.
 
     :param name: as logs and refusals call it; each has its own.
     :param digest: SHA-256 of the token. A plain hash will do: tokens of ``ebb token new`` are 256 bits of chance.
@@ -135,9 +135,9 @@ def read_token(path: Path) -> str:
 
 
 def check_private(path: Path, what: str) -> None:
-    """:raises AccessError: everybody on this machine can read or change a secret."""
+    """:raises AccessError: every user of this machine can read or change a secret."""
     if stat.S_IMODE(path.stat().st_mode) & 0o007:
-        raise AccessError(f"the {what} {path} can be read by everybody on this machine: chmod o-rwx {path}")
+        raise AccessError(f"the {what} {path} can be read by every user of this machine: chmod o-rwx {path}")
 
 
 def _read(path: Path, what: str) -> str:

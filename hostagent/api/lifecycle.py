@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -15,48 +16,38 @@ from ebbtide.rest.parameters import check_parameters
 from hostagent.api.forms import AGENT, answer, begin
 from hostagent.api.routes import NAME, STARTED
 
+#: A command about the VM in the path, which begins an operation.
+_describe: Final = partial(describe, tag="vms", path=(NAME,), answers={202: STARTED}, problems=(404, 409))
 _SPEC: Final = VMSpec(name="web", nominal=Vector(cpu_cores=1.0, memory_mib=512.0))
 
 routes = web.RouteTableDef()
 
 
 @routes.post("/v1/vms/{name}/stop")
-@describe(
+@_describe(
     "Have a VM power off and keep it; it holds no room any more",
-    tag="vms",
-    path=(NAME,),
     body=StopCommand,
     example=StopCommand(request_id="stop-web", limit_s=5.0),
-    answers={202: STARTED},
-    problems=(404, 409),
 )
 async def _stop(request: web.Request) -> web.Response:
     return await begin(request, StopCommand, request.app[AGENT].lifecycle.stop)
 
 
 @routes.post("/v1/vms/{name}/start")
-@describe(
+@_describe(
     "Start a VM that is off, at its committed size",
-    tag="vms",
-    path=(NAME,),
     body=Command,
     example=Command(request_id="start-web"),
-    answers={202: STARTED},
-    problems=(404, 409),
 )
 async def _start(request: web.Request) -> web.Response:
     return await begin(request, Command, request.app[AGENT].lifecycle.start)
 
 
 @routes.put("/v1/vms/{name}/spec")
-@describe(
+@_describe(
     "Sell a VM as something else",
-    tag="vms",
-    path=(NAME,),
     body=SpecCommand,
     example=SpecCommand(request_id="resize-web", spec=_SPEC),
-    answers={202: STARTED},
-    problems=(404, 409),
 )
 async def _resize(request: web.Request) -> web.Response:
     return await begin(request, SpecCommand, request.app[AGENT].lifecycle.resize)
@@ -64,7 +55,7 @@ async def _resize(request: web.Request) -> web.Response:
 
 @routes.post("/v1/adoptions")
 @describe(
-    "Look after a running domain that somebody else has made",
+    "Look after a running domain that another program has made",
     tag="vms",
     body=AdoptCommand,
     example=AdoptCommand(request_id="adopt-old", domain="Old_Web", name="old"),
@@ -76,14 +67,10 @@ async def _adopt(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/vms/{name}/release")
-@describe(
+@_describe(
     "Give an adopted domain back as it was",
-    tag="vms",
-    path=(NAME,),
     body=ReleaseCommand,
     example=ReleaseCommand(request_id="release-old"),
-    answers={202: STARTED},
-    problems=(404, 409),
 )
 async def _release(request: web.Request) -> web.Response:
     return await begin(request, ReleaseCommand, request.app[AGENT].adoptions.release)

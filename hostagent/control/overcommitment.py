@@ -67,8 +67,8 @@ class Overcommitment:
             split = split_need([vm.row() for vm in claim.vms], need)
             request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"
             command = ReclaimCommand(request_id=request_id, need=Vector.of(need), deadline_s=DEADLINE_S)
-            body = command.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})
-            members = plan_all(host, split.targets, Request(request_id, "reclaim", body, time.time()))
+            request = Request(request_id, "reclaim", command.comparable(), time.time())
+            members = plan_all(host, split.targets, request)
             claim.keep(members)
             await persist_all(members)
             await host.resize(members, DEADLINE_S)

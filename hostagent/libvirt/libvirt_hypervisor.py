@@ -31,7 +31,6 @@ from hostagent.errors import DomainGone, HostAgentError, HypervisorError
 from hostagent.libvirt import plugged
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
-from hostagent.libvirt.definitions import usable_boot_mib as usable_boot_mib
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, domain_name
 from hostagent.libvirt.libvirt_readings import kib, limit_cpu, state_of, summary_of
 from hostagent.libvirt.settings import LibvirtSettings

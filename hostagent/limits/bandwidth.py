@@ -1,9 +1,8 @@
 """Bandwidth of a domain: what of it can be limited, and the limit on its disks, through libvirt.
 
 Network limits are in `hostagent.limits.network`, our own ``tc`` for them in `hostagent.limits.tc`;
-docs/internals/bandwidth.md
-says what each limits and how to see it. Sources: https://libvirt.org/formatdomain.html (``iotune``), CONTRACTS in
-docs/internals/contracts.md (safety of the guest, network).
+docs/internals/bandwidth.md says what each limits and how to see it. Sources: https://libvirt.org/formatdomain.html
+(``iotune``), docs/internals/contracts.md (safety of the guest, network).
 """
 
 from __future__ import annotations

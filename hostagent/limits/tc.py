@@ -178,13 +178,13 @@ class TrafficControl:
         """
         shape = await self.look(tap)
         if shape.root is not None and not shape.our_root:
-            raise TrafficControlError(f"{tap.name} has a root qdisc of somebody else ({' '.join(shape.root)})")
+            raise TrafficControlError(f"{tap.name} has a root qdisc of another program ({' '.join(shape.root)})")
         if shape.ours:
             await self._carry_out(change_steps(tap, shape, bytes_s))
             return
         await self.lift(tap)
         if (await self.look(tap)).ingress:
-            raise TrafficControlError(f"{tap.name} has an ingress qdisc of somebody else")
+            raise TrafficControlError(f"{tap.name} has an ingress qdisc of another program")
         await self._carry_out(setup_steps(tap, bytes_s))
 
     async def lift(self, tap: Tap) -> None:

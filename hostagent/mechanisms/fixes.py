@@ -128,22 +128,24 @@ def balloon(domain: DomainFacts) -> str:
     )
 
 
-def no_hugepages(domain: DomainFacts) -> str:
+def _without(title: str, inside: str, element: str, virt_xml: str, option: str) -> str:
+    """A fix that takes an element out of the domain."""
     return text(
-        "Take the huge pages away",
-        xml="<memoryBacking>\n  <!-- without <hugepages/> -->\n</memoryBacking>",
-        virt_xml=f"virt-xml {domain.name} --edit --memorybacking hugepages=off",
-        vagrant="# without: libvirt.memorybacking :hugepages",
+        title,
+        xml=f"<{inside}>\n  <!-- without <{element}> -->\n</{inside}>",
+        virt_xml=f"virt-xml {virt_xml}",
+        vagrant=f"# without: libvirt.{option}",
     )
+
+
+def no_hugepages(domain: DomainFacts) -> str:
+    edit = f"{domain.name} --edit --memorybacking hugepages=off"
+    return _without("Take the huge pages away", "memoryBacking", "hugepages/", edit, "memorybacking :hugepages")
 
 
 def no_locked(domain: DomainFacts) -> str:
-    return text(
-        "Let the memory be unlocked",
-        xml="<memoryBacking>\n  <!-- without <locked/> -->\n</memoryBacking>",
-        virt_xml=f"virt-xml {domain.name} --edit --memorybacking locked=off",
-        vagrant="# without: libvirt.memorybacking :locked",
-    )
+    edit = f"{domain.name} --edit --memorybacking locked=off"
+    return _without("Let the memory be unlocked", "memoryBacking", "locked/", edit, "memorybacking :locked")
 
 
 def no_shared(domain: DomainFacts) -> str:
@@ -157,21 +159,13 @@ def no_shared(domain: DomainFacts) -> str:
 
 
 def no_passthrough(domain: DomainFacts) -> str:
-    return text(
-        "Take the passed-through devices away",
-        xml="<devices>\n  <!-- without <hostdev> -->\n</devices>",
-        virt_xml=f"virt-xml {domain.name} --remove-device --hostdev all",
-        vagrant="# without: libvirt.pci ...",
-    )
+    edit = f"{domain.name} --remove-device --hostdev all"
+    return _without("Take the passed-through devices away", "devices", "hostdev", edit, "pci ...")
 
 
 def not_confidential(domain: DomainFacts) -> str:
-    return text(
-        "Run the guest without memory encryption",
-        xml="<domain>\n  <!-- without <launchSecurity> -->\n</domain>",
-        virt_xml=f"virt-xml {domain.name} --edit --launchSecurity clearxml=yes",
-        vagrant="# without: libvirt.launchsecurity ...",
-    )
+    edit = f"{domain.name} --edit --launchSecurity clearxml=yes"
+    return _without("Run the guest without memory encryption", "domain", "launchSecurity", edit, "launchsecurity ...")
 
 
 def swap(domain: DomainFacts) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 from weakref import WeakValueDictionary
 
 from ebbtide.deflation.errors import InvalidField
@@ -71,7 +70,7 @@ class Requests:
         :param path: what the request says beside its body.
         :raises RequestRefused: the command comes too late, its id stands for another one, or it is not accepted.
         """
-        request_id, body = command.request_id, comparable(command) | path
+        request_id, body = command.request_id, command.comparable() | path
         known = self.operations.has(request_id) or request_id in self._journal.deleted
         await self.leadership.follow(command, known)
         lock = self._being_checked.setdefault(request_id, asyncio.Lock())
@@ -83,11 +82,6 @@ class Requests:
             return self.operations.begin(
                 request_id, kind, body, run, vm=vm or path.get("name"), started_at=request.started_at
             )
-
-
-def comparable(command: Command) -> dict[str, Any]:
-    """The command as it is compared and stored; a new leader repeats it under its own epoch."""
-    return command.model_dump(mode="json", exclude={"epoch", "order", "dry_run"})
 
 
 def answer(sentence: str) -> Run:

@@ -162,7 +162,7 @@ class DriftRepair:
             self._note(f"not put right: {failed}")
 
     def _watch_minimum(self, left: float | None) -> None:
-        """An alarm where limits leave the VM less CPU than its minimum, whoever has set them; once, and at its end.
+        """An alarm where limits leave the VM less CPU than its minimum, by any program; once, and at its end.
 
         At the second look: what a repair between them puts right, or the guest's next word takes back, is none.
         """

@@ -16,8 +16,8 @@ from ebbtide.deflation.resources import ResourceVector
 from hostagent import service
 from hostagent.api.app import make_app
 from hostagent.control import reporter
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import DomainState
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent
 from hostagent.state.journal import Journal

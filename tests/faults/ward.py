@@ -30,8 +30,9 @@ from ebbtide.messages.operations import Operation
 from hostagent.api.app import make_app
 from hostagent.control import reconciler
 from hostagent.libvirt import settling
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import domain_name
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.operations.agent import Agent

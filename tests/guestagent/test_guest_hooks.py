@@ -73,7 +73,7 @@ class Overheard:
         os.close(self._ours)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.service  # only root can be another user
 def test_another_users_process_on_a_stopped_adapters_socket_never_sees_the_token() -> None:
     with tempfile.TemporaryDirectory(prefix="ebb") as directory:
         os.chmod(directory, 0o777)
@@ -149,7 +149,7 @@ def test_only_plain_names_are_taken(tmp_path: Path, name: object) -> None:
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_a_file_that_others_may_write_is_left_out(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(DropInError, match="writable by nobody else"):
+    with pytest.raises(DropInError, match="writable by no other user"):
         read_drop_in(drop_in(tmp_path / "a.json", {"name": "a", "url": "http://127.0.0.1:1"}, mode), UID)
 
 
@@ -189,7 +189,7 @@ def test_a_directory_that_others_may_write_is_left_out_as_a_whole(tmp_path: Path
     tmp_path.chmod(0o777)
     found, problems = read_drop_ins(str(tmp_path), UID)
     assert found == []
-    assert "writable by nobody else" in problems[0]
+    assert "writable by no other user" in problems[0]
     assert read_drop_ins(str(tmp_path / "absent"), UID) == ([], [])
 
 

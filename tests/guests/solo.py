@@ -28,8 +28,9 @@ from ebbtide.lab.services import LIBVIRTD, ensure_services, stop_services
 from ebbtide.lab.state import LabState
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import domain_name
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.state.intents import Intent, Phase
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ebbtide.deflation.resources import ResourceVector
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.service import configure_logs, serve
 from hostagent.state.journal import Journal

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from ebbtide.messages.operations import Operation
 from hostagent.api.app import make_app
 from hostagent.control import reconciler
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.state.journal import Journal
 from hostagent.vm import guest_link

@@ -26,8 +26,8 @@ from ebbtide.messages.commands import CreateCommand, ReclaimCommand, TargetComma
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 from hostagent.errors import HostAgentError
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import domain_name
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.vm.host import Host, Slice
 from tests.hostagent import random_parts as parts

@@ -41,8 +41,8 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMSpec
 from hostagent.control.reconciler import OWNERS_S
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import domain_name
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Phase
 from hostagent.vm.host import Host, Slice

@@ -17,7 +17,7 @@ from cluster_manager.inventory.hosts import Host as ManagedHost
 from ebbtide.rest.credentials import command_token, report_token
 from hostagent.api.app import make_app
 from hostagent.control.reporter import Reporter
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice

@@ -105,7 +105,7 @@ def test_tls_alone_does_not_do_beyond_loopback(refusal: Refusal, daemon: str) ->
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o666])
 def test_a_token_that_everybody_can_read_is_refused(refusal: Refusal, tmp_path: Path, daemon: str, mode: int) -> None:
     (tmp_path / "token").chmod(mode)
-    assert "token can be read by everybody on this machine: chmod o-rwx" in refusal(daemon, [])
+    assert "token can be read by every user of this machine: chmod o-rwx" in refusal(daemon, [])
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost", "https://192.0.2.1"])

@@ -88,7 +88,7 @@ def test_a_file_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
     write_private(path, "secret\n")
     for mode in (0o604, 0o602, 0o601):
         path.chmod(mode)
-        with pytest.raises(AccessError, match="can be read by everybody on this machine: chmod o-rwx"):
+        with pytest.raises(AccessError, match="can be read by every user of this machine: chmod o-rwx"):
             read_token(path)
     path.chmod(0o640)
     assert read_token(path) == "secret"

@@ -154,7 +154,7 @@ async def test_somebody_elses_qdisc_is_left_alone(
     tmp_path: Path, root: tuple[str, str, int], ingress: dict[str, str]
 ) -> None:
     kernel = FakeKernel({"vnet7": root}, dict(ingress))
-    with pytest.raises(TrafficControlError, match="somebody else"):
+    with pytest.raises(TrafficControlError, match="another program"):
         await control(kernel, tmp_path).limit(TAP, MIB)
     assert kernel.state() == ({"vnet7": root}, ingress)
     assert kernel.commands == []

@@ -12,7 +12,7 @@ WINDOW_S: Final = 180.0
 
 @dataclass(slots=True)
 class Contention:
-    """The repairs of one VM lately, by the clock of whoever tells of them."""
+    """The repairs of one VM lately, by the clock of the caller."""
 
     _repairs: list[float] = field(default_factory=list)
     #: With its rate; empty while there is none.

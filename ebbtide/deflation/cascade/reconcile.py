@@ -97,7 +97,7 @@ def cap_of(cores: float, vcpus: int) -> float | None:
 
 
 def held_below(minimum_cores: float, sight: Sight) -> float | None:
-    """What limits leave a VM where that is less than its minimum: an alarm, whoever has set them; None: nothing."""
+    """What limits leave a VM where that is less than its minimum: an alarm, whichever program set them; None: no."""
     cpus = sight.online or sight.vcpus
     left = replace(sight.bound, cpus_online=cpus).cpu_cores
     # CPUs that the guest has taken off line itself are its own affair.

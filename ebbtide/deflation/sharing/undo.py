@@ -19,7 +19,7 @@ SMALLEST_GROWTH: Final = ResourceVector(cpu_cores=0.05, memory_mib=16.0, disk_mi
 
 
 def undone(allocations: Sequence[Allocation], room: ResourceVector) -> dict[str, ResourceVector]:
-    """The size of each VM that lacks something of its nominal size. Nobody shrinks, harvest VMs grow to nominal only.
+    """The size of each VM that lacks something of its nominal size. No VM shrinks, harvest VMs grow to nominal only.
 
     :param room: what the host has free; only its memory counts.
     :returns: targets of the VMs whose size changes.

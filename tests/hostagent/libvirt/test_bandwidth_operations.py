@@ -16,7 +16,8 @@ from ebbtide.messages.vms import VMSpec
 from hostagent.api.app import make_app
 from hostagent.domain_xml.templates import PACKAGED
 from hostagent.errors import DomainGone, RequestRefused, TrafficControlError
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.limits.network import Networks
 from hostagent.main import _capacity

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -23,7 +22,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("umask")
-@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="there is no qemu-img")
+@pytest.mark.service
 def test_an_overlay_is_its_owners_and_its_directories_can_be_passed_through(tmp_path: Path) -> None:
     base = tmp_path / "base.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(base), "1M"], check=True)

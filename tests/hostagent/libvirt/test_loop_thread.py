@@ -20,7 +20,8 @@ from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import Operation
 from hostagent.control import reconciler
 from hostagent.libvirt import libvirt_hypervisor, settling
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor, usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.operations.agent import Agent
 from hostagent.service import serve

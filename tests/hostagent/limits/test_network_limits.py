@@ -133,7 +133,7 @@ async def test_half_of_a_limit_that_an_earlier_call_of_libvirt_left_is_removed(t
 
 async def test_an_htb_that_somebody_else_uses_is_left_alone(tmp_path: Path) -> None:
     domain = FakeDomain(FakeKernel({"vnet0": HALF_MADE}, leaves={"vnet0"}), libvirt="fails half way")
-    with pytest.raises(HypervisorError, match="somebody else"):
+    with pytest.raises(HypervisorError, match="another program"):
         await networks(domain, tmp_path).limit("vm", 8.0)
     assert domain.calls == 0
     assert domain.kernel.commands == []

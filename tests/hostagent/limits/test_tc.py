@@ -60,7 +60,7 @@ async def test_a_qdisc_of_somebody_else_is_seen_and_left_alone(tap: Tap) -> None
     assert shape.to_guest == pytest.approx(8 * MIB, rel=0.001)
     assert shape.from_guest is None
     assert shape.half_made
-    with pytest.raises(TrafficControlError, match="somebody else"):
+    with pytest.raises(TrafficControlError, match="another program"):
         await tc.limit(tap, MIB)
     assert await tc.look(tap) == shape
     command(*tap.tc("qdisc", "add", "dev", tap.name, "parent", "1:1", "handle", "2:", "pfifo"))

@@ -32,7 +32,7 @@ from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tls import KeyPair, client_context
 from ebbtide.rest.tokens import principal
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.service import serve
 from hostagent.state.journal import Journal

@@ -22,8 +22,8 @@ from ebbtide.messages.vms import VMSpec
 from ebbtide.rest.credentials import report_token
 from hostagent.control.reporter import Reporter
 from hostagent.errors import RequestRefused
+from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import Hypervisor
-from hostagent.libvirt.libvirt_hypervisor import usable_boot_mib
 from hostagent.operations.agent import Agent
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
