@@ -13,7 +13,7 @@ from typing import Sequence
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
 from app_adapters.errors import AdapterError
-from app_adapters.ready import MODULES, place, ready
+from app_adapters.registry import MODULES, place, ready
 from app_adapters.server import HookServer
 
 #: Where root's adapters listen.

@@ -9,7 +9,7 @@ from app_adapters.jvm.adapter import JVMAdapter
 from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import JMX, Attach, Jattach, Transport
-from app_adapters.ready import Ready, address, amount
+from app_adapters.registry import Ready, address, amount
 
 STATE_DIR = "/run/ebbtide/jvm"
 

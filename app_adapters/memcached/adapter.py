@@ -20,7 +20,7 @@ from app_adapters.memcached.client import MIB, MemcachedClient, Slabs
 from app_adapters.memcached.items import delete_coldest
 from app_adapters.memcached.pages import Pace, return_pages, usual_answer_s
 from app_adapters.processes.process import arguments, environment, resident_mib
-from app_adapters.ready import Ready, address, amount
+from app_adapters.registry import Ready, address, amount
 
 MINIMUM_MIB = 64.0
 SMALLEST_LIMIT_MIB = 8  # memcached takes no less

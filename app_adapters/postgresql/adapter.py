@@ -34,7 +34,7 @@ from app_adapters.postgresql.plan import (
 )
 from app_adapters.processes.process import children, proportional_mib, started
 from app_adapters.processes.state_file import StateFile
-from app_adapters.ready import Ready, amount
+from app_adapters.registry import Ready, amount
 
 # Not in /run: ALTER SYSTEM outlives a restart of the machine, and so must what undoes it.
 STATE_DIRECTORY = "/var/lib/ebbtide"

@@ -17,7 +17,7 @@ from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.messages import COMPONENTS, MODES
 from app_adapters.processes.process import children, proportional_mib
 from app_adapters.processes.programs import ask_program
-from app_adapters.ready import Ready, amount
+from app_adapters.registry import Ready, amount
 
 #: The guest agent waits 1.5 s for capabilities.
 ANSWER_LIMIT_S = 1.4

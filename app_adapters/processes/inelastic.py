@@ -7,7 +7,7 @@ from typing import Callable
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
-from app_adapters.ready import Ready
+from app_adapters.registry import Ready
 
 
 class InelasticAdapter(Adapter):

@@ -16,7 +16,6 @@ from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.processes.state_file import StateFile
-from app_adapters.ready import Ready, address, amount
 from app_adapters.redis.client import RedisClient, ServerError
 from app_adapters.redis.eviction import HELPFUL, rss_mib_of, shrink, tolerance_mib
 from app_adapters.redis.plan import (
@@ -34,6 +33,7 @@ from app_adapters.redis.plan import (
     obstacle,
     policy_to_use,
 )
+from app_adapters.registry import Ready, address, amount
 
 MINIMUM_MIB = 64.0
 FORK_SHARE = 0.1

@@ -9,7 +9,7 @@ from typing import Callable
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release
 from app_adapters.errors import AdapterError
-from app_adapters.ready import Ready, address, amount
+from app_adapters.registry import Ready, address, amount
 from app_adapters.spark.curves import LINEAR, read_curves
 from app_adapters.spark.rest import SparkRest
 from app_adapters.spark.service import SparkService

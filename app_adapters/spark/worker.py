@@ -15,7 +15,7 @@ import time
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import AdapterError, ApplicationError
-from app_adapters.ready import Ready, amount
+from app_adapters.registry import Ready, amount
 from app_adapters.spark.master import url
 from app_adapters.spark.policy import Deflation
 from app_adapters.spark.relay import Relay, Undecided

@@ -18,7 +18,7 @@ from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.process import arguments, children, environment, started
 from app_adapters.processes.process_memory import read_pid
-from app_adapters.ready import Ready
+from app_adapters.registry import Ready
 from app_adapters.web.balancer import balanced, balancer_options
 from app_adapters.web.gunicorn_control import GunicornControl, Stats, find_control
 from app_adapters.web.pool_adapter import PoolAdapter, Processes

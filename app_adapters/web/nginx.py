@@ -19,7 +19,7 @@ from app_adapters.processes.owned_files import put_back, read_text, write_atomic
 from app_adapters.processes.process import arguments, children
 from app_adapters.processes.process_memory import cpus_possible, read_pid
 from app_adapters.processes.programs import run
-from app_adapters.ready import Ready
+from app_adapters.registry import Ready
 from app_adapters.web.balancer import balanced, balancer_options
 from app_adapters.web.pool_adapter import PoolAdapter, Processes
 from app_adapters.web.pool_options import full_cores, pool_options, whole

@@ -6,7 +6,7 @@ import argparse
 
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.process_memory import cpus_possible
-from app_adapters.ready import amount
+from app_adapters.registry import amount
 
 
 def whole(text: str) -> int:

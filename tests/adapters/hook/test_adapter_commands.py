@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app_adapters.main import main
-from app_adapters.ready import MODULES
+from app_adapters.registry import MODULES
 from guestagent.hooks import DropIn, read_drop_in
 from tests.adapters.cache import Cache, free_port
 from tests.adapters.rest import Rest

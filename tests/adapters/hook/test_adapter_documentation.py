@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app_adapters.ready import MODULES
+from app_adapters.registry import MODULES
 from guestagent.hooks import DropIn, read_drop_in
 from tests.adapters.cache import free_port
 

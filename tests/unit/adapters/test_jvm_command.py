@@ -8,7 +8,7 @@ import pytest
 
 from app_adapters.jvm.adapter import JVMAdapter
 from app_adapters.main import build_parser
-from app_adapters.ready import ready
+from app_adapters.registry import ready
 
 
 def options(*words: str) -> argparse.Namespace:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.main import build_parser, main
-from app_adapters.ready import ready
+from app_adapters.registry import ready
 from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job
 from app_adapters.spark.relay import Relay, Undecided
 from app_adapters.spark.rest import Application, Cluster, SparkRest, Worker

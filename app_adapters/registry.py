@@ -1,4 +1,4 @@
-"""The table of ready adapters: what `ebb-adapter` and `python3 -m app_adapters` can run."""
+"""Registry of the ready adapters: what `ebb-adapter` and `python3 -m app_adapters` can run."""
 
 from __future__ import annotations
 
