@@ -230,7 +230,7 @@ class Hypervisor(Protocol):
         """All domains that bear a name of this host, of any owner, by name: cheap, for every few seconds."""
 
     async def sweep(self) -> None:
-        """Remove what a killed agent left of VMs that have no domain."""
+        """Remove what a killed agent left of VMs that it was making or removing."""
 
     async def check(self, spec: VMSpec) -> None:
         """Whether a VM like this could be made here.

@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import shutil
-import subprocess
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -28,7 +25,7 @@ from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from hostagent.domain_xml.templates import TemplateError
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError
-from hostagent.libvirt import plugged
+from hostagent.libvirt import disks, plugged
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, domain_name
@@ -126,15 +123,9 @@ class LibvirtHypervisor:
         return await self._connection.call(look)
 
     async def sweep(self) -> None:
-        # By name, of any owner and whether or not its intent can be read: a disk in use is never removed.
         names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})
-
-        def remove() -> None:
-            for directory in self._settings.disk_dir.glob(domain_name(self._settings.host_id, "*")):
-                if directory.name not in names:
-                    remove_disk(directory)
-
-        await asyncio.to_thread(remove)
+        ours = domain_name(self._settings.host_id, "*")
+        await asyncio.to_thread(lambda: disks.sweep(list(self._settings.disk_dir.glob(ours)), names))
         await self._definitions.library()
         await self._networks.sweep()
 
@@ -147,7 +138,7 @@ class LibvirtHypervisor:
     async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         spec = intent.spec
         directory = self._settings.disk_dir / domain
-        disk = await asyncio.to_thread(create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
         identity = str(uuid.uuid4())
         try:
             definition = await self._definitions.fresh(domain, identity, intent, disk, xml)
@@ -163,6 +154,7 @@ class LibvirtHypervisor:
             # Only what this call has defined: a domain of that name may have another owner.
             await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
             raise HypervisorError(f"domain {domain} could not be started: {error}") from error
+        await asyncio.to_thread(disks.kept, directory)
 
     async def start(self, domain: str, intent: Intent) -> None:
         if intent.redefine:
@@ -230,10 +222,12 @@ class LibvirtHypervisor:
             )
             return devices
 
+        directory = self._settings.disk_dir / domain
+        await asyncio.to_thread(disks.doomed, directory)
         with contextlib.suppress(DomainGone):
             await self._networks.forget(await self._connection.call(remove, modifies=domain, limit_s=60.0))
         self._connection.forget(domain)
-        await asyncio.to_thread(remove_disk, self._settings.disk_dir / domain)
+        await asyncio.to_thread(disks.remove_disk, directory)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:
         element = intents.to_element(intent)
@@ -324,39 +318,3 @@ def _cut_power(domain: Any) -> None:
     except libvirt.libvirtError:
         if domain.isActive():  # SIGTERM did not end it in libvirt's time: SIGKILL does
             domain.destroy()
-
-
-def create_overlay(base: Path, directory: Path) -> Path:
-    """Make ``directory`` with an empty overlay over ``base`` in it. Blocks: call it in a thread.
-
-    :raises HypervisorError: the directory is there already, or qemu-img failed; nothing new is left behind.
-    """
-    if not base.is_file():
-        raise HypervisorError(f"there is no base image at {base}: build it with `ebb lab image build`")
-    try:
-        missing = [parent for parent in directory.parents if not parent.exists()]
-        for parent in (*reversed(missing), directory):
-            parent.mkdir(mode=0o711)
-            # Whatever the umask: QEMU's user passes through, and no user but root can list it.
-            parent.chmod(0o711)
-    except OSError as error:
-        raise HypervisorError(f"the VM's directory {directory} cannot be made: {error.strerror}") from error
-    overlay = directory / "disk.qcow2"
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(overlay)]
-    try:
-        # Ours only: libvirt gives it to QEMU's user as long as the VM runs.
-        os.close(os.open(overlay, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        overlay.chmod(0o600)
-    except subprocess.CalledProcessError as error:
-        remove_disk(directory)
-        raise HypervisorError(f"qemu-img could not make an overlay: {error.stderr.strip()}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        remove_disk(directory)
-        raise HypervisorError(f"qemu-img could not make an overlay: {error}") from error
-    return overlay
-
-
-def remove_disk(directory: Path) -> None:
-    """Remove a VM's directory with all in it; no error if it is gone."""
-    shutil.rmtree(directory, ignore_errors=True)

@@ -22,7 +22,7 @@ from ebbtide.lab.image import Image, build_image
 from ebbtide.lab.services import ensure_services, open_libvirt, stop_services
 from ebbtide.lab.state import LabState
 from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, render_domain
-from hostagent.libvirt.libvirt_hypervisor import create_overlay
+from hostagent.libvirt.disks import create_overlay
 from hostagent.mechanisms.accelerator import QEMU, boots
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]

@@ -23,7 +23,7 @@ from ebbtide.lab.state import LabState
 from ebbtide.messages.guest import GuestStatus, Hello, Notice, PressureNotice, RequestNotice
 from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, render_domain
 from hostagent.errors import GuestUnreachable
-from hostagent.libvirt.libvirt_hypervisor import create_overlay
+from hostagent.libvirt.disks import create_overlay
 from hostagent.vm.guest_link import GuestLink
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]

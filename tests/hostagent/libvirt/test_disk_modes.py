@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hostagent.libvirt.libvirt_hypervisor import create_overlay
+from hostagent.libvirt.disks import create_overlay
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

@@ -19,7 +19,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import Operation
 from hostagent.control import reconciler
-from hostagent.libvirt import libvirt_hypervisor, settling
+from hostagent.libvirt import disks, settling
 from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
@@ -51,7 +51,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
         return directory / "disk.qcow2"
 
     # qemu-img is not there wherever this runs.
-    monkeypatch.setattr(libvirt_hypervisor, "create_overlay", overlay)
+    monkeypatch.setattr(disks, "create_overlay", overlay)
 
 
 @pytest.fixture

@@ -1,0 +1,87 @@
+"""What a killed agent left of disks is swept; the disk of a VM that was there is not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostagent.errors import HypervisorError
+from hostagent.libvirt import disks
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.state.intents import Intent, Phase
+from tests.hostagent.conftest import low_vm
+from tests.hostagent.libvirt_stand_in import StandIn
+
+VM = "ebb-host-a.low-1"
+INTENT = Intent.model_validate(
+    {"owner": "host-a", "spec": low_vm("low-1"), "boot_mib": 512.0, "phase": Phase.CREATING}
+    | {field: {"cpu_cores": 3.0, "memory_mib": 1024.0} for field in ("target", "committed")}
+)
+
+
+class Killed(BaseException):
+    """The agent ends here."""
+
+
+@pytest.fixture(autouse=True)
+def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither qemu-img nor ip has anything to do or to say."""
+    (tmp_path / "base.qcow2").touch()
+    monkeypatch.setattr(subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 0, b"[]", b""))
+
+
+def hypervisor(domains: StandIn, tmp_path: Path) -> LibvirtHypervisor:
+    settings = LibvirtSettings("host-a", "stand-in", "qemu", tmp_path, tmp_path / "disks")
+    return LibvirtHypervisor(settings, lambda uri: domains)
+
+
+async def test_the_disk_of_a_vm_is_kept_where_another_libvirt_is_asked(tmp_path: Path) -> None:
+    domains = StandIn(tmp_path)
+    await hypervisor(domains, tmp_path).create(VM, INTENT)
+    await hypervisor(StandIn(tmp_path), tmp_path).sweep()
+    assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
+    with pytest.raises(HypervisorError, match="File exists"):
+        await hypervisor(StandIn(tmp_path), tmp_path).create(VM, INTENT)
+    first = hypervisor(domains, tmp_path)
+    await first.sweep()
+    await first.destroy(VM)
+    assert not (tmp_path / "disks" / VM).exists()
+
+
+@pytest.mark.parametrize("call", ["defineXML", "undefineFlags"])
+async def test_what_a_kill_leaves_of_a_creation_or_a_removal_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    domains = StandIn(tmp_path)
+    agent = hypervisor(domains, tmp_path)
+
+    def killed(*_: Any) -> None:
+        domains._domains.clear()
+        raise Killed
+
+    with monkeypatch.context() as kill:
+        if call == "undefineFlags":
+            await agent.create(VM, INTENT)
+            kill.setattr(type(domains.lookupByName(VM)), call, killed)
+            with pytest.raises(Killed):
+                await agent.destroy(VM)
+        else:
+            kill.setattr(StandIn, call, killed)
+            with pytest.raises(Killed):
+                await agent.create(VM, INTENT)
+    assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
+    await hypervisor(domains, tmp_path).sweep()
+    assert not (tmp_path / "disks" / VM).exists()
+
+
+def test_a_removal_that_came_to_nothing_leaves_the_disk_kept(tmp_path: Path) -> None:
+    (tmp_path / VM).mkdir()
+    (tmp_path / VM / "disk.qcow2").touch()
+    disks.doomed(tmp_path / VM)
+    disks.sweep([tmp_path / VM], [VM])
+    disks.sweep([tmp_path / VM], [])
+    assert (tmp_path / VM / "disk.qcow2").exists()
