@@ -25,7 +25,6 @@ class SlabClass:
     """A slab class: pages of 1 MiB cut into chunks of one size."""
 
     id: int
-    chunk_bytes: int
     chunks_per_page: int
     pages: int
     free_chunks: int
@@ -91,7 +90,6 @@ class MemcachedClient:
         classes = {
             id_: SlabClass(
                 id_,
-                values["chunk_size"],
                 values["chunks_per_page"],
                 values["total_pages"],
                 values["free_chunks"] + values.get("free_chunks_end", 0),

@@ -43,7 +43,6 @@ class VcpuTimes(NamedTuple):
 
     periods: int
     throttled: int
-    throttled_s: float
 
 
 def mounts(mountinfo: str) -> list[Mount]:
@@ -339,8 +338,7 @@ class VcpuGroup:
     def times(self) -> VcpuTimes:
         """Periods and throttling: zero where the group never had a quota."""
         stat = keyed(read(os.path.join(self.path, "cpu.stat")))
-        us = stat.get("throttled_usec", stat.get("throttled_time", 0) // 1000)  # v1 counts in ns
-        return VcpuTimes(stat.get("nr_periods", 0), stat.get("nr_throttled", 0), us / 1e6)
+        return VcpuTimes(stat.get("nr_periods", 0), stat.get("nr_throttled", 0))
 
 
 def vcpu_groups(pid: int, proc: str = "/proc") -> dict[int, VcpuGroup]:

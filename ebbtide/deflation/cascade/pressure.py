@@ -96,11 +96,6 @@ class Verdict:
     #: Whether its kernel is short of memory; not where it is only presumed to be, or asks for more itself.
     short_of_memory: bool
 
-    @property
-    def may_lose_memory(self) -> bool:
-        """Whether memory may be taken from it."""
-        return self.known and not self.under_pressure
-
 
 @dataclass(frozen=True, slots=True)
 class _Rates:

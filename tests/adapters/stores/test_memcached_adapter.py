@@ -278,7 +278,7 @@ def test_the_limit_of_a_command_line(options: list[str], limit_mib: int) -> None
 
 
 def slabs(malloced_mib: int, **classes: tuple[int, int]) -> Slabs:
-    made = {int(id_[1:]): SlabClass(int(id_[1:]), 1000, 100, pages, free) for id_, (pages, free) in classes.items()}
+    made = {int(id_[1:]): SlabClass(int(id_[1:]), 100, pages, free) for id_, (pages, free) in classes.items()}
     return Slabs(made, malloced_mib * MIB)
 
 

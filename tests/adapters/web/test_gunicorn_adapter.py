@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +20,10 @@ from app_adapters.web.gunicorn import GunicornAdapter
 from tests.adapters.cache import free_port
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
+from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
 from tests.adapters.web_servers import Gunicorn, children, pss_mib, until
 
 pytestmark = pytest.mark.service
-Record = Callable[[str, object], None]
 
 WAYS = {
     "control socket, sync workers": (),
@@ -58,61 +57,21 @@ def hooked(
         gunicorn.stop()
 
 
-def cores(rest: Rest, request_id: str, direction: str, size: float, **more: object) -> dict[str, Any]:
-    """Ask for cores, and wait for the end."""
-    status, answer = rest.target(request_id, direction, 0, **{"target": {"cpu_cores": size}, **more})
-    assert status == 202, answer
-    return rest.finished(request_id)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_go_and_come_back_while_every_request_is_answered(
     tmp_path: Path, way: str, record_property: Record
 ) -> None:
     with hooked(tmp_path, WAYS[way]) as (gunicorn, rest), WebLoad(gunicorn.port) as load:
-        load.more()
-        sizes = rest.capabilities()["resources"]
-        assert sizes["cpu_cores"] == {"current": 4, "minimum": 1, "maximum": 4, "step": 1}
-        before_mib = gunicorn.pss_mib()
-        assert sizes["memory_mib"]["current"] == pytest.approx(before_mib, rel=0.1, abs=3)
-
-        status, answer = rest.target("down", "deflate", 0, target={"cpu_cores": 1.0})
-        assert (status, answer["promised"]["cpu_cores"]) == (202, 3)
-        done = rest.finished("down")
-        assert done["state"] == "released", done
-        after_mib = gunicorn.pss_mib()
-        assert len(gunicorn.workers()) == 1
-        assert before_mib - after_mib > 3 * 12
-        assert done["released"]["memory_mib"] == pytest.approx(before_mib - after_mib, rel=0.1, abs=4)
-        assert answer["promised"]["memory_mib"] == pytest.approx(before_mib - after_mib, rel=0.2, abs=6)
-        assert done["released"]["cpu_cores"] == 3
-        load.more()
-
-        done = cores(rest, "up", "reinflate", 4.0)
-        assert (done["state"], done["released"]) == ("released", {"cpu_cores": 0, "memory_mib": 0})
-        assert len(gunicorn.workers()) == 4
-        gunicorn.ready()
-        load.more()
-    record_property("p99_ms", round(load.p99_ms(), 1))
-    record_property("answers", load.count())
-    print(f"{way}: {load.count()} answers, p99 {load.p99_ms():.1f} ms, closed while kept {load.closed_while_kept}")
-    assert load.errors == []
-    assert load.p99_ms() < 5000
+        answer, freed_mib = to_one_worker_and_back(gunicorn, rest, load, 3 * 12, 4, lambda: None, gunicorn.ready)
+    assert answer["promised"]["memory_mib"] == pytest.approx(freed_mib, rel=0.2, abs=6)
+    answered(load, way, record_property)
 
 
 @pytest.mark.parametrize("way", ["control socket, sync workers", "signals, sync workers"])
 def test_ten_cycles_leave_workers_and_memory_as_they_were(tmp_path: Path, way: str) -> None:
     with hooked(tmp_path, WAYS[way], mib=4) as (gunicorn, rest), WebLoad(gunicorn.port) as load:
-        first_mib = 0.0
-        for i in range(10):
-            cores(rest, f"down{i}", "deflate", 2.0)
-            assert len(gunicorn.workers()) == 2
-            cores(rest, f"up{i}", "reinflate", 4.0)
-            gunicorn.ready()
-            load.more(10)
-            first_mib = first_mib or gunicorn.pss_mib()
+        ten_cycles(gunicorn, rest, load, 4, gunicorn.ready)
         assert len(gunicorn.workers()) == 4
-        assert gunicorn.pss_mib() < first_mib * 1.1 + 4
     assert load.errors == []
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from app_adapters.web.nginx import NginxAdapter
 from tests.adapters.cache import free_port
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
+from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
 from tests.adapters.web_servers import Nginx
 
 pytestmark = pytest.mark.service
-Record = Callable[[str, object], None]
 
 
 def adapter_of(nginx: Nginx, workers_file: Path, workers: int = 4, minimum_workers: int = 1) -> NginxAdapter:
@@ -52,53 +52,21 @@ def hooked(tmp_path: Path, **more: Any) -> Iterator[tuple[Nginx, Rest, Path]]:
         nginx.stop()
 
 
-def cores(rest: Rest, request_id: str, direction: str, size: float, **more: object) -> dict[str, Any]:
-    """Ask for cores, and wait for the end."""
-    status, answer = rest.target(request_id, direction, 0, **{"target": {"cpu_cores": size}, **more})
-    assert status == 202, answer
-    return rest.finished(request_id)
-
-
 def test_workers_go_and_come_back_while_every_request_is_answered(tmp_path: Path, record_property: Record) -> None:
     with hooked(tmp_path) as (nginx, rest, workers_file), WebLoad(nginx.port) as load:
-        load.more()
-        sizes = rest.capabilities()["resources"]
-        assert sizes["cpu_cores"] == {"current": 4, "minimum": 1, "maximum": 4, "step": 1}
-        before_mib = nginx.pss_mib()
-        assert sizes["memory_mib"]["current"] == pytest.approx(before_mib, rel=0.1, abs=2)
-        status, answer = rest.target("down", "deflate", 0, target={"cpu_cores": 1.0})
-        assert (status, answer["promised"]["cpu_cores"]) == (202, 3)
-        done = rest.finished("down")
-        assert done["state"] == "released", done
-        after_mib = nginx.pss_mib()
-        assert len(nginx.workers()) == 1
-        assert workers_file.read_text() == "worker_processes 1;\n"
-        assert before_mib - after_mib > 10  # its tables of connections
-        assert done["released"]["memory_mib"] == pytest.approx(before_mib - after_mib, rel=0.1, abs=3)
-        assert done["released"]["cpu_cores"] == 3
-        load.more()
-        done = cores(rest, "up", "reinflate", 4.0)
-        assert (done["state"], done["released"]) == ("released", {"cpu_cores": 0, "memory_mib": 0})
-        assert len(nginx.workers()) == 4
-        load.more()
-    record_property("p99_ms", round(load.p99_ms(), 1))
-    record_property("answers", load.count())
-    print(f"nginx: {load.count()} answers, p99 {load.p99_ms():.1f} ms, closed while kept {load.closed_while_kept}")
-    assert load.errors == []
-    assert load.p99_ms() < 5000
+
+        def one_is_configured() -> None:
+            assert workers_file.read_text() == "worker_processes 1;\n"
+
+        # Its tables of connections come free.
+        to_one_worker_and_back(nginx, rest, load, 10, 3, one_is_configured, lambda: None)
+        assert workers_file.read_text() == "worker_processes 4;\n"
+    answered(load, "nginx", record_property)
 
 
 def test_ten_cycles_leave_workers_and_memory_as_they_were(tmp_path: Path) -> None:
     with hooked(tmp_path) as (nginx, rest, _), WebLoad(nginx.port) as load:
-        first_mib = 0.0
-        for i in range(10):
-            cores(rest, f"down{i}", "deflate", 2.0)
-            assert len(nginx.workers()) == 2
-            cores(rest, f"up{i}", "reinflate", 4.0)
-            assert len(nginx.workers()) == 4
-            load.more(10)
-            first_mib = first_mib or nginx.pss_mib()
-        assert nginx.pss_mib() < first_mib * 1.1 + 3
+        ten_cycles(nginx, rest, load, 3, lambda: None)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["nginx", "token", "workers.conf"]
     assert load.errors == []
 

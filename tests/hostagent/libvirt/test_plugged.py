@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from typing import Any
 
 import libvirt
@@ -12,6 +11,7 @@ import pytest
 from hostagent.errors import HypervisorError
 from hostagent.libvirt import plugged, settling
 from hostagent.libvirt.plugged import Plugged, bring, missing_dimms
+from tests.hostagent.libvirt.one_domain import OneDomain
 
 
 class FakeDomain:
@@ -85,22 +85,6 @@ def _slot(xml: str) -> int:
     return int(address.get("slot", ""))
 
 
-class FakeConnection:
-    """Knows one domain, by any name; errors as the real one raises them."""
-
-    def __init__(self, domain: FakeDomain) -> None:
-        self._domain = domain
-
-    async def call(self, function: Callable[[Any], Any], *, modifies: str | None = None) -> Any:
-        try:
-            return function(self)
-        except libvirt.libvirtError as error:
-            raise HypervisorError(str(error)) from error
-
-    def lookupByName(self, name: str) -> FakeDomain:
-        return self._domain
-
-
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "LOOK_S", 0.01)
@@ -108,7 +92,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def moved(domain: FakeDomain, goal_mib: float) -> str:
-    connection: Any = FakeConnection(domain)
+    connection: Any = OneDomain(domain)
     return await bring(connection, "vm", goal_mib, 5.0)
 
 

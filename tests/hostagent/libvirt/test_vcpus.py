@@ -9,11 +9,11 @@ import libvirt
 import pytest
 
 from ebbtide.deflation.cascade.mechanisms import Mechanism
-from hostagent.errors import HypervisorError
 from hostagent.libvirt import settling, vcpus
 from hostagent.libvirt.vcpus import bring
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm
+from tests.hostagent.libvirt.one_domain import OneDomain
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
@@ -38,20 +38,6 @@ class FakeDomain:
         return self.count
 
 
-class FakeConnection:
-    def __init__(self, domain: FakeDomain) -> None:
-        self._domain = domain
-
-    async def call(self, function: Callable[[Any], Any], *, modifies: str | None = None) -> Any:
-        try:
-            return function(self)
-        except libvirt.libvirtError as error:
-            raise HypervisorError(str(error)) from error
-
-    def lookupByName(self, name: str) -> FakeDomain:
-        return self._domain
-
-
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "LOOK_S", 0.01)
@@ -60,7 +46,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def moved(domain: FakeDomain, count: int, limit_s: float = 5.0) -> str:
-    connection: Any = FakeConnection(domain)
+    connection: Any = OneDomain(domain)
     return await bring(connection, "vm", count, limit_s)
 
 

@@ -19,7 +19,7 @@ def item(key: bytes, accessed_s: int, fetched: bool = False, size: int = 1000) -
 
 
 def slabs(malloced_mib: int, *used: int) -> Slabs:
-    made = {i: SlabClass(i, 1024, 1024, chunks // 1024 + 1, 0, chunks) for i, chunks in enumerate(used, 1)}
+    made = {i: SlabClass(i, 1024, chunks // 1024 + 1, 0, chunks) for i, chunks in enumerate(used, 1)}
     return Slabs(made, malloced_mib * MIB)
 
 

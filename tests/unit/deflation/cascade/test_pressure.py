@@ -118,7 +118,7 @@ def test_a_stall_counts_until_a_second_reading_tells_whether_the_memory_is_misse
     stalled = replace(CALM, some_percent=60.0, full_percent=30.0)
     story = Story(stalled)
     verdict = story.watch.verdict(story.now, LACKING)
-    assert (verdict.under_pressure, verdict.may_lose_memory, verdict.wants) == (True, False, ZERO)
+    assert (verdict.under_pressure, verdict.wants) == (True, ZERO)
     assert "it is not known yet whether the memory is missed" in verdict.sentence
     assert not story.go_on(2, some=60, full=30), "a kernel that drops caches"
     assert story.go_on(2, some=60, full=30, faults_per_s=300)
@@ -201,14 +201,14 @@ def test_pressure_that_comes_back_takes_longer_to_end_each_time_up_to_a_limit() 
 
 def test_a_guest_that_never_said_a_word_is_not_under_pressure_and_gives_no_memory() -> None:
     verdict = PressureWatch().verdict(5, LACKING)
-    assert (verdict.under_pressure, verdict.known, verdict.may_lose_memory) == (False, False, False)
+    assert (verdict.under_pressure, verdict.known) == (False, False)
     assert verdict.sentence == "no fresh reading, so no memory is taken"
 
 
 def test_an_old_reading_is_none() -> None:
     story = Story()
-    assert story.watch.verdict(story.now + STALE_S, LACKING).may_lose_memory
-    assert not story.watch.verdict(story.now + STALE_S + 1, LACKING).may_lose_memory
+    assert story.watch.verdict(story.now + STALE_S, LACKING).known
+    assert not story.watch.verdict(story.now + STALE_S + 1, LACKING).known
 
 
 def test_a_guest_that_falls_silent_under_pressure_stays_so_for_a_while() -> None:
