@@ -14,7 +14,7 @@ from typing import Callable, TypeVar
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
 from app_adapters.async_adapter import AsyncAdapter, OnLoop
-from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, Reply, require_loopback
+from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, Reply, require_place
 from app_adapters.operations import silent
 from app_adapters.server import make_way
 
@@ -35,28 +35,30 @@ class BadRequest(Exception):
 
 
 class AsyncHookServer:
-    """Serves the hook of one adapter on the running loop. `port` 0 takes a free one; `address` tells which.
+    """Serves the hook of one adapter on the running loop, on the Unix socket `path`, which only its user and
+    root can hold.
 
-    `path`: a Unix socket to serve on instead; only its user and root can hold it. An Adapter's methods block, so each
-    call has a thread; those of an AsyncAdapter run on the loop itself. `log` is given a sentence for every target, from
-    any thread.
+    By choice on a `port` of loopback instead, which any process can hold once this one has ended; 0 takes a free one,
+    `address` tells which. An Adapter's methods block, so each call has a thread; those of an AsyncAdapter run on the
+    loop itself. `log` is given a sentence for every target, from any thread.
 
-    Raises: ValueError for a host that is not on loopback.
+    Raises: ValueError for neither or both, or a host that is not on loopback.
     """
 
     def __init__(
         self,
         adapter: Adapter | AsyncAdapter,
-        host: str = "127.0.0.1",
-        port: int = 7070,
+        path: str = "",
         token_file: str = "",
         log: Callable[[str], None] = silent,
-        path: str = "",
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
     ) -> None:
-        require_loopback(host)
+        require_place(path, host, port)
         self._path = path
         self._adapter = adapter
-        self._host, self._port, self._token_file, self._log = host, port, token_file, log
+        self._host, self._port, self._token_file, self._log = host, port or 0, token_file, log
         self._server: asyncio.AbstractServer | None = None
         self._hook: Hook | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -66,6 +68,11 @@ class AsyncHookServer:
     def address(self) -> tuple[str, int]:
         """Host and port that are listened on, once it is started."""
         return self._host, self._port
+
+    @property
+    def url(self) -> str:
+        """As a drop-in file names it, once it is started."""
+        return f"unix:{self._path}" if self._path else f"http://{self._host}:{self._port}"
 
     async def start(self) -> AsyncHookServer:
         """Begin to serve; returns itself. Raises: OSError where the port is taken."""

@@ -41,6 +41,13 @@ def require_loopback(host: str) -> None:
         raise ValueError(f"host: {host} is not on loopback")
 
 
+def require_place(path: str, host: str, port: int | None) -> None:
+    """Raises: ValueError unless there is one place to listen: a Unix socket, or by choice a port on loopback."""
+    if bool(path) == (port is not None):
+        raise ValueError("path: must be that of a Unix socket, or port one on loopback")
+    require_loopback(host)
+
+
 class TokenFile:
     """A token that may be replaced at any time; the file is read again when it changes."""
 

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = [word for word in argv[:1] if word in MODULES]
     options = build_parser(named or tuple(MODULES)).parse_args(argv)
     listen = options.listen or f"{SOCKETS}/{options.adapter}.sock"
-    path, (host, port) = (listen, ("127.0.0.1", 0)) if isinstance(listen, str) else ("", listen)
+    path, (host, port) = (listen, ("127.0.0.1", None)) if isinstance(listen, str) else ("", listen)
     where = path or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if options.print_drop_in:
         print(json.dumps({"name": options.adapter, "url": f"unix:{path}" if path else f"http://{where}"}))
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapter = ready(options.adapter).build(options)
         if options.check:
             return check(options.adapter, adapter)
-        server = HookServer(adapter, host, port, options.token_file, say, path)
+        server = HookServer(adapter, path, options.token_file, say, host=host, port=port)
         adapter.begin()
     except AdapterError as error:
         say(f"{options.adapter}: {error}")

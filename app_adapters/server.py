@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
-from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, require_loopback
+from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, require_place
 from app_adapters.operations import silent
 
 # How often the serving thread looks whether it is to stop: seldom, since a guest pays for every wake-up.
@@ -23,27 +23,28 @@ STOP_LOOK_S = 0.5
 
 
 class HookServer:
-    """Serves the hook of one adapter in a thread of its own. `port` 0 takes a free one; `address` tells which.
+    """Serves the hook of one adapter in a thread of its own, on the Unix socket `path`, which only its user and
+    root can hold.
 
-    `path`: a Unix socket to serve on instead; only its user and root can hold it. `log` is given a sentence for every
-    target.
+    By choice on a `port` of loopback instead, which any process can hold once this one has ended; 0 takes a free one,
+    `address` tells which. `log` is given a sentence for every target.
 
-    Raises: ValueError for a host that is not on loopback, OSError where the port is taken.
+    Raises: ValueError for neither or both, or a host that is not on loopback; OSError where it cannot listen.
     """
 
     def __init__(
         self,
         adapter: Adapter,
-        host: str = "127.0.0.1",
-        port: int = 7070,
+        path: str = "",
         token_file: str = "",
         log: Callable[[str], None] = silent,
-        path: str = "",
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
     ) -> None:
-        require_loopback(host)
-        self._path = path
+        require_place(path, host, port)
         self._hook = Hook(adapter, token_file, log)
-        self._server = UnixJsonServer(path, self._hook) if path else JsonServer((host, port), self._hook)
+        self._server = JsonServer((host, port), self._hook) if port is not None else UnixJsonServer(path, self._hook)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_LOOK_S,), name="hook-server", daemon=True
         )

@@ -1,6 +1,6 @@
 """An asyncio service embeds the hook on its own loop: the marked lines are all it takes.
 
-Run it: python3 embed_asyncio.py 0 /run/ebbtide/token
+Run it: python3 embed_asyncio.py /run/ebbtide/hooks/buffer.sock /run/ebbtide/token
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Buffer(AsyncAdapter):
         return Release({"memory_mib": max(before - len(self.data), 0) / MIB}, "len(buffer)", "buffer resized")
 
 
-async def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
+async def main(path: str = "/run/ebbtide/hooks/buffer.sock", token_file: str = "/run/ebbtide/token") -> None:
     """Serve until standard input ends."""
     # embedding: begin
-    async with AsyncHookServer(Buffer(32), "127.0.0.1", port, token_file) as hook:
-        print(f"hook on {hook.address[0]}:{hook.address[1]}", flush=True)
+    async with AsyncHookServer(Buffer(32), path, token_file) as hook:
+        print(f"hook on {hook.url}", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     # embedding: end
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(*sys.argv[1:]))

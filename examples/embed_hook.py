@@ -1,6 +1,6 @@
 """A service embeds the hook: the marked lines are all it takes, the rest is the service.
 
-Run it, and ask: curl http://127.0.0.1:PORT/healthz
+Run it, and ask: curl --unix-socket /run/ebbtide/hooks/buffer.sock http://localhost/healthz
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Buffer(Adapter):
         return Promise({}, 0.1, lambda: self.resize(max(min(target["memory_mib"], 64.0), self.size_mib())))
 
 
-def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
+def main(path: str = "/run/ebbtide/hooks/buffer.sock", token_file: str = "/run/ebbtide/token") -> None:
     """Serve until standard input ends."""
     # embedding: begin
-    hook = HookServer(Buffer(32), "127.0.0.1", port, token_file).start()
-    print(f"hook on {hook.address[0]}:{hook.address[1]}", flush=True)
+    hook = HookServer(Buffer(32), path, token_file).start()
+    print(f"hook on {hook.url}", flush=True)
     try:
         sys.stdin.read()
     finally:
@@ -55,4 +55,4 @@ def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])

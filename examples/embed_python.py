@@ -1,7 +1,7 @@
 """A Python service with caches of its own gives their memory back: the marked lines are all it takes.
 
 The service answers `GET KEY` on a line of a TCP connection with a value that is dear to make, so it keeps values while
-there is room. Run it: python3 embed_python.py 0 /run/ebbtide/token
+there is room. Run it: python3 embed_python.py /run/ebbtide/hooks/cache.sock /run/ebbtide/token
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
 
-def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
+def main(path: str = "/run/ebbtide/hooks/cache.sock", token_file: str = "/run/ebbtide/token") -> None:
     """Serve until standard input ends."""
     server = Server(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -91,8 +91,8 @@ def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
     # embedding: begin
     adapter = PythonAdapter(maximum_mib=256, minimum_mib=32, shrink=cache.shrink, grow=cache.grow)
     adapter.drops(digest.cache_clear)
-    hook = HookServer(adapter, "127.0.0.1", port, token_file).start()
-    print(f"hook on {hook.address[0]}:{hook.address[1]}", flush=True)
+    hook = HookServer(adapter, path, token_file).start()
+    print(f"hook on {hook.url}", flush=True)
     # embedding: end
     sys.stdin.read()
     hook.stop()
@@ -100,4 +100,4 @@ def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])

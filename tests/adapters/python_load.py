@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.adapters.rest import address_of
+
 ROOT = Path(__file__).resolve().parents[2]
 VALUE_BYTES = 4096
 MIB = 1024 * 1024
@@ -23,9 +25,12 @@ def value(key: str) -> bytes:
 
 
 class Service:
-    """A process that answers `GET KEY`; it says its addresses on its first lines."""
+    """A process that answers `GET KEY`; it says where on its first line.
 
-    def __init__(self, command: list[str], lines: int) -> None:
+    :param hooked: and on the next one where its hook is.
+    """
+
+    def __init__(self, command: list[str], hooked: bool = False) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
@@ -33,10 +38,9 @@ class Service:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert self.process.stdout is not None
-        self.addresses = []
-        for _ in range(lines):
-            host, _, port = self.process.stdout.readline().decode().split()[-1].rpartition(":")
-            self.addresses.append((host, int(port)))
+        words = [self.process.stdout.readline().decode().split()[-1] for _ in range(1 + hooked)]
+        host, _, port = words[0].rpartition(":")
+        self.address, self.hook = (host, int(port)), address_of(words[-1])
 
     def stop(self) -> None:
         self.process.kill()
@@ -55,7 +59,7 @@ class Service:
     def fill(self, mib: float, start: int = 0) -> None:
         """Ask for so many MiB of values, each of them right."""
         count = int(mib * MIB / VALUE_BYTES)
-        with socket.create_connection(self.addresses[0], 60) as connection, connection.makefile("rb") as answers:
+        with socket.create_connection(self.address, 60) as connection, connection.makefile("rb") as answers:
             for low in range(start, start + count, 200):
                 keys = [f"k{key}" for key in range(low, min(low + 200, start + count))]
                 connection.sendall("".join(f"GET {key}\n" for key in keys).encode())

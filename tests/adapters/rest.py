@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from typing import Any
 
+#: A host and port, or the path of a Unix socket.
+Address = tuple[str, int] | str
+
+
+def address_of(word: str) -> Address:
+    """What a service says: HOST:PORT, or a URL as in a drop-in file."""
+    if word.startswith("unix:"):
+        return word.removeprefix("unix:")
+    host, _, port = word.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
 
 class Rest:
-    def __init__(self, address: tuple[str, int], token: str | None) -> None:
+    def __init__(self, address: Address, token: str | None) -> None:
         self._address = address
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def send(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection(*self._address, timeout=20)
+        connection = self._connection()
         try:
             connection.request(method, path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
@@ -26,12 +38,21 @@ class Rest:
 
     def text(self, path: str) -> str:
         """What a service answers that is no hook."""
-        connection = http.client.HTTPConnection(*self._address, timeout=20)
+        connection = self._connection()
         try:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
         finally:
             connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if isinstance(self._address, tuple):
+            return http.client.HTTPConnection(*self._address, timeout=20)
+        made = http.client.HTTPConnection("localhost", timeout=20)
+        made.sock = socket.socket(socket.AF_UNIX)
+        made.sock.settimeout(20)
+        made.sock.connect(self._address)
+        return made
 
     def capabilities(self) -> dict[str, Any]:
         status, body = self.send("GET", "/deflation/v1/capabilities")

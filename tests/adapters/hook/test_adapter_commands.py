@@ -112,7 +112,7 @@ def test_a_refusal_is_said(tmp_path: Path) -> None:
 
     (tmp_path / "token").write_text("t")
     said: list[str] = []
-    server = HookServer(InelasticAdapter(reason="pinned"), "127.0.0.1", 0, str(tmp_path / "token"), said.append).start()
+    server = HookServer(InelasticAdapter(reason="pinned"), "", str(tmp_path / "token"), said.append, port=0).start()
     try:
         Rest(server.address, "t").target("r", "deflate", 5, target={"memory_mib": 5.0})
     finally:

@@ -7,17 +7,17 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from app_adapters.registry import MODULES
 from guestagent.hooks import DropIn, read_drop_in
-from tests.adapters.cache import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs/reference/adapters.md").read_text()
-PORT = 7075
+SOCKET = "/run/ebbtide/hooks/thumbnails.sock"
 
 
 def block(language: str, mark: str) -> str:
@@ -38,22 +38,23 @@ def test_every_ready_adapter_has_a_row() -> None:
 
 @pytest.mark.service
 def test_the_example_runs_as_printed(tmp_path: Path) -> None:
-    """Only the port and the token's place are this test's own: the printed ones may be in use."""
-    port, token_file = free_port(), tmp_path / "token"
+    """Only the places of the socket and the token are this test's own: the printed ones may be in use."""
+    directory = tempfile.TemporaryDirectory(prefix="ebb")
+    own, token_file = f"{directory.name}/hook.sock", tmp_path / "token"
     token_file.write_text("t")
     (tmp_path / "thumbnails.py").write_text(block("python", "# file: thumbnails.py"))
     script = block("sh", "# file: try.sh")
-    assert script.count(str(PORT)) == 1
+    assert script.count(SOCKET) == 1
     assert script.count("/run/ebbtide/token") == 1
-    script = script.replace(str(PORT), str(port)).replace("/run/ebbtide/token", str(token_file))
+    script = script.replace(SOCKET, own).replace("/run/ebbtide/token", str(token_file))
 
     drop_in = tmp_path / "thumbnails.json"
     drop_in.write_text(block("json", '{"name": "thumbnails"'))
     drop_in.chmod(0o644)
-    assert read_drop_in(str(drop_in), os.getuid()) == DropIn("thumbnails", "127.0.0.1", PORT)
+    assert read_drop_in(str(drop_in), os.getuid()) == DropIn("thumbnails", path=SOCKET, uid=os.getuid())
 
     service = subprocess.Popen(
-        [sys.executable, str(tmp_path / "thumbnails.py"), str(port), str(token_file)],
+        [sys.executable, str(tmp_path / "thumbnails.py"), own, str(token_file)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -81,3 +82,4 @@ def test_the_example_runs_as_printed(tmp_path: Path) -> None:
     finally:
         service.kill()
         service.wait()
+        directory.cleanup()

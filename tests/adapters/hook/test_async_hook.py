@@ -234,4 +234,4 @@ async def test_a_loop_that_is_busy_is_a_503_and_not_a_hook_that_hangs(
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
 def test_only_loopback_is_listened_on(host: str) -> None:
     with pytest.raises(ValueError, match="not on loopback"):
-        AsyncHookServer(Scale(), host, 0)
+        AsyncHookServer(Scale(), host=host, port=0)

@@ -6,31 +6,41 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.adapters.rest import Rest
+from tests.adapters.rest import Rest, address_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 #: All but embed_python.py run the same small service.
-BUFFERS = ("embed_hook.py", "embed_flask.py", "embed_wsgi.py", "embed_asyncio.py")
+ON_A_PORT = ("embed_flask.py", "embed_wsgi.py")
+BUFFERS = ("embed_hook.py", *ON_A_PORT, "embed_asyncio.py")
 
 
 @contextlib.contextmanager
 def running(name: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], Rest]]:
     (directory / "token").write_text("t")
+    # A WSGI server has a port of its own; the others have a Unix socket, whose path must be short.
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        place = "0" if name in ON_A_PORT else f"{short}/hook.sock"
+        with started([str(EXAMPLES / name), place, str(directory / "token")]) as (service, rest):
+            yield service, rest
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Rest]]:
     service = subprocess.Popen(
-        [sys.executable, str(EXAMPLES / name), "0", str(directory / "token")],
+        [sys.executable, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
     )
     try:
         assert service.stdout is not None
-        host, _, port = service.stdout.readline().decode().split()[-1].rpartition(":")
-        yield service, Rest((host, int(port)), "t")
+        yield service, Rest(address_of(service.stdout.readline().decode().split()[-1]), "t")
     finally:
         service.kill()
         service.wait()
@@ -63,7 +73,7 @@ def test_the_example_deflates_and_reinflates(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.service
-@pytest.mark.parametrize("name", ["embed_flask.py", "embed_wsgi.py"])
+@pytest.mark.parametrize("name", ON_A_PORT)
 def test_the_service_goes_on_beside_its_hook(name: str, tmp_path: Path) -> None:
     with running(name, tmp_path) as (_, rest):
         assert rest.text("/") == "32 MiB\n"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
+from app_adapters.aio import AsyncHookServer
 from app_adapters.errors import ApplicationError
 from app_adapters.operations import attempt
 from app_adapters.server import HookServer
@@ -370,7 +371,14 @@ def test_unknown_paths_requests_and_methods(rest: Rest) -> None:
 def test_only_loopback_is_listened_on(adapter: Scripted) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org", "127.0.0.1.example.org", ""):
         with pytest.raises(ValueError, match="not on loopback"):
-            HookServer(adapter, host, 0)
+            HookServer(adapter, host=host, port=0)
+
+
+def test_a_port_is_listened_on_by_choice_only(adapter: Scripted) -> None:
+    for path, port in (("", None), ("/run/x.sock", 0)):
+        for server in (HookServer, AsyncHookServer):
+            with pytest.raises(ValueError, match="path: must be that of a Unix socket"):
+                server(adapter, path, port=port)
 
 
 def test_silent_clients_do_not_keep_the_hook_from_others_for_ever(server: HookServer, rest: Rest) -> None:

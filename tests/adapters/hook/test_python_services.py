@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,11 +27,13 @@ Record = Callable[[str, object], None]
 def embedded(tmp_path: Path) -> Iterator[tuple[Service, Rest]]:
     """The example with the hook inside."""
     (tmp_path / "token").write_text("t")
-    service = Service([str(ROOT / "examples/embed_python.py"), "0", str(tmp_path / "token")], 2)
-    try:
-        yield service, Rest(service.addresses[1], "t")
-    finally:
-        service.stop()
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        command = [str(ROOT / "examples/embed_python.py"), f"{short}/hook.sock", str(tmp_path / "token")]
+        service = Service(command, hooked=True)
+        try:
+            yield service, Rest(service.hook, "t")
+        finally:
+            service.stop()
 
 
 @contextlib.contextmanager
@@ -38,9 +41,9 @@ def commanded(tmp_path: Path) -> Iterator[tuple[Service, Rest]]:
     """A service that knows of no hook, and a program that can talk to it."""
     (tmp_path / "token").write_text("t")
     here, pid_file = Path(__file__).parents[1], str(tmp_path / "pid")
-    service = Service([str(here / "limited_service.py"), pid_file], 1)
+    service = Service([str(here / "limited_service.py"), pid_file])
     try:
-        argv = [sys.executable, str(here / "limit_program.py"), str(service.addresses[0][1]), pid_file]
+        argv = [sys.executable, str(here / "limit_program.py"), str(service.address[1]), pid_file]
         # Plenty of time for a program in Python on a busy machine.
         adapter = CommandAdapter(argv, pid_file=pid_file, answer_limit_s=30)
         server = HookServer(adapter, port=0, token_file=str(tmp_path / "token")).start()
@@ -58,7 +61,7 @@ def test_it_shrinks_and_grows_ten_times_while_a_client_asks_on(
     record_property: Record,
     made: Callable[[Path], contextlib.AbstractContextManager[tuple[Service, Rest]]],
 ) -> None:
-    with made(tmp_path) as (service, rest), client(service.addresses[0]) as load:
+    with made(tmp_path) as (service, rest), client(service.address) as load:
         small, full = [], []
         for cycle in range(CYCLES):
             service.fill(70 if cycle == 0 else 40, start=cycle % 2 * 50_000)
