@@ -52,6 +52,7 @@ class AdoptionCommands:
                 found = await self._host.hypervisor.adoption.examine(command.domain)
             except DomainGone as error:
                 raise RequestRefused(404, f"there is no domain {command.domain} on this host", "domain") from error
+            self._requests.leadership.check(command)
             self._host.modes.check(HostEvent.CREATE)
             there = self._host.vms.get(command.name)
             if there is not None and there.domain == command.domain:

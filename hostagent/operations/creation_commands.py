@@ -51,6 +51,7 @@ class CreationCommands:
             await host.hypervisor.check(spec)
             await self._harvest.revoke(f"{spec.name} is to be created")
             await host.sample()
+            self._requests.leadership.check(command)
             host.modes.check(HostEvent.CREATE)
             if spec.name in self._coming:
                 raise RequestRefused(409, f"{spec.name} is being made already", "vm.name")

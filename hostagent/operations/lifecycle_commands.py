@@ -139,6 +139,7 @@ class LifecycleCommands:
 
         async def accept(request: Request) -> Run:
             await self._host.sample()
+            self._requests.leadership.check(command)
             vm = self._host.vm(name)
             self._host.modes.check(HostEvent.CREATE)
             if vm.resizer.terminating or vm.intent.phase in _GOING:

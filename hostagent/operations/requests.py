@@ -19,7 +19,8 @@ from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 
 #: Checks a new request and returns what carries it out. Nothing is waited for between its last look and its end, so
-#: that no other operation comes between the two.
+#: that no other operation comes between the two; before it changes something itself it asks whether its manager still
+#: leads.
 Accept = Callable[[Request], Awaitable[Run]]
 
 
@@ -40,13 +41,20 @@ class Leadership:
         :raises RequestRefused: the epoch, or within it the order, is lower than one that was seen.
         :raises JournalError: the epoch could not be stored.
         """
-        fence = self._fence.after(self._journal.epoch)
-        why, field = fence.refusal(command.epoch, 0 if known else command.order)
-        if why:
-            raise RequestRefused(409, why, field)
-        self._fence = fence.after(command.epoch, command.order)
+        self.check(command, known)
+        self._fence = self._fence.after(command.epoch, command.order)
         if command.epoch > self._journal.epoch:
             await asyncio.to_thread(self._journal.raise_epoch, command.epoch)
+
+    def check(self, command: Command, known: bool = False) -> None:
+        """Whether a command may still be carried out: another may have come while it was looked at.
+
+        :raises RequestRefused: as `follow`.
+        """
+        self._fence = self._fence.after(self._journal.epoch)
+        why, field = self._fence.refusal(command.epoch, 0 if known else command.order)
+        if why:
+            raise RequestRefused(409, why, field)
 
     def leads(self, epoch: int, order: int) -> bool:
         """Whether a command of this epoch and order would have others refused from now on."""
@@ -79,6 +87,7 @@ class Requests:
                 return operation
             request = Request(request_id, kind, body, time.time())
             run = await accept(request)
+            self.leadership.check(command)
             return self.operations.begin(
                 request_id, kind, body, run, vm=vm or path.get("name"), started_at=request.started_at
             )

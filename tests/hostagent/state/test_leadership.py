@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -21,7 +25,10 @@ from hostagent.operations.agent import Agent
 from hostagent.operations.requests import Leadership
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client
+from tests.hostagent.conftest import TOKEN, Client, low_vm, make_agent
+from tests.hostagent.conftest import Command as Send
+from tests.hostagent.waiting import until
+from tests.hostagent.world import World
 
 
 def command(epoch: int, order: int = 0) -> Command:
@@ -53,6 +60,51 @@ async def test_the_repetition_of_a_command_that_was_overtaken_gets_its_answer(cl
     host.journal.raise_epoch(2)
     over = await client.post("/v1/reclaims", json=first)
     assert (over.status, (await over.json())["field"]) == (409, "epoch")
+
+
+CREATE = ("POST", "/v1/vms", {"request_id": "r", "epoch": 1, "order": 3, "vm": low_vm("web")})
+START = ("POST", "/v1/vms/low-1/start", {"request_id": "r", "epoch": 1, "order": 3})
+
+
+@pytest.mark.parametrize("late", [CREATE, START], ids=["create", "start"])
+@pytest.mark.parametrize("overtaken", ["epoch", "order"])
+@pytest.mark.usefixtures("two_vms")
+async def test_a_command_is_not_carried_out_that_was_overtaken_while_it_was_looked_at(
+    agent: Agent,
+    client: Client,
+    command: Send,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    late: Any,
+    overtaken: str,
+) -> None:
+    """The leader that follows asks for the operation, hears that there is none, and starts the VM elsewhere."""
+    stop = {"request_id": "stop", "epoch": 1, "order": 1}
+    assert (await command("POST", "/v1/vms/low-1/stop", stop)).state == "done"
+    go_on, sample = asyncio.Event(), Host.sample
+
+    async def slow(self: Host) -> None:
+        await go_on.wait()
+        await sample(self)
+
+    monkeypatch.setattr(Host, "sample", slow)
+    method, path, body = late
+    sent = asyncio.create_task(client.request(method, path, json=body))
+    await until(lambda: "r" in agent.requests._being_checked)
+    if overtaken == "epoch":
+        assert (await client.put("/v1/epoch", json={"epoch": 2})).status == 200
+        assert (await client.get("/v1/operations/r")).status == 404
+    else:
+        later = {"request_id": "later", "epoch": 1, "order": 4}
+        assert (await client.post("/v1/vms/low-2/stop", json=later)).status == 202
+    go_on.set()
+    answer = await sent
+    assert (answer.status, (await answer.json())["field"]) == (409, overtaken)
+    assert not host.vms["low-1"].running
+    assert "web" not in host.vms
+    # The name is free: the manager that leads can have it.
+    done = await command(method, path, body | {"request_id": "again", "epoch": 2, "order": 5})
+    assert done.state == "done", done.sentence
 
 
 async def test_a_manager_that_says_that_it_leads_shuts_the_old_one_out_for_good(client: Client, host: Host) -> None:
@@ -134,3 +186,49 @@ async def test_the_epoch_can_be_forgotten_while_the_agent_is_stopped(tmp_path: P
     await Leadership(Journal(tmp_path)).follow(command(2))
     result = CliRunner().invoke(app, ["epoch", "--state-dir", str(tmp_path / "none")])
     assert result.exit_code == 1
+
+
+async def test_what_was_done_before_the_epoch_was_forgotten_is_not_done_again(world: World, tmp_path: Path) -> None:
+    """A manager whose store was restored leads under a low epoch; what its predecessor sent comes once more."""
+
+    def create(request_id: str, epoch: int) -> dict[str, Any]:
+        return {"request_id": request_id, "epoch": epoch, "order": 1, "vm": low_vm("web")}
+
+    delete = "/v1/vms/web?request_id=old-delete&epoch=7&order=2"
+    async with serving(world, tmp_path) as send:
+        assert (await send("POST", "/v1/vms", create("old-create", 7)))[0] == 202
+        assert (await send("DELETE", delete))[0] == 202
+    assert CliRunner().invoke(app, ["epoch", "--state-dir", str(tmp_path), "--reset"]).exit_code == 0
+    async with serving(world, tmp_path) as send:
+        assert await send("PUT", "/v1/epoch", {"epoch": 2}) == (200, {"epoch": 2})
+        assert (await send("POST", "/v1/vms", create("new-create", 2)))[0] == 202
+        status, refusal = await send("POST", "/v1/vms", create("older-create", 1))
+        assert (status, refusal["field"]) == (409, "epoch")
+        status, done = await send("DELETE", delete)
+        assert (status, done["sentence"].split(" by ")[0]) == (202, "web was removed")
+        assert (await send("POST", "/v1/vms", create("old-create", 7)))[0] == 409
+        assert list(world.domains) == ["ebb-host-a.web"]
+        # That manager has not ended, as the way back asks for: it leads here again, and the other one is told.
+        status, refusal = await send("POST", "/v1/reclaims", {"request_id": "r", "epoch": 2, "need": {"cpu_cores": 1}})
+        assert (status, refusal["error"]) == (409, "epoch 2 is over: the manager with epoch 7 leads")
+
+
+@contextlib.asynccontextmanager
+async def serving(world: World, state_dir: Path) -> AsyncIterator[Callable[..., Awaitable[tuple[int, Any]]]]:
+    """An agent from its start to its end; what is sent is waited for until it has ended."""
+    made = make_agent(world, state_dir)
+    await made.start()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with TestClient(TestServer(make_app(made, TOKEN)), headers=headers) as client:
+
+        async def send(method: str, path: str, body: Any = None) -> tuple[int, Any]:
+            response = await client.request(method, path, json=body)
+            answer = await response.json()
+            if response.status == 202:
+                ended = await client.get(f"/v1/operations/{answer['request_id']}", params={"wait_s": "20"})
+                answer = await ended.json()
+                assert answer["state"] == "done", answer
+            return response.status, answer
+
+        yield send
+    await made.close()

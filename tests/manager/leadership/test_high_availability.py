@@ -16,11 +16,13 @@ import pytest
 from cluster_manager.store.database import PostgreSQL
 from ebbtide.client import ManagerClient, ManagerRefused, ManagerUnreachable
 from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.commands import CreateCommand
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.credentials import command_token
 from tests.manager.cluster import TOKEN, vm
 from tests.manager.databases import Server, rows_of
-from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.manager_process import ManagerProcess
 
 pytestmark = pytest.mark.service
@@ -241,3 +243,34 @@ async def test_a_leader_whose_session_is_ended_by_the_server_steps_down_and_one_
         operation = await client.create(spec("later"), request_id="later", deadline_s=60.0)
         assert (await client.wait(operation, limit_s=60)).state is OperationState.DONE
         assert rows_of(made.database, "SELECT value FROM counters") >= [(2,)]
+
+
+async def test_a_lock_that_is_lost_while_a_command_is_under_way_starts_no_vm_twice(
+    tmp_path: Path, postgresql: Server
+) -> None:
+    """The answer reaches a manager that leads no more; the one that leads by then finds the VM, whoever that is."""
+    async with pair(tmp_path, postgresql) as made, ManagerClient(made.urls, TOKEN) as client:
+        await made.hosts_ready(client)
+        first, agent = made.managers[0], made.agents[0]
+        agent.trouble.hangs_at = len(agent.arrived) + 1
+        operation = await client.create(spec("one"), request_id="one", deadline_s=60.0)
+        async with asyncio.timeout(20):
+            await agent.hanging.wait()
+        assert rows_of(
+            made.database,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity JOIN pg_locks USING (pid)"
+            " WHERE locktype = 'advisory' AND datname = current_database()",
+        ) == [(True,)]
+        ended = await client.wait(operation, limit_s=60)
+        assert (ended.state, ended.host) == (OperationState.DONE, agent.id), ended
+        assert any("standby" in line for line in first.roles())
+        assert [name for each in made.agents for kind, name in each.done if kind == "create"] == ["one"]
+        assert rows_of(made.database, "SELECT count(*) FROM events WHERE kind = 'placed'") == [(1,)]
+        assert rows_of(made.database, "SELECT count(*) >= 2 FROM terms") == [(True,)]
+        # A command of the first term that comes only now changes nothing.
+        late = CreateCommand(request_id="late", vm=spec("late"), epoch=1, order=99).model_dump(mode="json")
+        headers = {"Authorization": f"Bearer {command_token(HOSTS_KEY, agent.id)}"}
+        url = f"{agent.report().url}/v1/vms"
+        async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=late) as response:
+            assert response.status == 409
+        assert list(agent.vms) == ["one"]

@@ -99,6 +99,30 @@ async def test_one_database_has_one_manager_by_whatever_name_it_is_called(tmp_pa
     await second.release()
 
 
+@pytest.fixture
+def mounted_twice(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """One directory by two paths, none of them a link."""
+    places = tmp_path / "store", tmp_path / "elsewhere"
+    for place in places:
+        place.mkdir()
+    subprocess.run(["mount", "--bind", *map(str, places)], check=True)
+    yield places
+    subprocess.run(["umount", str(places[1])], check=True)
+
+
+@pytest.mark.service
+async def test_a_database_has_one_manager_where_its_directory_is_mounted_twice(
+    mounted_twice: tuple[Path, Path],
+) -> None:
+    first, second = (FileLock(place / "manager.sqlite") for place in mounted_twice)
+    await first.hold()
+    with pytest.raises(Taken, match="another manager"):
+        await second.hold()
+    await first.release()
+    await second.hold()
+    await second.release()
+
+
 async def test_a_database_that_was_cut_to_nothing_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     database = tmp_path / "manager.sqlite"
     for cut, opens in ((False, True), (False, True), (True, False)):
