@@ -182,6 +182,7 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, Gate]:
         seed=options.seed,
         gone_s=options.gone_s,
         agent_tls=gate.calls,
+        revoked=gate.revoked,
         most_hosts=options.most_hosts,
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),

@@ -153,6 +153,7 @@ class Manager:
             self.settings.agents,
             self.leadership.check,
             self.epoch,
+            self.settings.revoked,
         )
         self.questions = AgentProxy(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)

@@ -43,6 +43,7 @@ class Agents:
     :param key: of which the token of each is made.
     :param check: raises LostLeadership where this manager must not speak to agents (any more).
     :param epoch: of this manager; an agent that answers it lets no command of an earlier one in any more.
+    :param revoked: whether a host is lost: it hears nothing more.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Agents:
         limits: AgentLimits,
         check: Callable[[], None] = lambda: None,
         epoch: int = 0,
+        revoked: Callable[[str], bool] = lambda host: False,
     ) -> None:
         self._session = session
         self._url_of = url_of
@@ -60,6 +62,7 @@ class Agents:
         self._limits = limits
         self._check = check
         self._epoch = epoch
+        self._revoked = revoked
         #: By host: where its agent was proved to listen; where it was not, and until when that is not tried again.
         self._proven: dict[str, str] = {}
         self._unproven: dict[str, tuple[str, float]] = {}
@@ -190,8 +193,13 @@ class Agents:
         held_s: float,
     ) -> B:
         self._check()
+        if self._revoked(host):
+            raise AgentUnreachable(f"{host} is revoked", sent=False)
         url = await self._address(host)
-        return await self._at(url, answer, host, method, path, params, body, held_s)
+        found = await self._at(url, answer, host, method, path, params, body, held_s)
+        if self._revoked(host):
+            raise AgentUnreachable(f"{host} was revoked before it answered")
+        return found
 
     async def _address(self, host: str) -> str:
         """Where a host's agent listens. A new address counts once it has been proved; until then the old one does.

@@ -63,6 +63,7 @@ class Access:
     :param body_timeout_s: what a body may take to arrive.
     :param clock: seconds, for the rates.
     :param hosts_key: of host agents' tokens.
+    :param revoked: hosts whose tokens count no more.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Access:
         certificates: Certificates = Certificates(),
         clock: Callable[[], float] = time.monotonic,
         hosts_key: str | None = None,
+        revoked: Iterable[str] = (),
     ) -> None:
-        self.principals = Principals(principals, hosts_key)
+        self.principals = Principals(principals, hosts_key, revoked)
         self.body_timeout_s = body_timeout_s
         self._rates = rates
         self._certificates = certificates

@@ -17,7 +17,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.listener import Listener, serving
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tls import client_context, server_context
-from ebbtide.rest.tokens import Principal, Principals, read_tokens
+from ebbtide.rest.tokens import Principal, Principals, read_revoked, read_tokens
 
 log = structlog.get_logger()
 
@@ -55,6 +55,7 @@ class Gate:
             settings.body_timeout_s,
             certificates if mutual else Certificates(),
             hosts_key=hosts_key,
+            revoked=self._revoked(),
         )
         self.server = self._server()
         #: For calls of the other daemon; None where no CA and no certificate is configured for them.
@@ -82,7 +83,7 @@ class Gate:
             # A context forgets no CA: the one that was taken away would count as before.
             if _bytes(path) != content:
                 raise AccessError(f"the CA {path} has changed; start the daemon again to use it")
-        principals = Principals(self._principals(), self._hosts_key)
+        principals = Principals(self._principals(), self._hosts_key, self._revoked())
         self._server()
         self._calls()
         pairs = ((self.server, self._settings.own), (self.calls, self._caller))
@@ -100,6 +101,14 @@ class Gate:
         path = self._settings.tokens_file
         found = read_tokens(path) if path is not None else ()
         return (*self._own, *found)
+
+    def revoked(self, host: str) -> bool:
+        """Whether a host is called lost: nothing of it counts, and nothing is sent to it."""
+        return host in self.access.principals.revoked
+
+    def _revoked(self) -> frozenset[str]:
+        path = self._settings.tokens_file
+        return read_revoked(path) if path is not None else frozenset()
 
     def _server(self) -> ssl.SSLContext | None:
         settings = self._settings

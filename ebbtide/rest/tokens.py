@@ -49,11 +49,15 @@ class Principals:
     """All who may call.
 
     :param hosts_key: the key of host agents' tokens (`rest.credentials`); None: they have none.
+    :param revoked: hosts whose tokens count no more.
     :raises AccessError: two of them share a name or a token.
     """
 
-    def __init__(self, principals: Iterable[Principal], hosts_key: str | None = None) -> None:
+    def __init__(
+        self, principals: Iterable[Principal], hosts_key: str | None = None, revoked: Iterable[str] = ()
+    ) -> None:
         self._all = tuple(principals)
+        self.revoked = frozenset(revoked)
         self._hosts_key = hosts_key
         seen: dict[str | bytes, str] = {}
         for one in self._all:
@@ -71,7 +75,7 @@ class Principals:
                 found = one
         if found is None and self._hosts_key is not None and (host := host_of(self._hosts_key, token)) is not None:
             found = Principal(f"host {host}", Role.AGENT, digest, host)
-        return found if token else None
+        return found if token and (found is None or found.host not in self.revoked) else None
 
     def __contains__(self, one: Principal) -> bool:
         return one in self._all
@@ -88,8 +92,13 @@ class _Entry(Body):
     host: Name | None = None
 
 
+class _Revoked(Body):
+    host: Name
+
+
 class _File(Body):
     token: tuple[_Entry, ...] = ()
+    revoked: tuple[_Revoked, ...] = ()
 
 
 def read_tokens(path: Path) -> tuple[Principal, ...]:
@@ -97,16 +106,24 @@ def read_tokens(path: Path) -> tuple[Principal, ...]:
 
     :raises AccessError: it cannot be read, or an entry is wrong; the sentence names the entry and the field.
     """
+    return tuple(_principal(path, number, entry) for number, entry in enumerate(_file(path).token))
+
+
+def read_revoked(path: Path) -> frozenset[str]:
+    """The hosts that a tokens file calls lost. Raises as `read_tokens`."""
+    return frozenset(entry.host for entry in _file(path).revoked)
+
+
+def _file(path: Path) -> _File:
     text = _read(path, "tokens file")
     try:
-        entries = _File.model_validate_json(json.dumps(tomllib.loads(text), default=str)).token
+        return _File.model_validate_json(json.dumps(tomllib.loads(text), default=str))
     except ValidationError as error:
         # Without the cause, whose text holds what was given.
         raise AccessError(f"the tokens file {path}: {problem_of(error).error}") from None
     except (ValueError, RecursionError) as error:
         # Numbers of thousands of digits and tables in tables in tables are no TOMLDecodeError.
         raise AccessError(f"the tokens file {path} is no TOML: {error}") from None
-    return tuple(_principal(path, number, entry) for number, entry in enumerate(entries))
 
 
 def _principal(path: Path, number: int, entry: _Entry) -> Principal:

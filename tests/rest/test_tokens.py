@@ -14,7 +14,7 @@ from ebbtide.lab.state import write_private
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.roles import Role
-from ebbtide.rest.tokens import Principals, principal, read_token, read_tokens
+from ebbtide.rest.tokens import Principals, principal, read_revoked, read_token, read_tokens
 
 HASH = hashlib.sha256(b"secret-of-ci").hexdigest()
 
@@ -75,6 +75,17 @@ def test_a_wrong_entry_is_named_and_not_shown(tmp_path: Path, text: str, said: s
     assert said in str(refused.value)
     assert "SECRET" not in str(refused.value)
     assert HASH not in str(refused.value)
+
+
+def test_the_tokens_of_a_revoked_host_count_no_more(tmp_path: Path) -> None:
+    entry = f'[[token]]\nname = "spare"\nrole = "agent"\nsha256 = "{HASH}"\nhost = "host-a"\n'
+    path = written(tmp_path, f'{entry}[[revoked]]\nhost = "host-a"\n')
+    principals = Principals(read_tokens(path), "k", read_revoked(path))
+    assert principals.of("secret-of-ci") is None
+    assert principals.of(report_token("k", "host-a")) is None
+    assert principals.of(report_token("k", "host-b")) is not None
+    with pytest.raises(AccessError, match=r"revoked\.0\.host"):
+        read_revoked(written(tmp_path, "[[revoked]]\nhost = 1\n"))
 
 
 def test_two_entries_with_one_name_or_one_token_are_refused() -> None:

@@ -99,9 +99,13 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 async def pair_of(path: Path) -> AsyncIterator[Pair]:
     pki = Pki(path / "pki")
     tokens = [principal("people", Role.ADMIN, TOKEN)]
-    own = AccessSettings(own=pki.pair("ebb-manager"), client_ca=pki.ca)
+    write_private(path / "tokens.toml", "")
+    own = AccessSettings(own=pki.pair("ebb-manager"), client_ca=pki.ca, tokens_file=path / "tokens.toml")
     gate = Gate(own, tokens, Certificates(of_host=True), required=False, hosts_key=HOSTS_KEY)
-    manager = Manager(Settings(cluster.database_in(path), TOKEN, HOSTS_KEY, agents=QUICK, agent_tls=gate.calls))
+    settings = Settings(
+        cluster.database_in(path), TOKEN, HOSTS_KEY, agents=QUICK, agent_tls=gate.calls, revoked=gate.revoked
+    )
+    manager = Manager(settings)
     async with gate.serve(manager_app(manager, gate.access), "127.0.0.1", 0, 0.0) as listener:
         url = f"https://127.0.0.1:{listener.port}"
         async with agent_of(path, pki, url) as agent:
@@ -151,6 +155,20 @@ async def test_a_vm_is_placed_over_mutual_tls(pair: Pair) -> None:
         assert ended.state is OperationState.DONE, ended
         assert [found.name for found in await client.vms()] == ["low-1"]
     assert "low-1" in pair.agent.host.vms
+
+
+@each_store
+async def test_a_revoked_host_is_neither_heard_nor_called(pair: Pair, tmp_path: Path) -> None:
+    """With the tokens and the certificate that it had."""
+    await until(lambda: pair.manager.hosts.get("host-a") is not None)
+    own, url = pair.pki.pair("host-a"), f"{pair.manager_url}/v1/hosts/host-a/templates"
+    assert (await pair.call("GET", url, pair.pki.client(), TOKEN))[0] == 200
+    assert (await pair.report(own))[0] == 200
+    write_private(tmp_path / "tokens.toml", '[[revoked]]\nhost = "host-a"\n')
+    pair.gate.read_again()()
+    assert (await pair.report(own))[0] == 401
+    status, problem = await pair.call("GET", url, pair.pki.client(), TOKEN)
+    assert (status, problem["error"]) == (503, "host-a is revoked")
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
