@@ -20,6 +20,7 @@ from hostagent.libvirt.hypervisor import Candidate, domain_name
 from hostagent.libvirt.libvirt_readings import limit_cpu, reading_of, state_of
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.state import intents
+from hostagent.state.files import replace
 from hostagent.state.intents import Before, Intent
 
 _CONFIG: Final = libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -65,10 +66,8 @@ class AdoptedDomains:
 
     def _write(self, names: frozenset[str]) -> None:
         if self._path is not None:
-            temporary = self._path.with_suffix(".new")
             try:
-                temporary.write_text(json.dumps(sorted(names)))
-                temporary.replace(self._path)
+                replace(self._path, json.dumps(sorted(names)))
             except OSError as error:
                 raise HypervisorError(f"{self._path} cannot be written: {error}") from error
         self._names = names

@@ -13,6 +13,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.machines import CoreChange
 from hostagent.errors import JournalError
+from hostagent.state.files import replace as _replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +230,3 @@ def _append(path: Path, text: str) -> None:
 
 def _lines(changes: list[CoreChange]) -> str:
     return "".join(change.model_dump_json() + "\n" for change in changes)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -1,0 +1,19 @@
+"""Files that are replaced as a whole: a kill or a power cut leaves the old text or the new one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file durably in the place of an older one. Blocks.
+
+    :raises OSError: it could not be written; the older one is there.
+    """
+    temporary = path.with_suffix(".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
