@@ -9,6 +9,7 @@ from typing import Mapping
 
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.process import started
+from app_adapters.processes.state_file import StateFile
 
 
 class Originals:
@@ -39,7 +40,7 @@ class Originals:
         kept = {**values, **known}
         if kept != known:
             self._forget_the_dead()
-            self._write(self._path(pid, start), kept)
+            StateFile(self._path(pid, start)).save(kept)
         return kept
 
     def forget(self, pid: int, start: int) -> None:
@@ -49,17 +50,6 @@ class Originals:
 
     def _path(self, pid: int, start: int) -> str:
         return os.path.join(self._directory, f"{pid}-{start}.json")
-
-    def _write(self, path: str, values: Mapping[str, str]) -> None:
-        try:
-            os.makedirs(self._directory, 0o755, exist_ok=True)
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                json.dump(values, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path + ".new", path)
-        except OSError as error:
-            raise ApplicationError(f"the original flags cannot be kept in {path}: {error.strerror}") from None
 
     def _forget_the_dead(self) -> None:
         with contextlib.suppress(OSError):

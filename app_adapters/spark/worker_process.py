@@ -11,6 +11,7 @@ from typing import Mapping, Sequence
 
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.process import children, proportional_mib, started
+from app_adapters.processes.state_file import StateFile
 
 STATE_BYTES = 4096
 STOP_S = 8.0  # Spark's Worker ends its executors first
@@ -134,12 +135,7 @@ class WorkerProcess:
 
     def _remember(self) -> None:
         state = {"pid": self._pid, "started": self._began, "cores": self._cores, "given_up": self.given_up}
-        try:
-            with open(self._state_file + ".new", "w", encoding="ascii") as file:
-                json.dump(state, file)
-            os.replace(self._state_file + ".new", self._state_file)
-        except OSError as error:
-            raise ApplicationError(f"{self._state_file} cannot be written: {error.strerror}") from None
+        StateFile(self._state_file).save(state)
 
 
 def _signal(pid: int, began: int, number: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hostagent.errors import JournalError
 from hostagent.state import journal as journals
+from hostagent.state.files import replace
 from hostagent.state.journal import Journal
 
 
@@ -66,7 +67,6 @@ def test_an_agent_that_lost_its_state_counts_on_above_what_the_manager_has(tmp_p
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """No file of this name can be written any more."""
-    replace = journals._replace
 
     def refuse(path: Path, text: str) -> None:
         if path.name == name:
