@@ -14,7 +14,9 @@ from cluster_manager.plans.plans import (
     Plan,
     PlanKind,
     ReadHost,
+    Reinflate,
     ReinflationPending,
+    RoomPlan,
     SetVM,
     Step,
     VMPhase,
@@ -22,6 +24,7 @@ from cluster_manager.plans.plans import (
     host_of,
 )
 from cluster_manager.plans.reclaim_steps import LifecyclePlan
+from cluster_manager.plans.removals import RemovalPlan
 from cluster_manager.store.rows import StoredPlan
 from ebbtide.messages.operations import Operation, OperationState
 
@@ -66,6 +69,9 @@ def looks(state: Plan) -> bool:
 def defect(state: Plan, error: Exception) -> Step:
     """The end of a plan that met a defect: whatever it may have left behind is owed."""
     sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
+    if state.host is not None and (end := _settled(state)) is not None:
+        owed = ReinflationPending(state.host, True)
+        return finish(state, end.state, end.sentence).also(owed, Note("failed", state.vm, state.host, sentence))
     step = finish(state, OperationState.FAILED, sentence)
     if isinstance(state, LifecyclePlan):
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
@@ -79,6 +85,13 @@ def defect(state: Plan, error: Exception) -> Step:
     if state.host is not None and not isinstance(state.instruction, ChooseHosts):
         step = step.also(ReinflationPending(state.host, True))
     return step.also(Note("failed", state.vm, state.host, sentence))
+
+
+def _settled(state: Plan) -> Finish | None:
+    """The end of a plan that only has room left to share: what became of its VM is stored, and stands."""
+    if isinstance(state, RemovalPlan) and isinstance(state.instruction, Reinflate):
+        return Finish(state=OperationState.DONE, sentence=state.progress[-1])
+    return state.conclusion if isinstance(state, RoomPlan) else None
 
 
 def operation_of(plan: StoredPlan, now: float) -> Operation:

@@ -11,14 +11,18 @@ import pytest
 
 from cluster_manager.execution import operations
 from cluster_manager.execution.running_plans import defect, looks
+from cluster_manager.plans.lifecycle import start_stop
 from cluster_manager.plans.plans import (
     ChooseHosts,
     Create,
     Effect,
+    Finish,
     Forgotten,
     HostFailed,
     Plan,
     ReadHost,
+    Reinflate,
+    ReinflationPending,
     Remove,
     SetVM,
     VMPhase,
@@ -31,7 +35,7 @@ from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, one_record, seen, send
-from tests.manager.plan_events import chosen, placement, read, spec_of, status_of
+from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -149,6 +153,30 @@ def test_a_defect_before_the_start_has_nobody_elses_vm_removed() -> None:
         (row,) = [effect for effect in defect(state, KeyError("x")).effects if isinstance(effect, SetVM)]
         assert (row.owed, row.host) == (owed, "host-a" if owed else None), state.instruction
     assert isinstance(placement(spec).instruction, ChooseHosts)
+
+
+def test_a_defect_while_room_is_shared_changes_nothing_of_what_became_of_the_vm() -> None:
+    """A VM that was placed and whose owner was to hear so is not removed because the sharing behind it failed."""
+    low, spec = spec_of("low-1", "deflatable", 6.0, 2000.0), spec_of("high-1", memory_mib=2200.0)
+    state = placement(spec).next_step(chosen()).state.next_step(chosen("host-a")).state
+    for event in (
+        read("host-a", status_of(low, "host-a")),
+        ended("reclaim", OperationState.PARTIAL),
+        read("host-a", status_of(low, "host-a")),
+        ended("delete"),
+        read("host-a"),
+        ended("create"),
+    ):
+        state = state.next_step(event).state
+    deleting = start_removal("plan", "request", "low-1", "host-a").next_step(ended("delete")).state
+    stopping = start_stop("plan", "request", "low-1", "host-a", 1.0).next_step(ended("stop")).state
+    for sharing in (state, deleting, stopping):
+        assert isinstance(sharing.instruction, Reinflate)
+        step = defect(sharing, KeyError("x"))
+        assert not [effect for effect in step.effects if isinstance(effect, SetVM)]
+        assert ReinflationPending("host-a", True) in step.effects
+        assert isinstance(end := step.state.instruction, Finish)
+        assert (end.state, "the manager failed" in end.sentence) == (OperationState.DONE, False)
 
 
 # --- records that fail -----------------------------------------------------------------------------------------------
