@@ -20,7 +20,7 @@ from ebbtide.client.tls import tls_problem
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
-#: Beyond an operation's own deadline, what its plan may take for starting guests and for undoing.
+#: How long one answer may take, beyond what the manager is asked to hold it back, seconds.
 REQUEST_TIMEOUT_S = 30.0
 #: A stream of events that is silent for so long is dead: the manager gives a sign of life every 15 s.
 SILENT_STREAM_S = 40.0

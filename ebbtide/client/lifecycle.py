@@ -74,7 +74,7 @@ class LifecycleCalls(Connection):
         deadline_s: float = 60.0,
         request_id: str | None = None,
     ) -> Operation:
-        """Stop a VM where it is and start it elsewhere; where that fails it starts again where it was."""
+        """Stop a VM where it is and start it elsewhere; if that fails it stays where it was, off if it was stopped."""
         body = MigrateRequest(
             request_id=request_id or new_request_id(),
             host=host,

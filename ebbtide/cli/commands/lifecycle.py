@@ -94,7 +94,7 @@ def migrate(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Stop a VM and start it on another host; where that fails it starts again where it was."""
+    """Stop a VM and start it on another host; if that fails it stays where it was, off if it was stopped."""
     carry_out(
         manager,
         token_file,

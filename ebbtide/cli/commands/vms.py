@@ -141,12 +141,12 @@ def create(
     except (ValidationError, InvalidField) as error:
         raise EbbError(problem_of(error).error) from error
     if dry_run:
-        rehearsal = ask(
+        report = ask(
             manager,
             token_file,
             lambda client: client.dry_run_creation(spec, policy=policy, deadline_s=deadline_s),
         )
-        print_json(rehearsal) if json else print_dry_run(rehearsal)
+        print_json(report) if json else print_dry_run(report)
         return
     carry_out(
         manager,
@@ -168,23 +168,23 @@ def delete(
 ) -> None:
     """Stop a VM and remove it; its host's deflated VMs grow into the room."""
     if dry_run:
-        rehearsal = ask(manager, token_file, lambda client: client.dry_run_deletion(name))
-        print_json(rehearsal) if json else print_dry_run(rehearsal)
+        report = ask(manager, token_file, lambda client: client.dry_run_deletion(name))
+        print_json(report) if json else print_dry_run(report)
         return
     carry_out(manager, token_file, json, lambda client: client.delete(name, version=version), f"deleting {name}")
 
 
-def print_dry_run(rehearsal: DryRunReport) -> None:
+def print_dry_run(report: DryRunReport) -> None:
     """A dry run: the sentence, the hosts in their order, who would change."""
-    print(shown(rehearsal.sentence))
-    if rehearsal.hosts:
-        rows = ((host.id, f"{host.fitness:.4f}", size(host.free), size(host.deflatable)) for host in rehearsal.hosts)
+    print(shown(report.sentence))
+    if report.hosts:
+        rows = ((host.id, f"{host.fitness:.4f}", size(host.free), size(host.deflatable)) for host in report.hosts)
         print_table(("host", "fitness", "free", "deflatable"), rows, "")
-    changes = [*rehearsal.deflated, *rehearsal.grown]
+    changes = [*report.deflated, *report.grown]
     if changes:
         print_table(("vm", "now", "then"), ((c.name, size(c.before), size(c.after)) for c in changes), "")
-    if rehearsal.preempted:
-        print(f"would preempt {', '.join(rehearsal.preempted)} (reason {rehearsal.reason})")
+    if report.preempted:
+        print(f"would preempt {', '.join(report.preempted)} (reason {report.reason})")
 
 
 def target(
