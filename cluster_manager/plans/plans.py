@@ -7,6 +7,7 @@ holds everything, so a manager that starts again carries out the instruction tha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
@@ -383,7 +384,7 @@ Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-class Plan(Record):
+class Plan(Record, ABC):
     """State of a plan of any kind. Never changed in place: each event makes a new one."""
 
     kind: PlanKind
@@ -431,12 +432,12 @@ class Plan(Record):
         """The same plan with other values."""
         return self.model_copy(update=changes)
 
+    @abstractmethod
     def next_step(self, event: Event) -> Step:
         """What the plan does upon an event; each kind has its own answer.
 
         :raises ProtocolViolation: the event does not answer the plan's instruction, or the plan has ended.
         """
-        raise NotImplementedError
 
 
 class RoomPlan(Plan):

@@ -211,24 +211,30 @@ def _ranked_rows(
 
     :param by_id: the place of each row by host id.
     """
-    if policy is PlacementPolicy.TWO_CHOICES and generator is None:
-        raise ValueError("two-choices needs a seeded generator")
     rows = np.flatnonzero(feasible(wanted, availability, capacity))
     if accepts is not None:
         rows = np.array([row for row in rows.tolist() if accepts(row)], dtype=np.intp)
     rows = rows[np.argsort(by_id[rows])]
-    if policy is PlacementPolicy.FIRST_FIT:
-        return rows
-    if policy not in (PlacementPolicy.BEST_FIT, PlacementPolicy.TWO_CHOICES):
-        raise NotImplementedError(f"placement policy {policy.value} has no ranking")
-    scale = capacity.max(axis=0, initial=0.0)
-    scores = np.round(fitness(wanted, availability[rows], capacity[rows], scale), DIGITS)
-    best = rows[np.argsort(-scores, kind="stable")]
-    if policy is PlacementPolicy.TWO_CHOICES and generator is not None and len(rows) > 2:
-        drawn = generator.choice(rows, size=2, replace=False)
-        # The two that were drawn come first; the rest stays behind them for when both fail.
-        best = best[np.argsort(~np.isin(best, drawn), kind="stable")]
-    return best
+    match policy:
+        case PlacementPolicy.FIRST_FIT:
+            return rows
+        case PlacementPolicy.BEST_FIT:
+            return _by_fitness(wanted, availability, capacity, rows)
+        case PlacementPolicy.TWO_CHOICES:
+            if generator is None:
+                raise ValueError("two-choices needs a seeded generator")
+            best = _by_fitness(wanted, availability, capacity, rows)
+            if len(rows) <= 2:
+                return best
+            drawn = generator.choice(rows, size=2, replace=False)
+            # The two that were drawn come first; the rest stays behind them for when both fail.
+            return best[np.argsort(~np.isin(best, drawn), kind="stable")]
+
+
+def _by_fitness(wanted: Matrix, availability: Matrix, capacity: Matrix, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """These rows by falling fitness, equal ones in the order in which they come."""
+    scores = np.round(fitness(wanted, availability[rows], capacity[rows], capacity.max(axis=0, initial=0.0)), DIGITS)
+    return rows[np.argsort(-scores, kind="stable")]
 
 
 def _matrix(vectors: Sequence[ResourceVector]) -> Matrix:

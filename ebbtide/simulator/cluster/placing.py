@@ -80,7 +80,7 @@ def choose(nodes: Nodes, tally: Tally, rules: Rules, availability: Floats, draws
         return draw(nodes, tally, availability, draws)
     if rules.placement == BEST_FIT:
         return int(best_host(tally.asked, availability, nodes.capacity, tally.factors))
-    raise NotImplementedError("a placement policy without a choice of nodes")
+    raise ValueError("rules.placement is the index of no policy")
 
 
 @inner
