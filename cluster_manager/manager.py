@@ -85,7 +85,7 @@ class Manager:
         #: Held while a report of a host is read and taken; gone when none is.
         self._reporting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         #: Set by `begin_term`.
-        self.questions: AgentProxy
+        self.agent_proxy: AgentProxy
         self.dry_runs: DryRuns
         self._put_together()
 
@@ -97,7 +97,7 @@ class Manager:
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
-        self.forgetting = HostRemoval(self.operations, self.store, self.hosts)
+        self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
         self.lists = Lists(self.store, self._managed, self._shown_phase, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
@@ -155,10 +155,10 @@ class Manager:
             self.epoch,
             self.settings.revoked,
         )
-        self.questions = AgentProxy(agents, self.hosts, self.store, self.epoch)
+        self.agent_proxy = AgentProxy(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
         limits = self.settings.agents
-        performer = InstructionExecutor(agents, self.hosts, self.store, limits, generator, self.epoch)
+        executor = InstructionExecutor(agents, self.hosts, self.store, limits, generator, self.epoch)
         lots = np.random.default_rng(self.settings.seed)
         chooser = InstructionExecutor(agents, self.hosts, self.store, limits, lots, self.epoch)
         self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
@@ -166,7 +166,7 @@ class Manager:
             await self.acquirer.recall(HarvestMachines(settings_, self.operations, self.store, self.epoch))
         await self.tasks.start()
         # Last: what is under way goes on from this moment.
-        await self.operations.start(performer)
+        await self.operations.start(executor)
         self.acquirer.start()
         self.feed.start()
         self._housekeeping.start()

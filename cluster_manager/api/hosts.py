@@ -98,7 +98,7 @@ async def host(request: web.Request) -> web.StreamResponse:
 )
 async def forget(request: web.Request) -> web.Response:
     lost_vms = parameters_of(request)["lost_vms"]
-    return answer(await request.app[MANAGER].forgetting.forget(request.match_info["id"], lost_vms))
+    return answer(await request.app[MANAGER].host_removal.forget(request.match_info["id"], lost_vms))
 
 
 @routes.put("/v1/hosts/{id}/mode")
@@ -114,7 +114,7 @@ async def forget(request: web.Request) -> web.Response:
 async def set_mode(request: web.Request) -> web.Response:
     check_parameters(request)
     command = await body_of(request, ModeCommand)
-    return answer(await request.app[MANAGER].questions.set_mode(request.match_info["id"], command), 202)
+    return answer(await request.app[MANAGER].agent_proxy.set_mode(request.match_info["id"], command), 202)
 
 
 @routes.get("/v1/hosts/{id}/operations/{request_id}", allow_head=False)
@@ -129,4 +129,4 @@ async def set_mode(request: web.Request) -> web.Response:
 async def host_operation(request: web.Request) -> web.Response:
     wait_s = parameters_of(request)["wait_s"]
     host_id, request_id = request.match_info["id"], request_id_of(request.match_info["request_id"])
-    return answer(await request.app[MANAGER].questions.host_operation(host_id, request_id, wait_s))
+    return answer(await request.app[MANAGER].agent_proxy.host_operation(host_id, request_id, wait_s))

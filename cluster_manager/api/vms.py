@@ -90,7 +90,7 @@ async def vm(request: web.Request) -> web.StreamResponse:
 @describe("Why a VM has its size", tag="vms", path=(NAME,), answers={200: VMExplanation}, problems=(404,))
 async def explain(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(await request.app[MANAGER].questions.explain(await _shown(request)))
+    return answer(await request.app[MANAGER].agent_proxy.explain(await _shown(request)))
 
 
 @routes.delete("/v1/vms/{name}")
@@ -130,7 +130,7 @@ async def target(request: web.Request) -> web.Response:
         row = await manager.operations.existing(name)
         precondition(row)
         manager.operations.check_size(row, command)
-        return answer(await manager.questions.forecast(await _shown(request), command))
+        return answer(await manager.agent_proxy.forecast(await _shown(request), command))
     return answer(await manager.operations.target(name, command, precondition), 202)
 
 

@@ -68,7 +68,7 @@ class Operations:
         self._hosts = hosts
         self._policy = policy
         self._clock = clock
-        self._performer: InstructionExecutor | None = None
+        self._executor: InstructionExecutor | None = None
         self._running: dict[str, StoredPlan] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Between the look at the store and the record of a new plan no other request may add one.
@@ -81,9 +81,9 @@ class Operations:
         self._share_at: dict[str, float] = {}
         self._stopping = False
 
-    async def start(self, performer: InstructionExecutor) -> None:
+    async def start(self, executor: InstructionExecutor) -> None:
         """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
-        self._performer = performer
+        self._executor = executor
         self._owed = await self._store.owed_removals()
         plans = await self._store.unfinished_plans()
         # One that is past its first instruction had its host before; the others may have been waiting for it.
@@ -271,14 +271,14 @@ class Operations:
 
     async def _grant(self, host: str) -> None:
         """Grant the next budget, never while a plan holds the host."""
-        assert self._performer is not None, "started"
+        assert self._executor is not None, "started"
         known = self._hosts.get(host)
         if known is None or self._hosts.locks.is_busy(host):
             return
         report, reserved = known.report, self._hosts.availability.reserved(host)
         async with self._hosts.locks.of(host):
             try:
-                await self._performer.grant(host, partial(budget_for, report, reserved))
+                await self._executor.grant(host, partial(budget_for, report, reserved))
             except (StoreError, InvalidField) as error:
                 # The store has reported it, or the host reports VMs that cannot be; no client waits for this.
                 log.warning("budget not granted", host=host, why=str(error))
@@ -346,9 +346,9 @@ class Operations:
 
     async def _turn(self, running: StoredPlan, resumed: bool) -> Step:
         """Carry out the plan's instruction and decide the next one."""
-        assert self._performer is not None, "started"
+        assert self._executor is not None, "started"
         state, started_at = running.state, running.started_at
-        event = await self._performer.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+        event = await self._executor.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
         return state.next_step(event)
 
     async def _save(self, running: StoredPlan, step: Step) -> None:

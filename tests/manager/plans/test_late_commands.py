@@ -73,9 +73,9 @@ async def test_a_start_that_never_left_the_manager_is_made_on_another_host(tmp_p
     first, second = pair()
     async with cluster_of(tmp_path, first, second) as cluster:
         assert cluster.manager is not None
-        performer = cluster.manager.operations._performer
-        assert performer is not None
-        read = performer._agents.host
+        executor = cluster.manager.operations._executor
+        assert executor is not None
+        read = executor._agents.host
 
         async def read_and_lose(host: str, retry: bool = True) -> object:
             report = await read(host, retry)
@@ -83,7 +83,7 @@ async def test_a_start_that_never_left_the_manager_is_made_on_another_host(tmp_p
                 await first.die()
             return report
 
-        performer._agents.host = read_and_lose  # type: ignore[method-assign, assignment]
+        executor._agents.host = read_and_lose  # type: ignore[method-assign, assignment]
         operation = await cluster.create(vm("low-1"), policy="first-fit")
         assert (operation.state, operation.host) == (OperationState.DONE, "host-b"), operation
 

@@ -302,9 +302,9 @@ async def test_room_that_a_running_plan_has_chosen_counts_as_taken(tmp_path: Pat
 async def test_room_that_is_being_read_for_one_placement_is_not_chosen_for_another(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, host("host-a"), host("host-b")) as cluster:
         assert cluster.manager is not None
-        performer = cluster.manager.operations._performer
-        assert performer is not None
-        read, reading, answer = performer._agents.host, asyncio.Event(), asyncio.Event()
+        executor = cluster.manager.operations._executor
+        assert executor is not None
+        read, reading, answer = executor._agents.host, asyncio.Event(), asyncio.Event()
 
         async def slow(name: str, retry: bool = True) -> object:
             if name == "host-a":
@@ -312,7 +312,7 @@ async def test_room_that_is_being_read_for_one_placement_is_not_chosen_for_anoth
                 await answer.wait()
             return await read(name, retry)
 
-        performer._agents.host = slow  # type: ignore[method-assign, assignment]
+        executor._agents.host = slow  # type: ignore[method-assign, assignment]
         request = {"request_id": "first", "vm": vm("low-1", cpu_cores=4.0), "policy": "first-fit"}
         assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
         await reading.wait()

@@ -1,4 +1,4 @@
-"""Rehearsed plans over any hosts: they end, keep to the rules, and change nothing of what they were given."""
+"""Dry runs of plans over any hosts: they end, keep to the rules, and change nothing of what they were given."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ async def test_a_dry_target_goes_to_the_host_under_the_managers_epoch_and_withou
     await lab.create("low-1")
     assert lab.cluster.manager is not None
     manager = lab.cluster.manager
-    questions = AgentProxy(Asked(), manager.hosts, manager.store, 7)  # type: ignore[arg-type]
+    proxy = AgentProxy(Asked(), manager.hosts, manager.store, 7)  # type: ignore[arg-type]
     command = TargetCommand.model_validate({"request_id": "r", "epoch": 99, "order": 10**6, "dry_run": True, **TARGET})
-    await questions.forecast(ClusterVM.model_validate(await lab.cluster.get("/v1/vms/low-1")), command)
+    await proxy.forecast(ClusterVM.model_validate(await lab.cluster.get("/v1/vms/low-1")), command)
     assert [(one.epoch, one.order, one.request_id) for one in sent] == [(7, 0, "r")]
