@@ -15,6 +15,7 @@ from cluster_manager.execution.operations import Operations
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import schema
 from cluster_manager.store.store import Store
+from ebbtide.deflation.allocations import Priority
 from ebbtide.matcher.acquire.provision import Provision
 from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.messages.operations import OperationState
@@ -47,10 +48,11 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A VM that is ours by name."""
+    """A VM that is called as ours are."""
 
     phase: VMPhase
     host: str | None
+    priority: Priority
     #: Whether we are deleting it, or have tried to.
     returned: bool
 
@@ -94,7 +96,8 @@ class HarvestMachines:
         # In this order: when a placement is over, the rows are those after it.
         for asked in self._asked.values():
             await self._follow(asked)
-        rows = await self._rows()
+        # One of another priority was made by a client, or resized by one: it only holds its name, and is never deleted.
+        rows = {name: row for name, row in (await self._rows()).items() if row.priority is Priority.HARVEST}
         machines = {name for name, row in rows.items() if row.phase in _THERE}
         offers, refusals = {}, {}
         for number, asked in list(self._asked.items()):
@@ -176,6 +179,8 @@ class HarvestMachines:
         """
         for row in await self._store.vms(machine):
             now = asyncio.get_running_loop().time()
+            if row.spec.priority is not Priority.HARVEST:
+                return
             if row.phase is VMPhase.DELETING or row.owes_removal or now < self._again_at.get(machine, now):
                 # What it owes the manager removes by itself, when the host is back.
                 return
@@ -200,13 +205,13 @@ class HarvestMachines:
         return f"{self._settings.prefix}{place}"
 
     async def _rows(self) -> dict[str, _Row]:
-        """Of all VMs that are ours by name."""
+        """Of all VMs that are called as ours are."""
         table = schema.vms
-        query = select(table.c.name, table.c.phase, table.c.host, table.c.request_id).where(
+        query = select(table.c.name, table.c.phase, table.c.host, table.c.priority, table.c.request_id).where(
             table.c.name.startswith(self._settings.prefix, autoescape=True), schema.LIVING
         )
         return {
-            row.name: _Row(VMPhase(row.phase), row.host, _is_deletion(row.request_id))
+            row.name: _Row(VMPhase(row.phase), row.host, Priority(row.priority), _is_deletion(row.request_id))
             for row in await self._store.rows(query)
             if self._settings.number_of(row.name) is not None
         }

@@ -18,7 +18,7 @@ _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class AcquirerSettings(BaseModel):
-    """Of the acquirer. Its machines are ``PREFIX1``, ``PREFIX2`` and so on; all VMs that are called so are its own.
+    """Of the acquirer. Its machines are ``PREFIX1``, ``PREFIX2`` and so on; all harvest VMs called so are its own.
 
     :param vm: a VM as `VMSpec` has it, without name and priority.
     """

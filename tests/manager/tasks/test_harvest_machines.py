@@ -11,6 +11,7 @@ import pytest
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.tasks.harvest_machines import HarvestMachines
+from ebbtide.deflation.allocations import Priority
 from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import VMRequest
@@ -59,9 +60,23 @@ class World:
         self.deleted.append(name)
         self.put(name, VMPhase.DELETING, request_id)
 
-    def put(self, name: str, phase: VMPhase, request_id: str = "", host: str | None = "host-a") -> None:
-        request_id = request_id or self.rows_[name].request_id
-        self.rows_[name] = SimpleNamespace(name=name, phase=phase, host=host, request_id=request_id, owes_removal=False)
+    def put(
+        self,
+        name: str,
+        phase: VMPhase,
+        request_id: str = "",
+        host: str | None = "host-a",
+        priority: Priority = Priority.HARVEST,
+    ) -> None:
+        self.rows_[name] = SimpleNamespace(
+            name=name,
+            phase=phase,
+            host=host,
+            request_id=request_id or self.rows_[name].request_id,
+            owes_removal=False,
+            priority=priority.value,
+            spec=SimpleNamespace(priority=priority),
+        )
 
     def placed(self, name: str) -> None:
         self.put(name, VMPhase.RUNNING)
@@ -198,3 +213,18 @@ async def test_a_machine_stays_when_the_store_has_forgotten_how_it_came() -> Non
     assert (await machines.look()).machines == {"harvest-1"}
     world.plans.clear()
     assert (await machines.look()).machines == {"harvest-1"}
+
+
+@pytest.mark.parametrize("priority", [Priority.FIXED, Priority.DEFLATABLE])
+async def test_a_vm_of_another_priority_is_no_machine_of_its_and_keeps_its_name_and_its_disk(
+    priority: Priority,
+) -> None:
+    """A client may have named it so before there was an acquirer, or may have resized one of its machines."""
+    world = World()
+    world.put("harvest-1", VMPhase.RUNNING, "somebody", priority=priority)
+    machines = provider(world)
+    assert (await machines.look()).machines == set()
+    await machines.deallocate("harvest-1")
+    assert world.deleted == []
+    await machines.request(1)
+    assert [name for _, name in world.created] == ["harvest-2"]
