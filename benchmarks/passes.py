@@ -1,8 +1,10 @@
-"""Settings of one run of a benchmark: how often, how long, and where its progress goes."""
+"""Settings of one run of a benchmark: how often, how long, on how many cores, and where its progress goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -46,3 +48,14 @@ def begun_again_when_killed(work: Callable[[], T], name: str, how: Pass) -> T:
                 raise
             how.report(f"{name} begins again: {error}")
     raise AssertionError("TRIES is positive")
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Nothing is spread over more cores than one, neither ours nor NumPy's."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -8,10 +8,7 @@ that wait.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +16,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, Figures, ratios
 from benchmarks.matching.matcher_plain import PlainMatcher
-from benchmarks.passes import Pass
+from benchmarks.passes import Pass, one_core
 from ebbtide.matcher.match.fleet import Fleet, Running
 from ebbtide.matcher.match.matching import Demand, MatchMaker
 from ebbtide.matcher.predict.changes import Change
@@ -64,7 +61,7 @@ def run(how: Pass) -> Figures:
     learning: dict[int, list[float]] = {size: [] for size in sizes}
     moved: dict[int, list[float]] = {size: [] for size in sizes}
     rounds: dict[tuple[int, int], list[float]] = {}
-    with _one_core():
+    with one_core():
         for number in range(how.runs):
             for size in sizes:
                 pool = _pool(size, max(waiting), number)
@@ -175,14 +172,3 @@ def _plain_s(pool: _Pool, demand: Demand) -> float:
     began = _clock()
     pool.plain.decide(demand.cores, demand.duration_s or 0.0, NOW_S)
     return _clock() - began
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """Nothing is spread over more cores than one."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

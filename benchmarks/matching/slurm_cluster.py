@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ebbtide.errors import EbbError
+from ebbtide.lab.cluster import free_ports
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 #: Whose tasks they are.
@@ -277,10 +278,3 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
-
-
-def free_ports(number: int) -> list[int]:
-    """Free ports of loopback."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [int(one.getsockname()[1]) for one in sockets]

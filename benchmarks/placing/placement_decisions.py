@@ -7,11 +7,9 @@ cosine of each, the largest of those that fit. The table gives sixteen hosts in 
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, ParamSpec
@@ -19,7 +17,7 @@ from typing import Final, ParamSpec
 import numpy as np
 
 from benchmarks.figures import Figure, Figures, ratios
-from benchmarks.passes import Pass
+from benchmarks.passes import Pass, one_core
 from benchmarks.placing.placement_hosts import Fleet, Matrix, demand, host_name
 from ebbtide.deflation.placement.fitness import HostTable
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
@@ -62,7 +60,7 @@ def measure(how: Pass) -> Figures:
     count = 200 if how.quick else DECISIONS
     figures: Figures = {}
     kept: dict[int, list[_Times]] = {size: [] for size in sizes}
-    with _one_core():
+    with one_core():
         for number in range(how.runs):
             for size in sizes:
                 times = _run(size, count, PlacementPolicy.BEST_FIT, number)
@@ -158,17 +156,6 @@ def plain_pass(vm: ResourceVector, availability: Matrix, capacity: Matrix) -> in
     cosine = np.divide(have @ scaled, norms, out=np.zeros(len(have)), where=norms > 0)
     best = int(np.where(fits, cosine, -1.0).argmax())
     return best if fits[best] else -1
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """Nothing is spread over more cores than one, neither ours nor NumPy's."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _seconds(function: Callable[P, object], *args: P.args, **named: P.kwargs) -> float:

@@ -48,12 +48,6 @@ def compiled() -> Iterator[Path]:
         yield Path(directory)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
     end = time.monotonic() + limit_s
     while not condition():

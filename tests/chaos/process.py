@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 from pathlib import Path
 
 import aiohttp
 
+from ebbtide.lab.cluster import free_ports
 from tests.chaos.manager_process import RECORD
 from tests.forked import Forked
 from tests.manager.cluster import TOKEN
 
 START_S = 60.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class ManagerProcess:
@@ -29,7 +24,7 @@ class ManagerProcess:
         self, directory: Path, address: str = "127.0.0.1", port: int = 0, namespace: str | None = None
     ) -> None:
         self.directory = directory
-        self.port = port or free_port()
+        self.port = port or free_ports(1)[0]
         self.address = address
         self.url = f"http://{address}:{self.port}"
         self.database = directory / "manager.sqlite"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.matching.slurm_cluster import free_ports
+from ebbtide.lab.cluster import free_ports
 
 LIMIT_S = 60.0
 

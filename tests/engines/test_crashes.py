@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from benchmarks.matching.slurm_cluster import USER, SlurmCluster, free_ports
+from benchmarks.matching.slurm_cluster import USER, SlurmCluster
+from ebbtide.lab.cluster import free_ports
 from ebbtide.lab.state import write_private
 from tests.engines.engine_hosts import counting, until
 

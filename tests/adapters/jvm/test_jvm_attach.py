@@ -17,6 +17,7 @@ from app_adapters.jvm.flags import collector, parse_flags
 from app_adapters.jvm.heap import parse_heap
 from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import JMX, Attach, Jattach, Transport
+from tests.adapters.cache import free_port
 from tests.adapters.jvm_service import (
     JAVA_17,
     LIMIT_S,
@@ -25,7 +26,6 @@ from tests.adapters.jvm_service import (
     SHENANDOAH,
     Service,
     compiled,
-    free_port,
     hooked,
     java_25,
     until,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.inputs.batches import SeriesBatch
+from ebbtide.simulator.inputs.batches import Floats, SeriesBatch
 from ebbtide.simulator.inputs.report import Report
 from ebbtide.simulator.inputs.tables import Builder, Column, Form, Format, Options, Rows, Table
 
@@ -26,19 +27,30 @@ _SOURCES: Final = (
 )
 
 
-class _Carbon(Builder):
-    def __init__(self, options: Options, report: Report) -> None:
-        super().__init__(options, report)
-        if options["intensity"] not in _INTENSITIES:
-            raise InvalidParameter("intensity", f"must be direct or lifecycle, not {options['intensity']!r}")
+class _Series(Builder):
+    """Rows of one value each; those without one are skipped."""
 
     def add(self, table: Table) -> Rows | None:
-        value = self.column(table, str(self.options["intensity"]))
+        value = self._value(table)
         missing = np.isnan(value)
         kept = self.skip(table, {"no value": missing})
         if not len(kept):
             return None
         return Rows(SeriesBatch(at_s=kept["time"], value=value[~missing]), kept.lines)
+
+    @abstractmethod
+    def _value(self, table: Table) -> Floats:
+        """The value of each row; NaN: none."""
+
+
+class _Carbon(_Series):
+    def __init__(self, options: Options, report: Report) -> None:
+        super().__init__(options, report)
+        if options["intensity"] not in _INTENSITIES:
+            raise InvalidParameter("intensity", f"must be direct or lifecycle, not {options['intensity']!r}")
+
+    def _value(self, table: Table) -> Floats:
+        return self.column(table, str(self.options["intensity"]))
 
 
 CARBON: Final = Format(
@@ -68,7 +80,7 @@ CARBON: Final = Format(
 )
 
 
-class _Generation(Builder):
+class _Generation(_Series):
     def __init__(self, options: Options, report: Report) -> None:
         super().__init__(options, report)
         self._sources = [name.strip() for name in str(options["sources"]).split("+")]
@@ -76,13 +88,8 @@ class _Generation(Builder):
             if name not in _SOURCES:
                 raise InvalidParameter("sources", f"has {name!r}, which is none of {', '.join(_SOURCES)}")
 
-    def add(self, table: Table) -> Rows | None:
-        value = np.sum([self.column(table, name) for name in self._sources], axis=0)
-        missing = np.isnan(value)
-        kept = self.skip(table, {"no value": missing})
-        if not len(kept):
-            return None
-        return Rows(SeriesBatch(at_s=kept["time"], value=value[~missing]), kept.lines)
+    def _value(self, table: Table) -> Floats:
+        return np.asarray(np.sum([self.column(table, name) for name in self._sources], axis=0))
 
 
 GENERATION: Final = Format(
