@@ -27,7 +27,7 @@ from cluster_manager.plans.plans import (
     Remove,
     RoomPlan,
 )
-from cluster_manager.plans.report_queries import allocations_of, pressed_on
+from cluster_manager.plans.report_queries import allocations_of, pressed_on, rows_of_split
 from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.modes import HostEvent, refusal
@@ -152,8 +152,8 @@ class _World:
         match instruction:
             case ReadHost():
                 return HostRead(0.0, report, self.recorded.get(report.id, frozenset()))
-            case Reclaim(need=need):
-                split = split_need(allocations_of(report), need.vector())
+            case Reclaim(need=need, exclude=exclude):
+                split = split_need(rows_of_split(report, exclude), need.vector())
                 outcomes = self._resize(report, split.targets)
                 short = split.shortfall
                 told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM has anything to give"
@@ -193,12 +193,9 @@ class _World:
         held = sum((vm.allocation().charge for vm in report.vms), ZERO)
         holds = sum((vm.allocation().charge for vm in vms), ZERO)
         free = (report.free.vector() + held.less(holds)).less(holds.less(held)).smaller(report.capacity.vector())
-        update = {
-            "vms": vms,
-            "free": Vector.of(free),
-            "deflatable": Vector.of(deflatable_capacity(vm.allocation() for vm in vms)),
-        }
-        self.reports[report.id] = report.model_copy(update=update)
+        after = report.model_copy(update={"vms": vms, "free": Vector.of(free)})
+        deflatable = Vector.of(deflatable_capacity(rows_of_split(after)))
+        self.reports[report.id] = after.model_copy(update={"deflatable": deflatable})
 
     def _ended(
         self,

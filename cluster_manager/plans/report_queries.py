@@ -13,7 +13,7 @@ from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import Joining, joining
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 _MEMORY: Final = COMPONENTS.index("memory_mib")
 
@@ -32,10 +32,7 @@ def size_to_join(spec: VMSpec, report: HostReport) -> Joining | None:
     """At what size a VM that may start deflated joins a host, and what the others give; None: it does not fit."""
     newcomer = spec.allocation(spec.nominal.vector(), report.vm_overhead_mib)
     free = report.free.vector().larger(undeclared(report.capacity.vector(), newcomer.charge))
-    # By what the agent's split will be: a VM under pressure gives nothing.
-    pressed = pressed_on(report)
-    rows = [replace(row, minimum=row.current) if row.name in pressed else row for row in allocations_of(report)]
-    return joining(rows, newcomer, free, spec.least_start())
+    return joining(rows_of_split(report), newcomer, free, spec.least_start())
 
 
 def room_for_start(spec: VMSpec, report: HostReport, wished: ResourceVector) -> ResourceVector:
@@ -100,6 +97,20 @@ def allocations_of(report: HostReport) -> list[Allocation]:
     return [vm.allocation() for vm in report.vms if vm.start_size is None]
 
 
+def gives_nothing(vm: VMStatus) -> bool:
+    """Whether a VM's agent takes nothing from it: it is under pressure, or paused."""
+    return bool(vm.pressure) or vm.state is VMState.PAUSED
+
+
+def rows_of_split(report: HostReport, left_out: Collection[str] = ()) -> list[Allocation]:
+    """The rows by which a host's agent splits a need.
+
+    :param left_out: names of VMs that give nothing.
+    """
+    kept = {vm.name for vm in report.vms if gives_nothing(vm)}.union(left_out)
+    return [replace(row, minimum=row.current) if row.name in kept else row for row in allocations_of(report)]
+
+
 def failed_layer(operation: Operation) -> str | None:
     """The last layer that was asked and gave less, of a VM that fell short, with its reason."""
     for outcome in operation.vms:
@@ -112,11 +123,9 @@ def failed_layer(operation: Operation) -> str | None:
 
 
 def deflatable_beside(report: HostReport, left_out: Collection[str]) -> ResourceVector:
-    """What can be deflated on a host without the VMs that give nothing."""
-    if not left_out:
-        return report.deflatable.vector()
-    theirs = sum((vm.allocation().deflatable for vm in report.vms if vm.name in left_out), ZERO)
-    return report.deflatable.vector().less(theirs)
+    """What can be deflated on a host without some VMs; of those that give nothing its report counts nothing anyway."""
+    counted = (vm for vm in report.vms if vm.name in left_out and not gives_nothing(vm))
+    return report.deflatable.vector().less(sum((vm.allocation().deflatable for vm in counted), ZERO))
 
 
 def has_template(report: HostReport, spec: VMSpec) -> bool:

@@ -40,6 +40,7 @@ from ebbtide.messages.vms import VMState, VMStatus
 from ebbtide.rest.credentials import command_token, report_token
 from tests.manager.fake_lifecycle import FakeLifecycle, json_answer, runs
 from tests.manager.outcomes import outcome_of
+from tests.manager.plan_events import gives
 
 HOSTS_KEY = "hosts-key"
 REPORT_S = 0.05
@@ -172,7 +173,7 @@ class FakeAgent(FakeLifecycle):
             sequence=next(self._reports),
             capacity=Vector.of(self.capacity),
             free=Vector.of(self.free()),
-            deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values())),
+            deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values() if gives(vm))),
             vm_overhead_mib=self.overhead_mib,
             accelerator="qemu",
             mode=self.mode,

@@ -45,6 +45,11 @@ def status_of(spec: VMSpec, host: str, current: Vector | None = None, state: VMS
     )
 
 
+def gives(vm: VMStatus) -> bool:
+    """Whether what a VM has above its minimum is deflatable by its agent's word (`ManagedVM.row`)."""
+    return vm.state is not VMState.PAUSED and not vm.pressure
+
+
 def report_of(host: str, *vms: VMStatus, cpu_cores: float = 6.0, memory_mib: float = 2400.0) -> HostReport:
     capacity, rows = ResourceVector(cpu_cores=cpu_cores, memory_mib=memory_mib), [vm.allocation() for vm in vms]
     return HostReport(
@@ -53,7 +58,7 @@ def report_of(host: str, *vms: VMStatus, cpu_cores: float = 6.0, memory_mib: flo
         incarnation="one",
         capacity=Vector.of(capacity),
         free=Vector.of(free_capacity(capacity, rows)),
-        deflatable=Vector.of(deflatable_capacity(rows)),
+        deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in vms if gives(vm))),
         vm_overhead_mib=OVERHEAD_MIB,
         accelerator="qemu",
         vms=vms,

@@ -21,8 +21,11 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
+from tests.manager.plan_events import gives, placement, report_of, spec_of, status_of
 
 OVERHEAD_MIB = 100.0
+STATES = st.sampled_from([*[VMState.RUNNING] * 4, VMState.PAUSED])
+PRESSURE = st.sampled_from([*[None] * 4, "its kernel waits for memory"])
 
 
 @st.composite
@@ -42,10 +45,10 @@ def vm_status(draw: st.DrawFn, name: str) -> VMStatus:
     )
     floor = spec.allocation(ResourceVector()).minimum
     return VMStatus(
-        name=name, host="", domain="", state=VMState.RUNNING, priority=priority, nominal=nominal,
+        name=name, host="", domain="", state=draw(STATES), priority=priority, nominal=nominal,
         minimum=Vector.of(floor), ceiling=spec.ceiling,
         current=Vector.of(floor.larger(nominal.vector() * fill)), overhead_mib=OVERHEAD_MIB, generation=1,
-        guest_connected=True, boot_memory_mib=64.0,
+        guest_connected=True, boot_memory_mib=64.0, pressure=draw(PRESSURE),
     )  # fmt: skip
 
 
@@ -60,7 +63,8 @@ def host_report(draw: st.DrawFn, number: int) -> HostReport:
     rows = [vm.allocation() for vm in vms]
     return HostReport(
         id=f"host-{number}", url="http://a", incarnation="one", capacity=Vector.of(capacity),
-        free=Vector.of(free_capacity(capacity, rows)), deflatable=Vector.of(deflatable_capacity(rows)),
+        free=Vector.of(free_capacity(capacity, rows)),
+        deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in vms if gives(vm))),
         vm_overhead_mib=OVERHEAD_MIB, accelerator="qemu", vms=vms,
         mode=draw(st.sampled_from([HostMode.ACTIVE, HostMode.ACTIVE, HostMode.DRAINING])),
     )  # fmt: skip
@@ -112,6 +116,7 @@ def test_a_creation_keeps_to_the_rules(
     assert report.mode is HostMode.ACTIVE
     assert not (told.preempted and priority is not Priority.FIXED)
     after = {name: vm.current for name, vm in before.items() if name not in told.preempted}
+    assert all(gives(before[change.name]) for change in told.deflated)
     for change in (*told.deflated, *told.grown):
         assert before[change.name].priority is not Priority.FIXED
         assert before[change.name].current == change.before
@@ -135,3 +140,13 @@ def test_a_deletion_lets_others_grow_and_takes_nothing(reports: tuple[HostReport
     rows = {vm.name: vm.allocation() for vm in report.vms}
     for change in told.grown:
         assert change.after.vector().fits_in(rows[change.name].upper)
+
+
+def test_a_vm_that_gives_nothing_is_not_told_to_shrink() -> None:
+    low = [spec_of(f"low-{number}", "deflatable", 2.0, 600.0) for number in (1, 2, 3)]
+    pressed = status_of(low[0], "host-a").model_copy(update={"pressure": "its kernel waits for memory"})
+    paused = status_of(low[1], "host-a", state=VMState.PAUSED)
+    report = report_of("host-a", pressed, paused, status_of(low[2], "host-a"))
+    plan = placement(spec_of("high-1", "fixed", 1.0, 200.0))
+    told = ended(dry_run_plan(plan, {"host-a": report}, choose_among((report,))))
+    assert (told.would, [change.name for change in told.deflated]) == ("done", ["low-3"]), told.sentence

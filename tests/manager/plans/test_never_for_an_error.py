@@ -153,6 +153,14 @@ def test_a_paused_vm_gives_nothing_and_no_vm_is_preempted_for_it() -> None:
     assert "low-2 could not be deflated (it is paused)" in state.instruction.sentence
 
 
+def test_a_paused_vm_hides_nothing_of_what_the_others_give() -> None:
+    there = read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a", state=VMState.PAUSED))
+    assert there.report.deflatable.cpu_cores == 2.5, "its agent does not count the paused one"
+    state = after(placement(spec_of("high-2", cpu_cores=2.0, memory_mib=500.0)), chosen("a"), there)
+    assert isinstance(state.instruction, Reclaim)
+    assert (state.instruction.need.cpu_cores, state.instruction.exclude) == (2.0, ("low-2",))
+
+
 def test_a_host_that_became_overcommitted_since_it_was_chosen_is_left() -> None:
     over = FULL.report.model_copy(update={"overcommitted": Vector(cpu_cores=1.0)})
     state = after(placement(HIGH), chosen("a", "b"), replace(FULL, report=over))
