@@ -134,7 +134,7 @@ def advance_target(state: TargetPlan, event: Event) -> Step:
 def start_reinflation(
     plan_id: str, host: str, vms: tuple[str, ...] = (), room: Vector | None = None
 ) -> ReinflationPlan:
-    """A host whose VMs may be smaller than they need be. The manager's own plan: nobody asked for it.
+    """A host whose VMs may be smaller than they need be. The manager's own plan, which no client asked for.
 
     :param vms: those that are to grow; none named: all that lack something.
     :param room: what they are to share; default: all that is free.

@@ -57,7 +57,7 @@ class View:
     """A machine at the end of a period.
 
     :param cores: whole cores that it has.
-    :param unchanged_s: since its last core change, or since it came; infinite: longer than anybody remembers.
+    :param unchanged_s: since its last core change, or since it came; infinite: longer than is remembered.
     :param busy: tasks run there.
     """
 

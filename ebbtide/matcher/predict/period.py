@@ -265,7 +265,7 @@ def at_risk(state: Period) -> Floats:
 
 
 def _pooled(watched: Floats, failed: Floats) -> Floats:
-    """The share that loses its room in each cell; where hardly anybody was watched, the rate of the step before."""
+    """The share that loses its room in each cell; where hardly any machine was watched, the rate of the step before."""
     count, lost = watched.sum(0), failed.sum(0)
     found = np.zeros(len(count))
     for cell in range(len(count)):

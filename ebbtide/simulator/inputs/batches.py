@@ -1,4 +1,4 @@
-"""What every reader and generator gives: batches of columns, times in seconds from the trace's start.
+"""Batches of columns, as every reader and generator gives them: times in seconds from the trace's start.
 
 A batch is a frozen set of NumPy arrays of one length, one row a VM, job, change or sample. What a trace does not say is
 NaN, an empty text, or `UNKNOWN`. Rows are ordered by their time (`KEY` of each class).
