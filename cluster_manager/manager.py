@@ -52,11 +52,12 @@ log = structlog.get_logger()
 
 #: Of one host: its reports of the largest size may have a fifth of the loop's time, not all of it.
 REPORTED_BYTES_PER_S: Final = 2**21
-#: Why a VM is shown in another phase than its row's.
+#: Why a VM is shown in another state than its row's.
 _SAID: Final = {
-    VMPhase.STOPPED: "{host} says that it is off; {sentence}",
-    VMPhase.FAILED: "{host} reports no VM named {name} any more",
-    VMPhase.RUNNING: "{host} says that it runs; {sentence}",
+    "stopped": "{host} says that it is off; {sentence}",
+    "paused": "{host} says that it is paused; {sentence}",
+    "failed": "{host} reports no VM named {name} any more",
+    "running": "{host} says that it runs; {sentence}",
 }
 
 
@@ -98,7 +99,7 @@ class Manager:
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
         self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
-        self.lists = Lists(self.store, self._managed, self._shown_phase, self.operations.view)
+        self.lists = Lists(self.store, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
         self.tasks = TaskService(
@@ -254,24 +255,27 @@ class Manager:
             return ""
         return "must be loopback: without --client-ca this manager cannot tell other machines' hosts apart"
 
-    def _shown_phase(self, phase: VMPhase, host: str | None, name: str) -> VMPhase:
-        """The phase of a VM's row as clients see it: of one that runs or is off its host's last report says more."""
+    def _shown_state(self, phase: VMPhase, host: str | None, name: str) -> ManagedState:
+        """The state of a VM as clients see it: of one that runs or is off its host's last report says more."""
+        stored = cast(ManagedState, phase.value)
         if host is None or phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
-            return phase
+            return stored
         if phase is VMPhase.RUNNING and not self.hosts.is_ready(host):
-            return phase
+            return stored
         reported = self.hosts.vm(host, name)
         if reported is None:
-            return VMPhase.FAILED if phase is VMPhase.RUNNING else phase
-        return VMPhase.STOPPED if reported.state is VMState.STOPPED else VMPhase.RUNNING
+            return "failed" if phase is VMPhase.RUNNING else stored
+        if reported.state is VMState.STOPPED:
+            return "stopped"
+        return "paused" if reported.state is VMState.PAUSED else "running"
 
     def _managed(self, row: StoredVM) -> ClusterVM:
         """The store knows what should be, the host's last report what is."""
         reported = self.hosts.vm(row.host, row.name)
-        phase, sentence = self._shown_phase(row.phase, row.host, row.name), row.sentence
-        if phase is not row.phase:
-            sentence = _SAID[phase].format(host=row.host, name=row.name, sentence=sentence)
-        elif phase is VMPhase.RUNNING and row.host is not None and (why := self.hosts.why_not_ready(row.host)):
+        state, sentence = self._shown_state(row.phase, row.host, row.name), row.sentence
+        if state != row.phase.value:
+            sentence = _SAID[state].format(host=row.host, name=row.name, sentence=sentence)
+        elif row.phase is VMPhase.RUNNING and row.host is not None and (why := self.hosts.why_not_ready(row.host)):
             sentence = f"{row.host} {why}; as it last reported: {sentence}"
         sold = sold_as(row.spec, reported)
         try:
@@ -283,7 +287,7 @@ class Manager:
         return ClusterVM(
             name=row.name,
             host=row.host,
-            state=cast(ManagedState, phase.value),
+            state=state,
             priority=sold.priority,
             nominal=sold.nominal,
             minimum=reported.minimum if reported is not None else Vector.of(allocation.minimum),

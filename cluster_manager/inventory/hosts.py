@@ -18,7 +18,7 @@ import structlog
 
 from cluster_manager.inventory.availability import Availability
 from cluster_manager.inventory.host_locks import HostLocks
-from cluster_manager.inventory.report_news import news_in, went_off
+from cluster_manager.inventory.report_news import has_room_to_share, news_in
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
 from cluster_manager.store.store import Store
@@ -111,6 +111,8 @@ class Hosts:
         self._saving = asyncio.Lock()
         self._availability = Availability()
         self._told = Buckets()
+        #: The report of each host whose news are being told: another one at the same time does not tell them again.
+        self._telling: dict[str, HostReport] = {}
         #: When each host was last seen, oldest first.
         self._ages: OrderedDict[str, float] = OrderedDict()
 
@@ -131,17 +133,31 @@ class Hosts:
         """Take an agent's report, or its answer to a question; stored when it changes more than free memory."""
         arrival = next(self._arrivals)
         host = self._hosts.get(report.id)
-        known = host.report if host is not None else None
-        if known is not None and _overtaken(report, known):
+        if host is not None and _overtaken(report, host.report):
             return
+        told = self._telling.get(report.id, host.report if host is not None else None)
+        if told is not None and _overtaken(report, told):
+            told = report  # its news are old
+        else:
+            self._telling[report.id] = report
+        try:
+            await self._take(report, arrival, told)
+        finally:
+            if self._telling.get(report.id) is report:
+                del self._telling[report.id]
+
+    async def _take(self, report: HostReport, arrival: int, told: HostReport | None) -> None:
+        """:param told: what is no news any more."""
+        host = self._hosts.get(report.id)
+        known = host.report if host is not None else None
         changed = known is None or not _same_essence(known, report)
         if changed:
             await self._save(report)
-        before = known.mode if known is not None else HostMode.ACTIVE
+        before = told.mode if told is not None else HostMode.ACTIVE
         if report.mode is not before:
             because = f" ({report.mode_reason})" if report.mode_reason else ""
             await self._tell("mode", None, report.id, f"{report.id} is {report.mode}{because}, was {before}")
-        if lines := news_in(report, known):
+        if lines := news_in(report, told):
             recorded = await self._store.recorded(report.id)
             for line in lines:
                 if line.vm is None or line.vm in recorded:
@@ -165,7 +181,7 @@ class Hosts:
             if changed:
                 await self._save(host.report)
             return
-        owes = (host is not None and host.owes_reinflation) or went_off(report, known)
+        owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)
         self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
         self._see(report.id)
 
@@ -228,6 +244,7 @@ class Hosts:
         async with self._saving:
             await write()
             self._hosts.pop(host_id, None)
+            self._telling.pop(host_id, None)
             self._ages.pop(host_id, None)
             self._awaited.discard(host_id)
             self._availability.close(host_id)

@@ -13,14 +13,19 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.explanations import Event, EventPage
 from ebbtide.messages.machines import CoreChange, CoreChangePage
 from ebbtide.messages.operations import Operation, OperationPage, OperationState
-from ebbtide.messages.vms import ClusterVM, VMPage
+from ebbtide.messages.vms import ClusterVM, ManagedState, VMPage
 from ebbtide.rest.pages import cursor_of, key_of
 
 R = TypeVar("R")
 Shown = list[tuple[R, Any]]
 _RUNNING, _STOPPED, _FAILED = VMPhase.RUNNING.value, VMPhase.STOPPED.value, VMPhase.FAILED.value
 #: The stored phases of what is shown as a state: its host's report may say that a VM is off, runs, or is not there.
-_SHOWN_OF = {_FAILED: [_FAILED, _RUNNING], _STOPPED: [_STOPPED, _RUNNING], _RUNNING: [_RUNNING, _STOPPED]}
+_SHOWN_OF = {
+    _FAILED: [_FAILED, _RUNNING],
+    _STOPPED: [_STOPPED, _RUNNING],
+    _RUNNING: [_RUNNING, _STOPPED],
+    "paused": [_RUNNING, _STOPPED],
+}
 #: Rows that are read at once where most of them may not be what is asked for.
 _SEARCH: Final = 1000
 
@@ -29,7 +34,7 @@ class Lists:
     """Reads pages.
 
     :param show_vm: a VM's row as clients see it.
-    :param shown_phase: what such a row is shown as, given its phase, host and name, and without looking at the rest.
+    :param shown_state: what such a row is shown as, given its phase, host and name, and without looking at the rest.
     :param show_plan: a plan as clients see it.
     """
 
@@ -37,12 +42,12 @@ class Lists:
         self,
         store: Store,
         show_vm: Callable[[StoredVM], ClusterVM],
-        shown_phase: Callable[[VMPhase, str | None, str], VMPhase],
+        shown_state: Callable[[VMPhase, str | None, str], ManagedState],
         show_plan: Callable[[StoredPlan], Operation],
     ) -> None:
         self._store = store
         self._show_vm = show_vm
-        self._shown_phase = shown_phase
+        self._shown_state = shown_state
         self._show_plan = show_plan
 
     async def vms(
@@ -61,7 +66,7 @@ class Lists:
 
         def show(row: Any) -> ClusterVM | None:
             """None: it is not asked for. Thousands may not be, so the cheap question comes first."""
-            if state is not None and self._shown_phase(VMPhase(row.phase), row.host, row.name).value != state:
+            if state is not None and self._shown_state(VMPhase(row.phase), row.host, row.name) != state:
                 return None
             vm = self._show_vm(stored_vm(row))
             return vm if priority is None or vm.priority is priority else None

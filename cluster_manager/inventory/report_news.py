@@ -25,9 +25,13 @@ def news_in(report: HostReport, known: HostReport | None) -> list[News]:
     return [*_of_host(report, known), *_of_vms(report, known), *_of_contention(report, known)]
 
 
-def went_off(report: HostReport, known: HostReport | None) -> bool:
-    """Whether a VM has gone off by itself: what it held can be given to others."""
-    return any(news.kind == "stopped" for news in _of_vms(report, known))
+def has_room_to_share(report: HostReport, known: HostReport | None) -> bool:
+    """Whether VMs can grow that could not before: one went off by itself, or one that was paused runs deflated."""
+    if any(news.kind == "stopped" for news in _of_vms(report, known)):
+        return True
+    paused = {vm.name for vm in known.vms if vm.state is VMState.PAUSED} if known is not None else set()
+    resumed = (vm for vm in report.vms if vm.name in paused and vm.state is VMState.RUNNING)
+    return any(not vm.nominal.vector().fits_in(vm.current.vector()) for vm in resumed)
 
 
 def _of_host(report: HostReport, known: HostReport | None) -> list[News]:

@@ -159,7 +159,9 @@ class VMStatusPage(Page):
     vms: tuple[VMStatus, ...]
 
 
-ManagedState = Literal["placing", "running", "deleting", "failed", "stopping", "stopped", "starting", "migrating"]
+ManagedState = Literal[
+    "placing", "running", "paused", "deleting", "failed", "stopping", "stopped", "starting", "migrating"
+]
 
 
 class ClusterVM(Body):

@@ -120,6 +120,9 @@ class Reconciler:
         if summary is not None and summary.state == "running":
             vm.drift_repair.sample(summary.vcpus, summary.vcpu_seconds)
             vm.pressure.sample(summary.usable_mib, summary.major_faults, summary.said_at)
+        if summary is not None and summary.state == "stopped" and vm.running:
+            # An operation on it would only run out of its time.
+            vm.resizer.interrupt("its domain has ended")
         vm.pressure.judge()
         if vm.pressure.sentence:
             vm.drift_repair.unsettled = True
@@ -232,20 +235,19 @@ class Reconciler:
         if vm.intent.phase is Phase.STOPPED and state == "paused":
             running = self._host.modes.does(HostEvent.FOREIGN_START)  # paused by us until there is room
         if running != vm.running:
-            vm.running = await self._take_state(vm, running, state)
+            vm.running = await self._take_state(vm, running)
             self._host.changed.set()
         elif vm.intent.phase is Phase.ADMITTING:
             vm.running = await admit(self._host, vm)
         return vm.running
 
-    async def _take_state(self, vm: ManagedVM, running: bool, state: str) -> bool:
+    async def _take_state(self, vm: ManagedVM, running: bool) -> bool:
         modes = self._host.modes
         if vm.intent.phase is Phase.ADMITTING or (running and modes.does(HostEvent.FOREIGN_START)):
             # Not started by us: it is held to its committed size first.
             return await admit(self._host, vm)
         if not running:
-            sentence = "paused, and not by us: it is charged in full, and nothing is taken from it"
-            self._host.note(vm.name, DecisionKind.STOPPED, sentence, {"state": state})
+            vm.found_paused()
             return False
         if vm.intent.phase is Phase.STOPPED:
             await vm.record.store(phase=Phase.SETTLED)

@@ -36,7 +36,8 @@ def create_overlay(base: Path, directory: Path) -> Path:
     try:
         missing = [parent for parent in directory.parents if not parent.exists()]
         for parent in (*reversed(missing), directory):
-            parent.mkdir(mode=0o711)
+            # The directory of all disks may be made for another VM meanwhile.
+            parent.mkdir(mode=0o711, exist_ok=parent != directory)
             # Whatever the umask: QEMU's user passes through, and no user but root can list it.
             parent.chmod(0o711)
         (directory / _UNFINISHED).touch()

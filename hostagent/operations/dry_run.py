@@ -17,7 +17,6 @@ from ebbtide.messages.common import RequestId, Vector
 from ebbtide.messages.dry_runs import Forecast, VMForecast
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
-from hostagent.errors import RequestRefused
 from hostagent.operations.explain import survey
 from hostagent.operations.size_commands import SizeCommands, target_event
 from hostagent.vm.host import Host
@@ -44,8 +43,7 @@ class DryRun:
         await self._host.sample()
         vm = self._host.vm(name)
         self._size_commands.check_target(vm, command, self._harvest.spare(name))
-        if vm not in self._host.resizable():
-            raise RequestRefused(409, f"{name} cannot be resized now: it is stopped or being removed", "name")
+        self._host.check_resizable(vm)
         targets, event = {name: command.target.vector()}, target_event(vm, command)
         return await self._answer(command.request_id, "target", targets, command.deadline_s, event)
 

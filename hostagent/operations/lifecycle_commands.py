@@ -261,8 +261,7 @@ class LifecycleCommands:
             new = command.spec.model_copy(update={"template": vm.intent.spec.template, "xml": None})
             if vm.intent.phase in _OFF and not vm.running and not vm.paused:
                 return await self._resize_off(operation, vm, new, request)
-            if vm not in self._host.resizable():
-                raise RequestRefused(409, f"{vm.name} cannot be resized now: it is {vm.status().state}", "name")
+            self._host.check_resizable(vm)
             old, current = vm.intent.spec, vm.allocation().current
             if request is None:
                 old, current = vm.intent.was or old, cause_of(vm).before.vector()

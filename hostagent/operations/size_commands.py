@@ -132,8 +132,7 @@ class SizeCommands:
         async with self._host.locked_until(vm, until):
             await self._host.sample()
             # Again: other operations may have ended since this one was taken on.
-            if not self._host.holds(vm) or vm not in self._host.resizable():
-                raise RequestRefused(409, f"{vm.name} cannot be resized now: it is stopped or being removed", "name")
+            self._host.check_resizable(vm)
             self.check_target(vm, command)
             vm.record.plan(wanted, request.cause(vm.allocation().current), command.generation)
             await self._persist([vm], request)

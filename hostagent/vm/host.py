@@ -171,6 +171,12 @@ class Host:
         """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
         return [vm for vm in self.vms.values() if vm.running and vm.intent.phase in (Phase.SETTLED, *RESIZING)]
 
+    def check_resizable(self, vm: ManagedVM) -> None:
+        """:raises RequestRefused: the VM's size cannot be changed now (409)."""
+        if not self.holds(vm) or vm not in self.resizable():
+            state = vm.status().state if self.holds(vm) else "removed"
+            raise RequestRefused(409, f"{vm.name} cannot be resized now: it is {state}", "name")
+
     @contextlib.asynccontextmanager
     async def claimed(self, wait_s: float, priority: Priority | None = None) -> AsyncIterator[Claim]:
         """Hold the locks of all VMs that may be resized; one that is busy for longer than ``wait_s`` is left out.
@@ -350,8 +356,8 @@ class Host:
             outcome = await vm.resize(deadline_s, mode)
         except HostAgentError as error:
             outcome = vm.failed(str(error))
-        if outcome.errors:
-            outcome = await self._unless_off(vm, outcome)
+        if outcome.errors or outcome.shortfall.vector() != ZERO:
+            outcome = await self._unless_halted(vm, outcome)
         self.history.resized(cause, outcome, deadline_s, mode)
         return outcome
 
@@ -364,15 +370,24 @@ class Host:
             with contextlib.suppress(HostAgentError):
                 await vm.give_up()
 
-    async def _unless_off(self, vm: ManagedVM, outcome: VMOutcome) -> VMOutcome:
-        """The outcome of a resize in which calls failed; where the domain has ended meanwhile, that is why."""
+    async def _unless_halted(self, vm: ManagedVM, outcome: VMOutcome) -> VMOutcome:
+        """The outcome of a resize that came to less; where the domain has ended or was paused meanwhile, that is why.
+
+        Neither is a shortfall: a guest that stands still cannot show what it could give.
+        """
         before = vm.allocation().current
         with contextlib.suppress(HostAgentError):
-            if (await self.domain_states()).get(vm.domain) == "stopped":
+            found = (await self.hypervisor.survey()).get(vm.domain)
+            state = found.state if found is not None else "gone"
+            if state == "stopped":
                 why = "its domain ended while it was being resized"
                 if await vm.found_off(why):
                     self.changed.set()
                     return vm.off_meanwhile(before, why)
+            if state == "paused":
+                vm.found_paused()
+                self.changed.set()
+                return vm.paused_meanwhile(outcome)
         return outcome
 
 

@@ -255,6 +255,18 @@ class ManagedVM:
             update={"before": Vector.of(before), "after": Vector(), "shortfall": Vector(), "sentence": sentence}
         )
 
+    def found_paused(self) -> None:
+        """Take note that another program has paused the domain: it keeps what it has and gives nothing."""
+        self.running, self.paused = False, True
+        sentence = "paused, and not by us: it is charged in full, and nothing is taken from it"
+        self.host.note(self.name, DecisionKind.STOPPED, sentence, {"state": "paused"})
+
+    @staticmethod
+    def paused_meanwhile(outcome: VMOutcome) -> VMOutcome:
+        """The outcome of an operation during which the domain was paused: what it still lacks is no lack of room."""
+        why = "it is paused: another program did that while it was being resized"
+        return outcome.model_copy(update={"errors": (why, *outcome.errors), "sentence": f"{outcome.sentence}; {why}"})
+
     # --- what asks for a check -----------------------------------------------------------------------------------
 
     def _on_hello(self, hello: Hello) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import libvirt
 import pytest
 
 from ebbtide.lab.guest_link import channel_path
-from ebbtide.lab.readings import qemu_pid
+from ebbtide.lab.readings import qemu_pid, vcpu_quotas
 from ebbtide.lab.services import open_libvirt
 from tests.faults.invariants import SLACK
-from tests.faults.ward import HIGH, LOW, URI, Ward
+from tests.faults.ward import HIGH, LOW, PERIOD_S, URI, Ward
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -31,6 +35,16 @@ FOREIGN = """
   <devices><memballoon model='virtio'/></devices>
 </domain>
 """
+#: A program that lifts the quota of a domain's vCPUs ten times a second, and writes a line where there was one.
+LIFT = """
+import libvirt, sys, time
+domain = libvirt.open(sys.argv[1]).lookupByName(sys.argv[2])
+while True:
+    if 0 < domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)["vcpu_quota"] < 10**9:
+        domain.setSchedulerParametersFlags({"vcpu_quota": -1}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        print("lifted", flush=True)
+    time.sleep(0.1)
+"""
 
 
 async def test_a_quota_that_somebody_lifts_is_set_again(ward: Ward) -> None:
@@ -38,6 +52,29 @@ async def test_a_quota_that_somebody_lifts_is_set_again(ward: Ward) -> None:
     drift = Drift(ward)
     await ward.foreign(lambda domain: domain.setSchedulerParametersFlags({"vcpu_quota": -1}, LIVE))
     await drift.put_right()
+    await ward.hold()
+
+
+async def test_a_quota_that_is_lifted_ten_times_a_second_is_told_of_and_the_cap_holds(ward: Ward) -> None:
+    committed, window_s = 0.5, 10.0  # so little that a busy host can give more
+    assert (await ward.target(committed, 768)).state.value == "done"
+    vm = ward.host.vm(LOW)
+    async with ward.hand().running("pin_cpu", "0", "busy"), fighter(ward.domain()) as lifted:
+        used, _ = await asyncio.gather(
+            ward.cores_used(window_s),
+            ward.until("the contention is told", lambda: vm.status().contention is not None),
+        )
+    print(f"{used:g} cores used of {committed:g} committed, over {window_s:g} s; lifted {lifted()} times")
+    # A window may begin and end within a period of the quota.
+    assert used <= committed * (1.05 + PERIOD_S / window_s)
+    # However little a busy host leaves it: an idle guest uses a tenth of that.
+    assert used >= committed * 0.2
+    assert lifted() >= 3
+    assert vm.status().drift_total >= 3
+    told = [row.sentence for row in ward.host.history.decisions(LOW) if "another program" in row.sentence]
+    assert re.fullmatch(r"another program undoes what is put right: 3 times in \d+ s", told[-1])
+    vm.request_check()  # as any word of the guest does
+    await ward.until("there is a quota again", lambda: None not in vcpu_quotas(qemu_pid(ward.domain())))
     await ward.hold()
 
 
@@ -197,6 +234,28 @@ async def test_a_vm_whose_process_stands_still_holds_nobody_up(ward: Ward) -> No
     await ward.connected()
     await ward.settled(120)
     await ward.hold()
+
+
+@contextlib.asynccontextmanager
+async def fighter(domain: str) -> AsyncIterator[Callable[[], int]]:
+    """Another process lifts a domain's quota for a while; how often there was one to lift."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LIFT, URI, domain, stdout=asyncio.subprocess.PIPE
+    )
+    lines: list[bytes] = []
+
+    async def read() -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            lines.append(line)
+
+    reading = asyncio.create_task(read())
+    try:
+        yield lambda: len(lines)
+    finally:
+        process.kill()
+        await process.wait()
+        await reading
 
 
 def _request(domain: Any, mib: int) -> None:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
-from pathlib import Path
-
 import pytest
 
-from ebbtide.lab.readings import qemu_pid
-from tests.faults.ward import LOW, Ward
-
-#: Of a CPU quota (libvirt's default).
-PERIOD_S = 0.1
+from tests.faults.ward import LOW, PERIOD_S, Ward
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -94,9 +85,9 @@ async def test_a_root_who_fights_back_with_all_means_gets_no_more_cpu_than_is_co
     async with hand.impostor("liar", "alternately"):
         await ward.connected()
         async with hand.running("rogue"):
-            used.append(await _cores_used(ward, window_s))
+            used.append(await ward.cores_used(window_s))
     async with hand.running("rogue", "kill"):
-        used.append(await _cores_used(ward, window_s))
+        used.append(await ward.cores_used(window_s))
     print(f"cores used of {committed:g} committed, over {window_s:g} s each: {used}")
     # A window may begin and end within a period of the quota.
     assert max(used) <= committed * (1.05 + PERIOD_S / window_s), used
@@ -104,19 +95,6 @@ async def test_a_root_who_fights_back_with_all_means_gets_no_more_cpu_than_is_co
     await hand.awaken_agent()
     await ward.connected()
     await ward.hold()
-
-
-async def _cores_used(ward: Ward, window_s: float) -> float:
-    """CPU time of the domain's process, its emulator's threads included, by the host's clock."""
-
-    def used_s() -> tuple[float, float]:
-        fields = Path(f"/proc/{qemu_pid(ward.domain())}/stat").read_text().rpartition(")")[2].split()
-        return time.monotonic(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    began, before = await asyncio.to_thread(used_s)
-    await asyncio.sleep(window_s)
-    ended, after = await asyncio.to_thread(used_s)
-    return round((after - before) / (ended - began), 3)
 
 
 async def test_frozen_figures_of_the_guest_do_not_starve_it(ward: Ward) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import AsyncIterator
@@ -65,6 +67,8 @@ HIGH_VM: Final[dict[str, Any]] = {
     "boot_memory_mib": 384.0,
 }
 LOOK_S: Final = 0.2
+#: Of a CPU quota (libvirt's default).
+PERIOD_S: Final = 0.1
 
 
 class Ward:
@@ -284,6 +288,18 @@ class Ward:
             oom_kills=await hand.oom_kills(),
             boot_id=await hand.boot_id(),
         )
+
+    async def cores_used(self, window_s: float, name: str = LOW) -> float:
+        """CPU time of a domain's process, its emulator's threads included, by the host's clock."""
+
+        def used_s() -> tuple[float, float]:
+            fields = Path(f"/proc/{qemu_pid(self.domain(name))}/stat").read_text().rpartition(")")[2].split()
+            return time.monotonic(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        began, before = await asyncio.to_thread(used_s)
+        await asyncio.sleep(window_s)
+        ended, after = await asyncio.to_thread(used_s)
+        return round((after - before) / (ended - began), 3)
 
     async def picture(self) -> Picture:
         return Picture(CAPACITY, {name: await self.seen(name) for name in self.host.vms})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -64,6 +65,21 @@ async def test_a_domain_that_ends_in_the_middle_of_a_deflation_frees_what_it_hel
     assert host.vms["low-1"].allocation().charge == ZERO
 
 
+async def test_a_domain_that_ends_in_the_middle_of_a_deflation_is_waited_for_no_longer(
+    command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(domain: str, plugged_mib: float, limit_s: float) -> str:
+        two_vms[0].state = "stopped"
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(host.hypervisor.sizes, "set_plugged", never)
+    body = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 3.0, "memory_mib": 600.0}, "deadline_s": 600.0}
+    async with asyncio.timeout(60):
+        operation = await command("PUT", "/v1/vms/low-1/target", body)
+    assert "low-1 is off (its domain ended while it was being resized)" in operation.sentence
+
+
 async def test_a_target_for_a_domain_that_ends_meanwhile_fails_in_one_sentence(
     command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +111,36 @@ async def test_a_paused_vm_is_called_paused_is_charged_in_full_and_gives_nothing
     assert "it is paused" in await response.text()
     two_vms[0].state = "running"
     await until(lambda: host.vms["low-1"].status().state is VMState.RUNNING)
+
+
+async def test_a_target_for_a_paused_vm_is_refused_by_that_name(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    two_vms[0].state = "paused"
+    await until(lambda: host.vms["low-1"].status().state is VMState.PAUSED)
+    body = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 1.0, "memory_mib": 600.0}, "deadline_s": 20.0}
+    operation = await command("PUT", "/v1/vms/low-1/target", body)
+    assert (operation.state, operation.sentence) == ("failed", "low-1 cannot be resized now: it is paused")
+    assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
+
+
+async def test_a_domain_that_is_paused_in_the_middle_of_a_deflation_is_an_error_and_no_shortfall(
+    command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_plugged = host.hypervisor.sizes.set_plugged
+
+    async def paused(domain: str, plugged_mib: float, limit_s: float) -> str:
+        if domain == "ebb-host-a.low-1":
+            two_vms[0].state = "paused"
+            return "the memory device stopped"
+        return await set_plugged(domain, plugged_mib, limit_s)
+
+    monkeypatch.setattr(host.hypervisor.sizes, "set_plugged", paused)
+    operation = await reclaim(command, memory_mib=600.0)
+    (halted,) = [outcome for outcome in operation.vms if outcome.name == "low-1"]
+    assert halted.errors == ("it is paused: another program did that while it was being resized",)
+    # At once, not at the next look: the manager reads the host as soon as the operation has ended.
+    assert host.vms["low-1"].status().state is VMState.PAUSED
 
 
 async def test_a_call_that_fails_once_is_tried_again_and_costs_nothing(

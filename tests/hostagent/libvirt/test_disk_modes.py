@@ -31,6 +31,22 @@ def test_an_overlay_is_its_owners_and_its_directories_can_be_passed_through(tmp_
     assert [stat.S_IMODE(path.stat().st_mode) for path in (disk.parent, disk.parent.parent)] == [0o711, 0o711]
 
 
+@pytest.mark.service
+def test_two_vms_that_are_made_at_once_make_the_directory_of_all_disks_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, vms, mkdir = tmp_path / "base.qcow2", tmp_path / "vms", Path.mkdir
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(base), "1M"], check=True)
+
+    def late(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        if path == vms:
+            os.mkdir(vms)  # the other one, in between
+        mkdir(path, mode, parents, exist_ok)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    assert create_overlay(base, vms / "web").exists()
+
+
 @pytest.mark.parametrize("module", ["hostagent.main", "cluster_manager.main"])
 def test_what_a_daemon_writes_is_its_own(module: str) -> None:
     code = f"import os, sys, {module} as m\nsys.argv[1:] = ['--help']\ntry: m.main()\nexcept SystemExit: pass\n"

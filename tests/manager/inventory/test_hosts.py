@@ -146,6 +146,14 @@ async def test_a_host_whose_mode_takes_no_vms_is_not_open(store: Writes) -> None
 
 
 @each_store
+async def test_what_a_report_and_an_answer_at_the_same_time_say_is_told_once(store: Writes) -> None:
+    hosts = hosts_of(store, Clock())
+    await hosts.take(report())
+    await asyncio.gather(*(hosts.take(report(mode="paused")) for _ in range(3)))
+    assert [event.kind for event in await store.events(10)].count("mode") == 1
+
+
+@each_store
 async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(store: Writes) -> None:
     clock = Clock()
     await hosts_of(store, clock).take(report())
@@ -351,6 +359,29 @@ async def test_a_restarted_manager_acknowledges_what_is_stored_at_once(store: Wr
     await record(store, "vm-1", "host-a")
     await store.add_core_changes("host-a", changes)
     assert await store.acknowledged() == {"host-a": 7}
+
+
+@each_store
+async def test_a_vm_that_was_paused_while_others_grew_grows_when_it_runs_again(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=3.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        await cluster.create(vm("low-1"))
+        low = agent.vms["low-1"]
+        smaller = low.current.model_copy(update={"cpu_cores": 1.0})
+        agent.vms["low-1"] = low.model_copy(
+            update={"state": VMState.PAUSED, "current": smaller, "off_reason": "paused"}
+        )
+        async with asyncio.timeout(10):
+            while not await cluster.events("paused"):
+                await asyncio.sleep(0.05)
+        (row,) = (await cluster.get("/v1/vms?state=paused"))["vms"]
+        assert (row["name"], row["state"], row["current"]["cpu_cores"]) == ("low-1", "paused", 1.0)
+        assert row["sentence"].startswith("host-a says that it is paused")
+        assert (await cluster.get("/v1/vms?state=running"))["vms"] == []
+        agent.vms["low-1"] = low.model_copy(update={"current": smaller})
+        async with asyncio.timeout(10):
+            while agent.cores("low-1") < 3.0:
+                await asyncio.sleep(0.05)
 
 
 @each_store
