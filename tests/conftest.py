@@ -22,6 +22,7 @@ from app_adapters import server
 from tests import left_behind
 from tests.room_times import RoomTimes, room_of
 
+HERE = Path(__file__).parent
 #: Rooms with real guests, one test after another: they want a core, and there is one libvirtd.
 GUEST_ROOMS = ("faults", "guests")
 GUESTS = "guests"
@@ -82,6 +83,12 @@ RESIDENT = {"collected_at": 0}
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Rooms of which `make check` wants nothing are not imported for it: that is a third of its start."""
+    without_slow = "not slow" in config.getoption("markexpr")
+    return True if without_slow and collection_path.parent == HERE and collection_path.name in SLOW_ROOMS else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
