@@ -31,7 +31,7 @@ from cluster_manager.inventory.versions import vm_version
 from cluster_manager.leadership.leadership import Leadership
 from cluster_manager.leadership.locks import lock_of
 from cluster_manager.plans.lifecycle import sold_as
-from cluster_manager.plans.plans import VMPhase
+from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.settings import Settings
 from cluster_manager.store.rows import StoredVM
 from cluster_manager.store.store import Store
@@ -45,7 +45,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport, ReportReply
-from ebbtide.messages.vms import ClusterVM, ManagedState, VMState
+from ebbtide.messages.vms import ClusterVM, ManagedState, Preempted, VMState
 from ebbtide.rest.settings import is_loopback
 
 log = structlog.get_logger()
@@ -258,7 +258,7 @@ class Manager:
     def _shown_state(self, phase: VMPhase, host: str | None, name: str) -> ManagedState:
         """The state of a VM as clients see it: of one that runs or is off its host's last report says more."""
         stored = cast(ManagedState, phase.value)
-        if host is None or phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
+        if host is None or phase not in (VMPhase.RUNNING, *OFF):
             return stored
         if phase is VMPhase.RUNNING and not self.hosts.is_ready(host):
             return stored
@@ -266,7 +266,7 @@ class Manager:
         if reported is None:
             return "failed" if phase is VMPhase.RUNNING else stored
         if reported.state is VMState.STOPPED:
-            return "stopped"
+            return stored if phase in OFF else "stopped"
         return "paused" if reported.state is VMState.PAUSED else "running"
 
     def _managed(self, row: StoredVM) -> ClusterVM:
@@ -298,7 +298,14 @@ class Manager:
             sentence=sentence,
             version=vm_version(row),
             at_next_start=reported.at_next_start if reported is not None else None,
+            on_preemption=row.spec.on_preemption,
+            preemption_notice_s=row.spec.preemption_notice_s,
+            preempted=_preempted(row) if phase is VMPhase.PREEMPTED else None,
         )
+
+
+def _preempted(row: StoredVM) -> Preempted:
+    return Preempted(reason=row.preemption_reason or "", at=row.preempted_at or 0.0)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@
     return svg;
   }
 
-  const lacks = (vm, name) => (vm.state === "stopped" ? 0 : Math.max(vm.nominal[name] - vm.current[name], 0));
+  const isOff = (vm) => vm.state === "stopped" || vm.state === "preempted";
+  const lacks = (vm, name) => (isOff(vm) ? 0 : Math.max(vm.nominal[name] - vm.current[name], 0));
 
   function showHosts(hosts, vms) {
     byId("hosts").replaceChildren(...hosts.map((host) => {
@@ -79,7 +80,7 @@
   function sizeCell(vm, name, unit) {
     const cell = make("td", null, "size"), most = (vm.ceiling || vm.nominal)[name];
     if (!(most > 0)) return cell;
-    const said = vm.state === "stopped" ? "off" : `${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`;
+    const said = isOff(vm) ? "off" : `${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`;
     cell.append(make("span", said));
     const parts = [[vm.current[name], "used"], [lacks(vm, name), "deflated"]];
     cell.append(bar(parts, most, [vm.minimum[name]], `${vm.name}: ${said}, minimum ${number(vm.minimum[name])}`));

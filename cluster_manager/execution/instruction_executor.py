@@ -141,7 +141,9 @@ class InstructionExecutor:
         except AgentError as error:
             return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
         await self._hosts.take(report)
-        return HostRead(elapsed_s(), report, await self._store.recorded(host))
+        recorded = await self._store.recorded(host)
+        preempting = isinstance(state, PlacementPlan) and state.purpose == "preempt"
+        return HostRead(elapsed_s(), report, recorded, await self._store.sold(host) if preempting else {})
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 

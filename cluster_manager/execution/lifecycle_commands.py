@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster_manager.plans.plans import Adopt, Commanding, Release, Respec, Start, Stop
+from cluster_manager.plans.plans import Adopt, Commanding, Preempt, Release, Respec, Start, Stop
 from cluster_manager.settings import AgentLimits
 from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
 
@@ -32,6 +32,12 @@ def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, orde
         case Stop(vm=vm, limit_s=limit_s):
             stop = StopCommand(request_id=request_id, epoch=epoch, order=order, limit_s=limit_s)
             return Sending("POST", f"/v1/vms/{vm}/stop", stop, limit_s + limits.start_stop_s)
+        case Preempt(vm=vm, reason=reason, notice_s=notice_s):
+            # By value: what is stored and compared is the word.
+            preempt = StopCommand(
+                request_id=request_id, epoch=epoch, order=order, limit_s=notice_s, reason=reason.value
+            )
+            return Sending("POST", f"/v1/vms/{vm}/stop", preempt, notice_s + limits.start_stop_s)
         case Start(vm=vm):
             start = Command(request_id=request_id, epoch=epoch, order=order)
             return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s)

@@ -14,6 +14,7 @@ from cluster_manager.execution.running_plans import plan_id
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
 from cluster_manager.plans.lifecycle import (
+    MADE_AS,
     ResizePlan,
     sold_as,
     start_adoption,
@@ -24,7 +25,7 @@ from cluster_manager.plans.lifecycle import (
     was_asked_for,
 )
 from cluster_manager.plans.migrations import start_migration
-from cluster_manager.plans.plans import GONE_S, Plan, VMPhase
+from cluster_manager.plans.plans import GONE_S, OFF, Plan, VMPhase
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredVM, stored_plan
 from cluster_manager.store.store import Store
@@ -85,11 +86,12 @@ class Lifecycle:
         async def prepare() -> Plan:
             row = await self._free(name, precondition)
             host = self._ready(row)
-            if self._phase(row) is not VMPhase.STOPPED:
+            if self._phase(row) not in OFF:
                 raise RequestError(409, f"{name} is {self._phase(row)}, not stopped", "name")
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
-            return start_start(plan_id("start", name), request, row.spec, host, gone_s=self._gone_s)
+            waits = row.phase is VMPhase.PREEMPTED
+            return start_start(plan_id("start", name), request, row.spec, host, gone_s=self._gone_s, waits=waits)
 
         return await self._begin("start", name, request, prepare)
 
@@ -99,7 +101,7 @@ class Lifecycle:
         async def prepare() -> Plan:
             row = await self._free(name, precondition)
             host = self._ready(row)
-            if row.phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
+            if row.phase not in (VMPhase.RUNNING, *OFF):
                 raise RequestError(409, f"{name} is {row.phase}", "name")
             try:
                 spec = request.onto(await self._sold(row))
@@ -120,7 +122,7 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             phase = self._phase(row)
-            if phase not in (VMPhase.RUNNING, VMPhase.STOPPED):
+            if phase not in (VMPhase.RUNNING, *OFF):
                 raise RequestError(409, f"{name} is {phase}", "name")
             if request.host is not None:
                 self._check_target(name, host, request.host)
@@ -131,7 +133,7 @@ class Lifecycle:
                 await self._sold(row),
                 host,
                 running=phase is VMPhase.RUNNING,
-                stopped=phase is VMPhase.STOPPED and row.phase is VMPhase.STOPPED,
+                stopped=phase in OFF and row.phase in OFF,
                 policy=self._policy,
                 gone_s=self._gone_s,
             )
@@ -202,9 +204,10 @@ class Lifecycle:
     def _phase(self, row: StoredVM) -> VMPhase:
         """The phase, by the store and the host's last report together."""
         reported = self._hosts.vm(row.host, row.name)
-        if reported is None or row.phase not in (VMPhase.RUNNING, VMPhase.STOPPED, VMPhase.FAILED):
+        if reported is None or row.phase not in (VMPhase.RUNNING, VMPhase.FAILED, *OFF):
             return row.phase
-        return VMPhase.STOPPED if reported.state is VMState.STOPPED else VMPhase.RUNNING
+        off = row.phase if row.phase in OFF else VMPhase.STOPPED
+        return off if reported.state is VMState.STOPPED else VMPhase.RUNNING
 
     async def _sold(self, row: StoredVM) -> VMSpec:
         """What the VM is sold as: the host's word counts where the answer to an earlier change was lost, and only as
@@ -213,7 +216,7 @@ class Lifecycle:
         reported = self._hosts.vm(row.host, row.name)
         sold = sold_as(row.spec, reported)
         if reported is not None and (later := reported.at_next_start) is not None:
-            ours = {field: getattr(row.spec, field) for field in ("name", "xml", "template", "start")}
+            ours = {field: getattr(row.spec, field) for field in ("name", *MADE_AS)}
             boot_mib = row.spec.boot_memory_mib
             ours["boot_memory_mib"] = min(boot_mib, later.nominal.memory_mib) if boot_mib is not None else None
             sold = later.model_copy(update=ours)

@@ -26,6 +26,7 @@ from cluster_manager.plans.plans import (
     Note,
     Plan,
     ReinflationPending,
+    SetPreempted,
     SetSpec,
     SetVM,
     SpawnFollowUp,
@@ -132,7 +133,11 @@ class Operations:
             policy = request.policy or self._policy
             return start_placement(plan_id("create", vm.name), request_id, vm, request.deadline_s, policy)
 
-        fingerprint = f"create {request.model_dump_json(exclude={'request_id', 'dry_run'})}"
+        # What earlier versions did not know is no part of it, so that their requests can be repeated.
+        younger = {
+            field for field in ("on_preemption", "preemption_notice_s") if field not in request.vm.model_fields_set
+        }
+        fingerprint = f"create {request.model_dump_json(exclude={'request_id': True, 'dry_run': True, 'vm': younger})}"
         return await self.begin(request.request_id, fingerprint, prepare)
 
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> Operation:
@@ -384,7 +389,7 @@ class Operations:
                             self._owed[name] = where
                 case SpawnFollowUp(state=rest):
                     self._launch(StoredPlan(rest, rest.id, now := self._clock(), now))
-                case Note() | SetSpec() | SetVM():
+                case Note() | SetSpec() | SetVM() | SetPreempted():
                     pass
 
     # --- answers -----------------------------------------------------------------------------------------------------

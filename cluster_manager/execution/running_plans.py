@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.lifecycle import StartPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     AwaitHost,
@@ -77,7 +78,8 @@ def defect(state: Plan, error: Exception) -> Step:
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
         arrived = isinstance(state, MovePlan) and state.stage == "clear"
         where = state.host if arrived else state.home
-        step = step.also(SetVM(state.vm, VMPhase.RUNNING, where, sentence))
+        phase = VMPhase.PREEMPTED if isinstance(state, StartPlan) and state.waits else VMPhase.RUNNING
+        step = step.also(SetVM(state.vm, phase, where, sentence))
     elif state.vm is not None and state.kind != "target":
         # Before its start was commanded, what has its name there is another VM.
         there = None if isinstance(state, PlacementPlan) and not state.starts else state.host

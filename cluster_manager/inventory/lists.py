@@ -23,8 +23,8 @@ _RUNNING, _STOPPED, _FAILED = VMPhase.RUNNING.value, VMPhase.STOPPED.value, VMPh
 _SHOWN_OF = {
     _FAILED: [_FAILED, _RUNNING],
     _STOPPED: [_STOPPED, _RUNNING],
-    _RUNNING: [_RUNNING, _STOPPED],
-    "paused": [_RUNNING, _STOPPED],
+    _RUNNING: [_RUNNING, _STOPPED, VMPhase.PREEMPTED.value],
+    "paused": [_RUNNING, _STOPPED, VMPhase.PREEMPTED.value],
 }
 #: Rows that are read at once where most of them may not be what is asked for.
 _SEARCH: Final = 1000

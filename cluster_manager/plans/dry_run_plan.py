@@ -21,6 +21,7 @@ from cluster_manager.plans.plans import (
     HostsChosen,
     OperationEnded,
     Plan,
+    Preempt,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -164,7 +165,7 @@ class _World:
                 outcomes = self._resize(report, share_room(rows, report.free.vector(), pressed_on(report)))
                 told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM lacks anything"
                 return self._ended("reinflate", OperationState.DONE, f"would grow {told}", outcomes)
-            case Remove(vm=vm):
+            case Remove(vm=vm) | Preempt(vm=vm):
                 self._put(report, tuple(row for row in report.vms if row.name != vm))
                 return self._ended("delete", OperationState.DONE, f"would stop {vm}")
             case Create(start_size=start_size):

@@ -65,6 +65,8 @@ from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState, VMStatus
 
 #: For how long a host that does not say whether it has adopted a domain is waited for, in seconds.
 ADOPTION_S = 60.0
+#: What its host does not tell of a VM.
+MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notice_s")
 _LEAST: Final = Vector.of(HARD_FLOOR.with_component("disk_mib_s", 0.0).with_component("network_mib_s", 0.0))
 DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
 
@@ -89,6 +91,8 @@ class StartPlan(MovePlan):
     #: Whether another host will do; and whether one is looked for now.
     anywhere: bool = False
     moving: bool = False
+    #: Whether it waits for room after a preemption, and goes on waiting where it is not started.
+    waits: bool = False
 
     @property
     def reserved(self) -> ResourceVector | None:
@@ -158,10 +162,13 @@ def start_stop(plan_id: str, request_id: str, vm: str, host: str, limit_s: float
     return StopPlan(id=plan_id, request_id=request_id, instruction=first, vm=vm, host=host, bound_to=host)
 
 
-def start_start(plan_id: str, request: StartRequest, spec: VMSpec, host: str, *, gone_s: float = GONE_S) -> StartPlan:
+def start_start(
+    plan_id: str, request: StartRequest, spec: VMSpec, host: str, *, gone_s: float = GONE_S, waits: bool = False
+) -> StartPlan:
     """A VM that is off is to run again, on its host or, where that has no room, anywhere.
 
     :param gone_s: see `cluster_manager.plans.migrations.start_migration`.
+    :param waits: whether it waits for room after a preemption.
     """
     return StartPlan(
         id=plan_id,
@@ -173,6 +180,7 @@ def start_start(plan_id: str, request: StartRequest, spec: VMSpec, host: str, *,
         deadline_s=request.deadline_s,
         spec=spec,
         anywhere=request.anywhere,
+        waits=waits,
         off=True,
         was_running=False,
         gone_s=gone_s,
@@ -268,7 +276,7 @@ def advance_start(state: StartPlan, event: Event) -> Step:
             return _stays_off(state, event.sentence)
         case Start(), HostFailed():
             sentence = f"{vm} may have been started: {event.sentence}; {host}'s next report says"
-            row = SetVM(vm, VMPhase.STOPPED, host, sentence)
+            row = SetVM(vm, _phase_off(state), host, sentence)
             return end(state, FAILED, sentence, row, ReinflationPending(host, True), share=False)
         case Reinflate(), (OperationEnded() | HostFailed()) if state.conclusion is None:
             said, owed = shared(state, event)
@@ -315,7 +323,11 @@ def start_demand(overhead_mib: float, status: VMStatus) -> ResourceVector:
 def _stays_off(state: StartPlan, why: str, share: bool | None = None) -> Step:
     vm, host = state.vm, state.home
     sentence = f"{vm} stays off: {why}"
-    return end(state, FAILED, sentence, SetVM(vm, VMPhase.STOPPED, host, sentence), share=share)
+    return end(state, FAILED, sentence, SetVM(vm, _phase_off(state), host, sentence), share=share)
+
+
+def _phase_off(state: StartPlan) -> VMPhase:
+    return VMPhase.PREEMPTED if state.waits else VMPhase.STOPPED
 
 
 # --- resize ----------------------------------------------------------------------------------------------------------
@@ -448,7 +460,7 @@ def sold_as(spec: VMSpec, status: VMStatus | None) -> VMSpec:
             return same
     except (ValidationError, InvalidField):
         pass  # What was asked for contradicts what the host says.
-    untold = {field: getattr(spec, field) for field in ("xml", "template", "boot_memory_mib", "start")}
+    untold = {field: getattr(spec, field) for field in (*MADE_AS, "boot_memory_mib")}
     try:
         return spec_of(status).model_copy(update=untold)
     except (ValidationError, InvalidField):

@@ -25,6 +25,7 @@ from cluster_manager.plans.plans import (
     HostsChosen,
     Note,
     OperationEnded,
+    Preempt,
     Purpose,
     ReadHost,
     Reclaim,
@@ -32,6 +33,7 @@ from cluster_manager.plans.plans import (
     ReinflationPending,
     Remove,
     RoomPlan,
+    SetPreempted,
     SetVM,
     Step,
     VMPhase,
@@ -39,7 +41,7 @@ from cluster_manager.plans.plans import (
     instruct,
     unexpected,
 )
-from cluster_manager.plans.preemption import REASONS, PreemptionReason, evidence
+from cluster_manager.plans.preemption import REASONS, PreemptionReason, evidence, is_deleted, kept_for_notice, notice
 from cluster_manager.plans.reclaim_steps import fresh_at_host, may_reclaim, reclaimed, short, without_paused
 from cluster_manager.plans.report_queries import (
     allocations_of,
@@ -161,6 +163,11 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
                 return _lose(state, event.sentence)
             step = _give_up(state, event.sentence, reachable=not event.uncertain)
             return step.also(_half_preempted(state, vm, event.sentence)) if event.uncertain else step
+        case Preempt(), OperationEnded():
+            return _on_preempted(state, event)
+        case Preempt(), HostFailed():
+            step = _give_up(state, event.sentence, reachable=not event.uncertain)
+            return step.also(_perhaps_preempted(state, event.sentence)) if event.uncertain else step
         case Reinflate(), OperationEnded():
             owed = ReinflationPending(_host(state), event.operation.state is OperationState.FAILED)
             return _after_undo(state, f"{state.host}: {event.operation.sentence}", event.elapsed_s).also(owed)
@@ -252,6 +259,8 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         state = _with_reason(state, report, missing)
     if verdict == placement_step.RECLAIM:
         left = _time_left(state, event.elapsed_s)
+        if preempting:
+            left -= kept_for_notice(event.sold.values(), left)
         if left > 0:
             return _reclaim(state, report.id, need, left)
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
@@ -380,10 +389,39 @@ def _preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> 
         return _give_up(state, f"{report.id} still shows {victim.name}, which it has stopped", reachable=True)
     reason = state.reason or PreemptionReason.SHORTFALL
     sentence = _why_preempted(state, victim.name, reason, missing)
-    remove = Remove(host=report.id, step=state.step, vm=victim.name, reason=reason)
-    return instruct(state, remove, sentence, victims=(*state.victims, victim.name), reason=reason).also(
+    where: dict[str, Any] = {"host": report.id, "step": state.step, "vm": victim.name, "reason": reason}
+    sold = event.sold.get(victim.name)
+    instruction: Remove | Preempt
+    if is_deleted(sold, adopted=any(vm.adopted for vm in report.vms if vm.name == victim.name)):
+        instruction = Remove(**where)
+    else:
+        instruction = Preempt(**where, notice_s=notice(sold, _time_left(state, elapsed_s), len(names)))
+        sentence += f"; it has {instruction.notice_s:g} s to end its work"
+    return instruct(state, instruction, sentence, victims=(*state.victims, victim.name), reason=reason).also(
         Note("preempting", victim.name, report.id, sentence)
     )
+
+
+def _on_preempted(state: PlacementPlan, event: OperationEnded) -> Step:
+    assert isinstance(state.instruction, Preempt)
+    vm, reason, operation = state.instruction.vm, state.instruction.reason, event.operation
+    if operation.state is OperationState.FAILED:
+        return _give_up(state, f"{vm} could not be stopped: {operation.sentence}", reachable=True)
+    sentence = (
+        f"preempted {vm} on {state.host} for {state.vm} (reason {reason}): {operation.sentence}; "
+        "it keeps its disk and waits for room"
+    )
+    return _read(state, sentence).also(
+        SetPreempted(vm, _host(state), reason, sentence), Note("preempted", vm, state.host, sentence)
+    )
+
+
+def _perhaps_preempted(state: PlacementPlan, failure: str) -> SetPreempted:
+    """A victim that may have been stopped waits for room, too: where it runs, its host's next report says so."""
+    assert isinstance(state.instruction, Preempt)
+    vm, reason = state.instruction.vm, state.instruction.reason
+    sentence = f"{vm} may have been preempted on {state.host} for {state.vm} (reason {reason}): {failure}"
+    return SetPreempted(vm, _host(state), reason, sentence)
 
 
 def _on_removed(state: PlacementPlan, event: OperationEnded) -> Step:

@@ -8,7 +8,8 @@ holds everything, so a manager that starts again carries out the instruction tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -109,6 +110,19 @@ class Remove(Commanding):
         return self.reason != "delete"
 
 
+class Preempt(Commanding):
+    """Have a VM power off for lack of room and keep it; it is told, and has ``notice_s`` to end its work."""
+
+    do: Literal["preempt"] = "preempt"
+    vm: str
+    reason: PreemptionReason
+    notice_s: float
+
+    @property
+    def read_next(self) -> bool:
+        return True
+
+
 class Reinflate(Commanding):
     """Share the host's free room among the VMs that lack something, or among those named."""
 
@@ -196,6 +210,7 @@ Instruction = Annotated[
     | Reclaim
     | Create
     | Remove
+    | Preempt
     | Reinflate
     | SetTarget
     | Stop
@@ -229,10 +244,12 @@ class HostRead(Event):
     """What the agent itself says at this moment.
 
     ``recorded``: the VMs that the manager's own record has on this host: of others nothing that is said counts.
+    ``sold``: as what, for a plan that may preempt.
     """
 
     report: HostReport
     recorded: frozenset[str] = frozenset()
+    sold: Mapping[str, VMSpec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +317,15 @@ class VMPhase(StrEnum):
     #: Off, with its name, its host and its disk.
     STOPPED = "stopped"
     STARTING = "starting"
+    #: Off for lack of room, as ``stopped``; it is started again when there is some.
+    PREEMPTED = "preempted"
     MIGRATING = "migrating"
     FAILED = "failed"
     ENDED = "ended"
+
+
+#: The VM's domain is off, and its disk is there.
+OFF: Final = (VMPhase.STOPPED, VMPhase.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +340,16 @@ class SetVM:
     host: str | None
     sentence: str
     owed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetPreempted:
+    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's."""
+
+    name: str
+    host: str
+    reason: PreemptionReason
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +375,7 @@ class SpawnFollowUp:
     state: Plan
 
 
-Effect = Note | SetVM | SetSpec | ReinflationPending | SpawnFollowUp
+Effect = Note | SetVM | SetPreempted | SetSpec | ReinflationPending | SpawnFollowUp
 
 
 # --- claims: what is stored together with a plan before its first action ---------------------------------------------

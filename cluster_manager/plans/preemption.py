@@ -5,11 +5,13 @@ Whatever a plan comes to know of a host that lacks room is one of `Evidence`; wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
+from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import NOTICE_S, OnPreemption, VMSpec
 
 
 class PreemptionReason(StrEnum):
@@ -61,3 +63,27 @@ def evidence(
     if calls_failed:
         return Evidence.CALLS_FAILED
     return Evidence.MEASURED if rounds or nothing_to_take else Evidence.UNTRIED
+
+
+def is_deleted(sold: VMSpec | None, adopted: bool) -> bool:
+    """Whether a VM goes with its disk when it is preempted: only where its owner said so, and it was made here.
+
+    :param sold: as what, by the manager's record; None: it does not say.
+    """
+    return sold is not None and sold.on_preemption is OnPreemption.DELETE and not adopted
+
+
+def notice(sold: VMSpec | None, left_s: float, victims: int) -> float:
+    """How long a VM has to end its work, in seconds: what it was promised, as far as the arriving VM can wait.
+
+    :param left_s: of the arriving VM's deadline.
+    :param victims: how many are still to go, one after the other, this one included.
+    """
+    wished_s = NOTICE_S if sold is None else sold.preemption_notice_s
+    return round(min(wished_s, max(left_s, 0.0) / max(victims, 1)), 3)
+
+
+def kept_for_notice(sold: Iterable[VMSpec], left_s: float) -> float:
+    """What a deflation leaves of the deadline to those that may have to go all the same: half of it at the most."""
+    longest_s = max((vm.preemption_notice_s for vm in sold if vm.priority is not Priority.FIXED), default=0.0)
+    return min(longest_s, max(left_s, 0.0) / 2)

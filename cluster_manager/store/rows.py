@@ -36,6 +36,9 @@ class StoredVM:
     owes_removal: bool
     request_id: str
     generation: int
+    #: Since when it waits for room after a preemption, and why; None: it does not.
+    preempted_at: float | None = None
+    preemption_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def stored_vm(row: Any) -> StoredVM:
         bool(row.owes_removal),
         row.request_id,
         row.generation,
+        row.preempted_at,
+        row.preemption_reason,
     )
 
 

@@ -101,6 +101,9 @@ vms: Final = Table(
     Column("ended_at", Float, nullable=True),
     # That of its spec.
     Column("priority", String, nullable=False),
+    # Since when it waits for room after a preemption, and why; null: it does not.
+    Column("preempted_at", Float, nullable=True),
+    Column("preemption_reason", String, nullable=True),
 )
 
 
@@ -282,6 +285,12 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
     (
         """UPDATE tasks SET state = replace(state, '"dislike":', '"preemption_aversion":'), """
         """fingerprint = replace(fingerprint, '"dislike":', '"preemption_aversion":')""",
+    ),
+    # Which VMs wait for room after a preemption.
+    (
+        "ALTER TABLE vms ADD COLUMN preempted_at FLOAT",
+        "ALTER TABLE vms ADD COLUMN preemption_reason {name}",
+        "CREATE INDEX vms_preempted ON vms (host, preempted_at) WHERE phase = 'preempted'",
     ),
 )
 

@@ -20,6 +20,7 @@ from cluster_manager.plans.plans import (
     Plan,
     ReinflationPending,
     SetGeneration,
+    SetPreempted,
     SetSpec,
     SetVM,
     SpawnFollowUp,
@@ -50,6 +51,12 @@ log = structlog.get_logger()
 
 #: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
 _BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STOPPED, VMPhase.MIGRATING))
+#: A plan is at work on it, and says what becomes of it.
+_CLAIMED: Final = tuple(
+    phase.value for phase in (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
+)
+#: It is off, or may be, and waits for room as before.
+_WAITS: Final = frozenset({VMPhase.PREEMPTED, VMPhase.STARTING, VMPhase.STOPPING, VMPhase.DELETING, VMPhase.MIGRATING})
 #: By how much hosts' clocks may differ, seconds.
 _CLOCKS_S: Final = 60.0
 #: A change from further ahead than this is dated back: what a machine's next host says would come too late for ever.
@@ -109,6 +116,10 @@ class Store(TaskRows, KnowledgeRows):
                 await connection.execute(
                     row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
+            case SetPreempted(name, host, reason, sentence):
+                row = _living(name).where(schema.vms.c.host == host, schema.vms.c.phase.not_in(_CLAIMED))
+                waits = {"phase": VMPhase.PREEMPTED.value, "preempted_at": now, "preemption_reason": reason.value}
+                await connection.execute(row.values(**waits, sentence=sentence))
             case SetSpec(name, spec):
                 row = _living(name).where(schema.vms.c.request_id == state.request_id)
                 await connection.execute(row.values(**_sold(spec)))
@@ -154,6 +165,12 @@ class Store(TaskRows, KnowledgeRows):
         table = schema.vms
         query = select(table.c.name).where(schema.LIVING, table.c.host == host)
         return frozenset(row.name for row in await self._read(query))
+
+    async def sold(self, host: str) -> dict[str, VMSpec]:
+        """What the VMs of a host are sold as, by this record."""
+        table = schema.vms
+        query = select(table.c.name, table.c.spec).where(schema.LIVING, table.c.host == host)
+        return {row.name: VMSpec.model_validate_json(row.spec) for row in await self._read(query)}
 
     async def running_vms(self, name: str | None = None) -> list[RunningVM]:
         """Those that run by their rows, or the one that has this name, without their specs; by name."""
@@ -336,7 +353,8 @@ def _living(name: str) -> Any:
 
 def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
     """The columns that a phase sets."""
-    return {"phase": phase.value, **({"ended_at": now} if phase is VMPhase.ENDED else {})}
+    here = {} if phase in _WAITS else {"preempted_at": None, "preemption_reason": None}
+    return {"phase": phase.value, **({"ended_at": now} if phase is VMPhase.ENDED else {}), **here}
 
 
 def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:

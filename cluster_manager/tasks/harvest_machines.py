@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from cluster_manager.errors import RequestError
 from cluster_manager.execution.operations import Operations
-from cluster_manager.plans.plans import VMPhase
+from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.store import schema
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
@@ -24,7 +24,7 @@ from ebbtide.messages.requests import VMRequest
 log = structlog.get_logger()
 
 #: Phases of a VM that is there.
-_THERE: Final = frozenset({VMPhase.RUNNING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING, VMPhase.STOPPED})
+_THERE: Final = frozenset({VMPhase.RUNNING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING, *OFF})
 #: What the ids of our requests begin with.
 _IDS: Final = "acquirer-"
 #: Seconds between two tries to delete a VM: each is a plan, and its host may be away for long.

@@ -17,6 +17,7 @@ from ebbtide.messages.requests import (
     StartRequest,
     StopRequest,
 )
+from ebbtide.messages.vms import OnPreemption
 
 
 class LifecycleCalls(Connection):
@@ -50,6 +51,8 @@ class LifecycleCalls(Connection):
         minimum: PartialVector | None = None,
         ceiling: PartialVector | None = None,
         priority: Priority | None = None,
+        on_preemption: OnPreemption | None = None,
+        preemption_notice_s: float | None = None,
         deadline_s: float = 60.0,
         request_id: str | None = None,
     ) -> Operation:
@@ -60,6 +63,8 @@ class LifecycleCalls(Connection):
             minimum=minimum,
             ceiling=ceiling,
             priority=priority,
+            on_preemption=on_preemption,
+            preemption_notice_s=preemption_notice_s,
             deadline_s=deadline_s,
         )
         return await self._one("PATCH", f"/v1/vms/{name}", Operation, body=body)

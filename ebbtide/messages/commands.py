@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -47,6 +47,9 @@ class StopCommand(Command):
     """POST /v1/vms/NAME/stop: ask the guest to power off, and cut its power when it has not within ``limit_s``."""
 
     limit_s: StopSeconds = 60.0
+    reason: Literal["stop", "minimum", "shortfall"] = Field(
+        "stop", description="minimum or shortfall: it is preempted, and its guest is told first"
+    )
 
 
 class SpecCommand(Command):

@@ -13,7 +13,7 @@ from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Body, Name, Page, Vector
 from ebbtide.messages.operations import VMOutcome
-from ebbtide.messages.vms import ManagedState, VMStatus
+from ebbtide.messages.vms import NOTICE_S, ManagedState, OnPreemption, Preempted, VMStatus
 
 
 class DecisionKind(StrEnum):
@@ -144,6 +144,9 @@ class VMExplanation(Body):
     host: str | None
     state: ManagedState
     sentence: str = Field(description="what the manager did with it last, and why")
+    on_preemption: OnPreemption = OnPreemption.STOP
+    preemption_notice_s: float = NOTICE_S
+    preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
     explanation: Explanation | None = Field(description="of the host; null where it cannot be had")
     unreachable: str | None = Field(None, description="why the host's explanation cannot be had")
     events: tuple[EventRow, ...] = Field((), description="of this VM, oldest first")

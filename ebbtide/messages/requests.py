@@ -20,7 +20,7 @@ from ebbtide.messages.common import (
     StopSeconds,
     Vector,
 )
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import OnPreemption, VMSpec
 
 
 class VMRequest(Body):
@@ -63,6 +63,8 @@ class ResizeRequest(Body):
     minimum: PartialVector | None = None
     ceiling: PartialVector | None = None
     priority: Priority | None = None
+    on_preemption: OnPreemption | None = None
+    preemption_notice_s: StopSeconds | None = None
     deadline_s: Seconds = 60.0
 
     def onto(self, spec: VMSpec) -> VMSpec:
@@ -71,8 +73,11 @@ class ResizeRequest(Body):
         :raises InvalidField: the sizes contradict each other, or nothing is to be changed.
         :raises ValidationError: a value can be none.
         """
-        if all(part is None for part in (self.nominal, self.minimum, self.ceiling, self.priority)):
-            raise InvalidField("nominal", "or minimum, ceiling or priority must be given")
+        preemption = {"on_preemption": self.on_preemption, "preemption_notice_s": self.preemption_notice_s}
+        if all(
+            part is None for part in (self.nominal, self.minimum, self.ceiling, self.priority, *preemption.values())
+        ):
+            raise InvalidField("nominal", "or minimum, ceiling, priority or what is done on preemption must be given")
         priority = self.priority or spec.priority
         nominal = self.nominal.onto(spec.nominal) if self.nominal is not None else spec.nominal
         minimum, shares = spec.minimum, {}
@@ -101,6 +106,7 @@ class ResizeRequest(Body):
             "minimum": minimum.model_dump(),
             "ceiling": ceiling.model_dump() if ceiling is not None else None,
             "boot_memory_mib": boot_mib,
+            **{field: value for field, value in preemption.items() if value is not None},
         }
         return VMSpec.model_validate({**spec.model_dump(), **shares, **changed})
 

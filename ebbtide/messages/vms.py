@@ -13,7 +13,19 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.floors import HARD_FLOOR, effective_minimum
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.utility import size_of_shares
-from ebbtide.messages.common import LARGEST, MOST, MOST_CORES, Amount, Body, Name, Page, Sentence, Size, Vector
+from ebbtide.messages.common import (
+    LARGEST,
+    MOST,
+    MOST_CORES,
+    Amount,
+    Body,
+    Name,
+    Page,
+    Sentence,
+    Size,
+    StopSeconds,
+    Vector,
+)
 from ebbtide.messages.minimums import AnyShares, Utility
 
 #: Memory that a guest boots with where nothing else is said, MiB.
@@ -22,6 +34,19 @@ LEAST_BOOT_MIB = 384.0
 XML_TEMPLATE: Final = "xml"
 ADOPTED_TEMPLATE: Final = "adopted"
 RESERVED_TEMPLATES: Final = (XML_TEMPLATE, ADOPTED_TEMPLATE)
+
+
+#: How long a VM that is preempted has to end its work, where nothing else is said, seconds.
+NOTICE_S: Final = 30.0
+
+
+class OnPreemption(StrEnum):
+    """What becomes of a VM for which there is no room any more."""
+
+    #: It is told, powers off, and waits for room with its disk.
+    STOP = "stop"
+    #: It goes at once, with its disk.
+    DELETE = "delete"
 
 
 class VMSpec(Body):
@@ -38,6 +63,12 @@ class VMSpec(Body):
     template: Name = "lab"
     xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
+    on_preemption: OnPreemption = Field(
+        OnPreemption.STOP, description="stop: it keeps its disk and waits for room; delete: it goes with its disk"
+    )
+    preemption_notice_s: StopSeconds = Field(
+        NOTICE_S, description="for ending its work when it is preempted; no longer than the arriving VM can wait"
+    )
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -160,8 +191,15 @@ class VMStatusPage(Page):
 
 
 ManagedState = Literal[
-    "placing", "running", "paused", "deleting", "failed", "stopping", "stopped", "starting", "migrating"
+    "placing", "running", "paused", "deleting", "failed", "stopping", "stopped", "starting", "migrating", "preempted"
 ]
+
+
+class Preempted(Body):
+    """A VM that was stopped for lack of room, and waits for room."""
+
+    reason: Sentence = Field(description="minimum: the minimums left too little; shortfall: a deflation fell short")
+    at: float = Field(description="seconds since the epoch")
 
 
 class ClusterVM(Body):
@@ -180,6 +218,9 @@ class ClusterVM(Body):
     sentence: str = Field(description="what happened to it last, and why")
     version: str = Field("", description="differs when anything that a client can change does: for If-Match")
     at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
+    on_preemption: OnPreemption = OnPreemption.STOP
+    preemption_notice_s: float = NOTICE_S
+    preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
 
 
 class VMPage(Page):

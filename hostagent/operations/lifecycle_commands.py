@@ -107,7 +107,9 @@ class LifecycleCommands:
                 await self._define(vm)
         finally:
             vm.resizer.terminating = ""
-        sentence = f"{vm.name} is stopped ({how}): {size} came free"
+        reason = cause.body.get("reason", "stop")
+        what = f"preempted {vm.name}, reason {reason}" if reason != "stop" else f"{vm.name} is stopped"
+        sentence = f"{what} ({how}): {size} came free"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {"size": sizes(size)})
         host.changed.set()
         return done(operation, sentence)

@@ -21,7 +21,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, FindingRow, PastResize, VMExplanation
 from ebbtide.messages.operations import VMOutcome
-from ebbtide.messages.vms import VMStatus
+from ebbtide.messages.vms import OnPreemption, Preempted, VMStatus
 from hostagent.control import reconciler
 from hostagent.mechanisms import fixes
 from hostagent.mechanisms.layers import HostFacts, examine
@@ -169,7 +169,24 @@ async def test_of_a_host_that_does_not_answer_what_the_manager_knows_is_told(
     assert capsys.readouterr().out == (
         "low-1 is running: placed low-1 on host-a in free room\n"
         "its host's own word cannot be had: host-a cannot be reached (ClientConnectorError)\n"
+        "\nwhere there is no room for it: it has 30 s to end its work, is stopped, keeps its disk, "
+        "and is started again when there is room\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"on_preemption": OnPreemption.DELETE}, "it is deleted with its disk"),
+        ({"preempted": Preempted(reason="minimum", at=0.0)}, "(reason minimum), keeps its disk and waits for room"),
+    ],
+    ids=["stateless", "waiting"],
+)
+async def test_what_preemption_means_for_a_vm_is_told(
+    capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
+) -> None:
+    print_explanation("low-1", VMExplanation(host="a", state="running", sentence="", explanation=None, **fields))
+    assert said in capsys.readouterr().out
 
 
 # --- dry run ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ class FakeLifecycle:
     id: str
     vms: dict[str, VMStatus]
     overhead_mib: float
+    #: Why each VM was preempted, or deleted.
+    reasons: dict[str, str]
     free: Callable[[], ResourceVector]
     add_change: Callable[..., None]
     _carry_out: Callable[..., Any]
@@ -46,6 +48,11 @@ class FakeLifecycle:
         app.router.add_post("/v1/adoptions", self._adopt)
         app.router.add_get("/v1/templates", self._templates)
 
+    @property
+    def running(self) -> set[str]:
+        """The VMs that are not off."""
+        return {name for name, vm in self.vms.items() if runs(vm)}
+
     async def _templates(self, request: web.Request) -> web.Response:
         return web.json_response({"templates": [{"name": "lab", "description": "the lab's guest"}]})
 
@@ -59,6 +66,8 @@ class FakeLifecycle:
                 self.add_change(name, vm.current.cpu_cores, 0.0)
                 change = {"state": VMState.STOPPED, "start_size": vm.current, "current": Vector(), "overhead_mib": 0.0}
                 self.vms[name] = vm.model_copy(update=change)
+            if command.reason != "stop":
+                self.reasons[name] = command.reason
             return {"sentence": f"{name} is stopped"}
 
         return await self._carried(command, "stop", name, work)

@@ -8,6 +8,7 @@ from ebbtide.cli.output import clock, print_json, print_table, shown, size
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, VMExplanation
+from ebbtide.messages.vms import OnPreemption
 
 
 def explain(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
@@ -27,9 +28,21 @@ def print_explanation(name: str, found: VMExplanation) -> None:
         print(shown(f"its host's own word cannot be had: {found.unreachable}"))
     else:
         _print_told(told)
+    print(shown(_on_preemption(name, found)))
     if found.events:
         print("\nevents:")
         print_table(("at", "kind", "what happened"), ((clock(e.at), e.kind, e.sentence) for e in found.events), "")
+
+
+def _on_preemption(name: str, found: VMExplanation) -> str:
+    if (waits := found.preempted) is not None:
+        return f"\n{name} was preempted at {clock(waits.at)} (reason {waits.reason}), keeps its disk and waits for room"
+    if found.on_preemption is OnPreemption.DELETE:
+        return "\nwhere there is no room for it: it is deleted with its disk"
+    return (
+        f"\nwhere there is no room for it: it has {found.preemption_notice_s:g} s to end its work, is stopped, "
+        "keeps its disk, and is started again when there is room"
+    )
 
 
 def _print_told(told: Explanation) -> None:

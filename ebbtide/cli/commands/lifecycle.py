@@ -13,6 +13,7 @@ from ebbtide.cli.output import print_json, print_table, size
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector, problem_of
+from ebbtide.messages.vms import OnPreemption
 
 LimitS = Annotated[float, seconds("For the guest's own power-off, then by force.", 3600)]
 LoseDisk = Annotated[bool, typer.Option("--lose-disk", help="What is on a disk that is not shared may be lost.")]
@@ -60,6 +61,8 @@ def resize(
     ceiling_cpu_cores: Component = None,
     ceiling_memory_mib: Component = None,
     priority: Annotated[Priority | None, typer.Option(help="Default: as it is.")] = None,
+    on_preemption: Annotated[OnPreemption | None, typer.Option(help="stop or delete; default: as it is.")] = None,
+    preemption_notice_s: Annotated[float | None, typer.Option(help="Seconds to end its work when preempted.")] = None,
     deadline_s: DeadlineS = 60.0,
     manager: Manager = None,
     token_file: TokenFile = None,
@@ -71,14 +74,21 @@ def resize(
     )
     minimum = _partial("minimum", cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib)
     ceiling = _partial("ceiling", cpu_cores=ceiling_cpu_cores, memory_mib=ceiling_memory_mib)
-    if all(part is None for part in (nominal, minimum, ceiling, priority)):
+    if all(part is None for part in (nominal, minimum, ceiling, priority, on_preemption, preemption_notice_s)):
         raise typer.BadParameter("name at least one thing to change", param_hint="--cpu-cores, --priority, ...")
     carry_out(
         manager,
         token_file,
         json,
         lambda client: client.resize(
-            name, nominal=nominal, minimum=minimum, ceiling=ceiling, priority=priority, deadline_s=deadline_s
+            name,
+            nominal=nominal,
+            minimum=minimum,
+            ceiling=ceiling,
+            priority=priority,
+            on_preemption=on_preemption,
+            preemption_notice_s=preemption_notice_s,
+            deadline_s=deadline_s,
         ),
         f"resizing {name}",
     )

@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from ebbtide.cli.commands.options import DeadlineS, Interrupted, Json, Manager, OperationFailed, TokenFile, VMName, ask
-from ebbtide.cli.output import Steps, print_json, print_table, shown, size
+from ebbtide.cli.output import Steps, clock, print_json, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import InvalidField
@@ -19,7 +19,7 @@ from ebbtide.errors import EbbError
 from ebbtide.messages.common import Vector, problem_of
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
 from ebbtide.messages.operations import LedgerRow, Operation, OperationState
-from ebbtide.messages.vms import ClusterVM, VMSpec
+from ebbtide.messages.vms import NOTICE_S, ClusterVM, OnPreemption, VMSpec
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
@@ -73,7 +73,7 @@ def print_vms(found: Sequence[ClusterVM]) -> None:
             (
                 vm.name,
                 vm.host or "-",
-                vm.state,
+                _state(vm),
                 vm.priority.value,
                 size(vm.nominal),
                 size(vm.current),
@@ -85,6 +85,10 @@ def print_vms(found: Sequence[ClusterVM]) -> None:
         ),
         "there are no VMs",
     )
+
+
+def _state(vm: ClusterVM) -> str:
+    return vm.state if vm.preempted is None else f"{vm.state} at {clock(vm.preempted.at)} ({vm.preempted.reason})"
 
 
 def create(
@@ -103,6 +107,10 @@ def create(
     ceiling_cpu_cores: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
     ceiling_memory_mib: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
     boot_memory_mib: Annotated[float | None, typer.Option(help="Memory that cannot be unplugged.")] = None,
+    on_preemption: Annotated[
+        OnPreemption, typer.Option(help="stop: it keeps its disk and waits for room; delete: it goes with its disk.")
+    ] = OnPreemption.STOP,
+    preemption_notice_s: Annotated[float, typer.Option(help="Seconds to end its work when preempted.")] = NOTICE_S,
     template: Annotated[str, typer.Option(help="The template on the host.")] = "lab",
     policy: Annotated[PlacementPolicy | None, typer.Option(help="Default: the manager's.")] = None,
     deadline_s: DeadlineS = 60.0,
@@ -134,6 +142,8 @@ def create(
         "start": start.value,
         "ceiling": ceiling,
         "boot_memory_mib": boot_memory_mib,
+        "on_preemption": on_preemption,
+        "preemption_notice_s": preemption_notice_s,
         "template": template,
     }
     try:

@@ -10,7 +10,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions
 from ebbtide.matcher.predict.changes import whole_cores
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import OnPreemption, VMSpec
 
 #: A number follows, and names have 40 characters at the most.
 _PREFIX: Final = r"^[a-z][a-z0-9-]{0,31}$"
@@ -81,4 +81,6 @@ class AcquirerSettings(BaseModel):
 
 
 def _spec(given: dict[str, Any], name: str) -> VMSpec:
+    # Another one takes the place of a worker that is preempted: nothing of it is kept, unless it is asked for.
+    given = {"on_preemption": OnPreemption.DELETE.value, **given}
     return VMSpec.model_validate({**given, "name": name, "priority": Priority.HARVEST.value})

@@ -43,7 +43,8 @@ class Scenario:
 
     async def prepare(self, cluster: Cluster) -> None:
         for name in ("low-1", "low-2"):
-            assert (await cluster.create(vm(name), policy="first-fit")).host == "host-a"
+            body = vm(name, on_preemption="delete" if self.name == "preempt-stateless" else "stop")
+            assert (await cluster.create(body, policy="first-fit")).host == "host-a"
         if self.name == "delete":
             await cluster.create(vm("high-1", "fixed", 3.0, 800.0), policy="first-fit")
         if self.name == "undo":
@@ -54,7 +55,7 @@ class Scenario:
             if self.name == "delete":
                 await cluster.call("DELETE", f"/v1/vms/high-1?request_id={self.request_id}")
             else:
-                cores = 5.3 if self.name == "preempt" else 3.0
+                cores = 5.3 if self.name.startswith("preempt") else 3.0
                 body = {"request_id": self.request_id, "vm": vm("high-1", "fixed", cores, 800.0), "deadline_s": 60.0}
                 await cluster.call("POST", "/v1/vms", json={**body, "policy": "first-fit"})
 
@@ -64,7 +65,8 @@ class Scenario:
         return {
             "place": {"host-a": 3, "host-b": 0},
             "undo": {"host-a": 2, "host-b": 1},
-            "preempt": {"host-a": 2, "host-b": 0},
+            "preempt": {"host-a": 3, "host-b": 0},
+            "preempt-stateless": {"host-a": 2, "host-b": 0},
             "delete": {"host-a": 2, "host-b": 0},
         }[self.name]
 
@@ -72,12 +74,14 @@ class Scenario:
 async def agree(cluster: Cluster) -> None:
     """Hosts and manager tell the same story, no host is overfull, nobody is left deflated beside free room."""
     await cluster.ready()
-    managed = {(row["name"], row["host"]) for row in (await cluster.get("/v1/vms"))["vms"] if row["state"] == "running"}
-    assert managed == {(name, agent.id) for agent in cluster.agents for name in agent.vms}
+    rows = (await cluster.get("/v1/vms"))["vms"]
+    managed = {(row["name"], row["host"], row["state"] == "running") for row in rows}
+    assert managed == {(name, agent.id, name in agent.running) for agent in cluster.agents for name in agent.vms}
+    assert all(row["state"] in ("running", "preempted") for row in rows)
     for agent in cluster.agents:
         charged = sum((row.allocation().charge for row in agent.vms.values()), ZERO)
         assert charged.fits_in(agent.capacity), f"{agent.id} is overfull: {charged}"
-        assert share_room([row.allocation() for row in agent.vms.values()], agent.free()) == {}
+        assert share_room([agent.vms[name].allocation() for name in agent.running], agent.free()) == {}
 
 
 async def ended_well(scenario: Scenario, cluster: Cluster) -> Operation:
@@ -101,7 +105,8 @@ async def prepared(path: Path, name: str) -> AsyncIterator[tuple[Scenario, Clust
 @pytest.mark.parametrize(
     ("name", "command"),
     [("place", 1), ("place", 2), ("undo", 1), ("undo", 2), ("delete", 1), ("delete", 2)]
-    + [("preempt", number) for number in (1, 2, 3, 4)],
+    + [("preempt", number) for number in (1, 2, 3, 4)]
+    + [("preempt-stateless", 2)],
 )
 async def test_a_manager_killed_while_a_command_is_under_way_finishes_the_plan(
     tmp_path: Path, name: str, command: int, carried_out: bool, agent_forgets: bool
@@ -151,7 +156,7 @@ async def test_a_shutdown_in_the_middle_of_a_plan_is_quick_and_loses_nothing(tmp
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["before-the-record", "after-the-record"])
-@pytest.mark.parametrize("name", ["place", "undo", "preempt", "delete"])
+@pytest.mark.parametrize("name", ["place", "undo", "preempt", "preempt-stateless", "delete"])
 async def test_a_manager_killed_at_every_record_finishes_the_plan(tmp_path: Path, name: str, stored: bool) -> None:
     """The manager is killed at its first record, the next one at its second, and so on to the end."""
     async with prepared(tmp_path, name) as (scenario, cluster):

@@ -127,7 +127,7 @@ async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has
     first, _ = pair()
     async with cluster_of(tmp_path, first, agents=replace(QUICK, answer_s=0.4)) as cluster:
         for name in ("low-1", "low-2"):
-            await cluster.create(vm(name))
+            await cluster.create(vm(name, on_preemption="delete"))
         first.trouble.never_ends = True
         body = {"request_id": "high", "vm": vm("high-1", "fixed", 5.3, 800.0), "deadline_s": 10.0}
         assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Event, Finish, Forgotten, HostFailed, ReadHost, Reclaim, Remove
+from cluster_manager.plans.plans import Event, Finish, Forgotten, HostFailed, Preempt, ReadHost, Reclaim, Remove
 from cluster_manager.plans.preemption import REASONS, Evidence, PreemptionReason, evidence
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
@@ -40,7 +40,7 @@ def run(*events: Event) -> PlacementPlan:
 
 def after(state: PlacementPlan, *events: Event) -> PlacementPlan:
     for event in events:
-        assert not isinstance(state.instruction, Remove), "a VM was preempted"
+        assert not isinstance(state.instruction, Remove | Preempt), "a VM was preempted"
         step = state.next_step(event).state
         assert isinstance(step, PlacementPlan)
         state = step
@@ -82,7 +82,7 @@ def test_no_error_is_evidence_whatever_it_comes_with(
 
 def test_a_verified_shortfall_preempts() -> None:
     state = run(ended("reclaim", PARTIAL, vms=(outcome("low-1"),)), FULL)
-    assert isinstance(state.instruction, Remove)
+    assert isinstance(state.instruction, Preempt)
     assert state.instruction.reason is PreemptionReason.SHORTFALL
 
 
@@ -130,7 +130,7 @@ def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event) -> N
     for _ in range(20):
         if state.finished:
             break
-        assert not isinstance(state.instruction, Remove)
+        assert not isinstance(state.instruction, Remove | Preempt)
         answer: Event = FULL
         if isinstance(state.instruction, Reclaim):
             answer = trouble

@@ -148,15 +148,17 @@ async def test_only_below_the_minimum_is_a_vm_preempted_and_the_reason_is_kept(t
             await cluster.create(vm(name))
         operation = await cluster.create(vm("high-1", "fixed", 5.3, 800.0))
         assert operation.state is OperationState.DONE, operation
-        assert set(agent.vms) in ({"low-1", "high-1"}, {"low-2", "high-1"})
-        (gone,) = {"low-1", "low-2"} - set(agent.vms)
+        (gone,) = {"low-1", "low-2"} - agent.running
+        assert "high-1" in agent.running
         assert agent.reasons == {gone: "minimum"}
         (event,) = await cluster.events("preempted")
         assert (event["vm"], event["host"]) == (gone, "host-a")
         assert "reason minimum" in event["sentence"]
-        assert (await cluster.call("GET", f"/v1/vms/{gone}"))[0] == 404
+        found = await cluster.get(f"/v1/vms/{gone}")
+        assert (found["state"], found["host"], found["preempted"]["reason"]) == ("preempted", "host-a", "minimum")
+        assert agent.done[-3:] == [("stop", gone), ("create", "high-1"), ("reinflate", "")], "and its disk is there"
         # What its memory freed beyond the need went back to the one that stayed.
-        (stayed,) = set(agent.vms) - {"high-1"}
+        (stayed,) = agent.running - {"high-1"}
         assert agent.memory(stayed) == 1000.0
 
 
@@ -170,7 +172,7 @@ async def test_a_layer_that_fails_on_the_only_host_is_a_shortfall_with_its_name(
         assert agent.reasons == {"low-2": "shortfall"}
         (event,) = await cluster.events("preempting")
         assert "layer hypervisor (the balloon is stuck)" in event["sentence"]
-        assert set(agent.vms) == {"low-1", "high-1"}
+        assert agent.running == {"low-1", "high-1"}
 
 
 async def test_fixed_vms_are_never_preempted(tmp_path: Path) -> None:

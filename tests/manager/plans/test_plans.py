@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,25 +25,29 @@ from cluster_manager.plans.plans import (
     Note,
     OperationEnded,
     Plan,
+    Preempt,
     ReadHost,
     Reclaim,
     Reinflate,
     ReinflationPending,
     Remove,
+    SetPreempted,
     SetTarget,
     SetVM,
     Step,
     VMPhase,
     host_of,
 )
+from cluster_manager.plans.preemption import kept_for_notice, notice
 from cluster_manager.plans.reading import read_plan
 from cluster_manager.plans.removals import start_reinflation, start_removal, start_target
+from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.vms import VMSpec, VMState
+from ebbtide.messages.vms import OnPreemption, VMSpec, VMState
 from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
 
 LOW_1, LOW_2 = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
@@ -176,7 +181,7 @@ def test_a_fixed_vm_preempts_when_minimums_leave_too_little_and_the_rest_is_shar
         full("a"),
         ended("reclaim"),
         read("a", status_of(LOW_1, "a", FLOOR), status_of(LOW_2, "a", FLOOR)),
-        ended("delete"),
+        ended("stop"),
         one_left,
         ended("create"),
         ended("reinflate"),
@@ -184,7 +189,7 @@ def test_a_fixed_vm_preempts_when_minimums_leave_too_little_and_the_rest_is_shar
     assert said[3:] == [
         "reclaim a",
         "read-host a",
-        "remove low-2 a",
+        "preempt low-2 a",
         "read-host a",
         "create a",
         "reinflate a",
@@ -194,13 +199,53 @@ def test_a_fixed_vm_preempts_when_minimums_leave_too_little_and_the_rest_is_shar
     assert state.reason == "minimum"
     (note,) = [effect for effect in effects if isinstance(effect, Note) and effect.kind == "preempted"]
     assert "(reason minimum)" in note.sentence
+    (row,) = [effect for effect in effects if isinstance(effect, SetPreempted)]
+    assert (row.name, row.host, row.reason) == ("low-2", "a", "minimum")
+
+
+def test_only_a_vm_whose_owner_said_so_and_that_was_made_here_goes_with_its_disk() -> None:
+    stateless = {vm.name: vm.model_copy(update={"on_preemption": OnPreemption.DELETE}) for vm in (LOW_1, LOW_2)}
+    adopted = status_of(LOW_2, "a", FLOOR).model_copy(update={"adopted": True})
+    floors = (status_of(LOW_1, "a", FLOOR), status_of(LOW_2, "a", FLOOR))
+    for vms, sold, expected in (
+        (floors, stateless, "remove low-2 a"),
+        (floors, {}, "preempt low-2 a"),
+        ((floors[0], adopted), stateless, "preempt low-2 a"),
+    ):
+        at_last = replace(read("a", *vms), sold=sold)
+        events = (chosen(), chosen("a"), full("a"), ended("reclaim"), at_last)
+        said, _, _ = run(placement(spec_of("high-1", cpu_cores=5.3)), *events)
+        assert said[-1] == expected
+
+
+def test_the_notice_is_what_was_promised_as_far_as_the_arriving_vm_can_wait() -> None:
+    patient = LOW_1.model_copy(update={"preemption_notice_s": 300.0})
+    assert notice(patient, 1000.0, 1) == 300.0
+    assert notice(patient, 60.0, 1) == 60.0
+    assert notice(patient, 60.0, 3) == 20.0, "the others are to have theirs"
+    assert notice(None, 60.0, 1) == 30.0
+    assert notice(patient, -1.0, 1) == 0.0
+    assert kept_for_notice([patient, HIGH], 60.0) == 30.0, "half of the time is the deflation's"
+    assert kept_for_notice([LOW_1, patient.model_copy(update={"priority": Priority.FIXED})], 600.0) == 30.0
+    assert kept_for_notice([], 600.0) == 0.0
+
+
+def test_a_vm_that_may_have_been_stopped_keeps_its_disk_and_waits() -> None:
+    floors = read("a", status_of(LOW_1, "a", FLOOR), status_of(LOW_2, "a", FLOOR))
+    lost = HostFailed(0.0, "a does not answer", uncertain=True)
+    events = (chosen(), chosen("a"), full("a"), ended("reclaim"), floors, lost)
+    _, state, effects = run(placement(spec_of("high-1", cpu_cores=5.3)), *events)
+    assert state.finished
+    (row,) = [effect for effect in effects if isinstance(effect, SetPreempted)]
+    assert (row.name, row.host) == ("low-2", "a")
+    assert not any(isinstance(effect, SetVM) and effect.owed for effect in effects), "nothing is to be removed"
 
 
 def test_the_reason_of_a_preemption_is_recorded_before_the_vm_is_stopped() -> None:
     partial = ended("reclaim", OperationState.PARTIAL)
     said, state, effects = run(placement(HIGH), chosen(), chosen("a"), full("a"), partial, full("a"))
-    assert said[-1].startswith("remove low-")
-    assert isinstance(state.instruction, Remove)
+    assert said[-1].startswith("preempt low-")
+    assert isinstance(state.instruction, Preempt)
     assert state.instruction.reason == "shortfall"
     assert [effect.kind for effect in effects if isinstance(effect, Note)] == ["deflated", "preempting"]
 
@@ -356,7 +401,7 @@ class Watch:
         if isinstance(now, Commanding):
             assert now.step not in self.steps, "a request id is used for one command only"
             self.steps.add(now.step)
-        if isinstance(now, Remove) and now.vm != self.spec.name:
+        if isinstance(now, Remove | Preempt) and now.vm != self.spec.name:
             victim = next(vm for vm in self.report.vms if vm.name == now.vm)
             assert victim.priority.value != "fixed", "a fixed VM is never preempted"
             assert self.spec.priority.value == "fixed", "a low-priority VM preempts nobody"
@@ -392,7 +437,7 @@ class Watch:
             case Remove(vm=vm, host=host) if vm == self.spec.name:
                 if isinstance(event, OperationEnded) and event.operation.state is not OperationState.FAILED:
                     self.perhaps.discard(host)
-            case Remove(host=host) if not certain:
+            case Remove(host=host) | Preempt(host=host) if not certain:
                 self.unsettled.add(host)
             case Reinflate(host=host):
                 self.unsettled.discard(host)
@@ -408,7 +453,9 @@ def readings(draw: st.DrawFn, host: str, own: VMSpec) -> HostRead:
     if draw(st.integers(0, 9)) == 0:
         vms.append(status_of(own, host, state=draw(st.sampled_from(list(VMState)))))
     report = report_of(host, *vms, cpu_cores=draw(st.floats(1, 10)), memory_mib=draw(st.floats(500, 5000)))
-    return HostRead(0.0, report, frozenset(vm.name for vm in vms))
+    stateless = spec_of("any", "deflatable").model_copy(update={"on_preemption": OnPreemption.DELETE})
+    sold = {vm.name: stateless for vm in vms if draw(st.booleans())}
+    return HostRead(0.0, report, frozenset(vm.name for vm in vms), sold)
 
 
 @st.composite
@@ -433,7 +480,7 @@ def answers(draw: st.DrawFn, state: Plan, own: VMSpec, forgetful: int) -> Event:
         return HostFailed(at, "trouble", draw(st.booleans()))
     if isinstance(now, Reclaim | Create) and draw(st.integers(0, 4)) == 0:
         return Forgotten(at, lapse=forgetful <= 0 or draw(st.booleans()))
-    kind = {"remove": "delete", "set-target": "target"}.get(now.do, now.do)
+    kind = {"remove": "delete", "set-target": "target", "preempt": "stop"}.get(now.do, now.do)
     return ended(kind, draw(STATES), at)
 
 

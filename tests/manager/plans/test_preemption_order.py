@@ -57,7 +57,7 @@ async def test_what_guests_under_pressure_do_not_give_is_a_shortfall_and_no_mini
 
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["command-lost", "answer-lost"])
-async def test_a_vm_that_may_have_been_preempted_is_gone_when_its_host_is_back(
+async def test_a_vm_that_may_have_been_preempted_and_deleted_is_gone_when_its_host_is_back(
     tmp_path: Path, carried_out: bool
 ) -> None:
     """Otherwise it would be said to run for ever where it was stopped."""
@@ -65,7 +65,7 @@ async def test_a_vm_that_may_have_been_preempted_is_gone_when_its_host_is_back(
     async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=0.4)) as cluster:
         rigid: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}}
         for name in ("low-1", "low-2"):
-            await cluster.create(vm(name, memory_mib=600.0, **rigid))
+            await cluster.create(vm(name, memory_mib=600.0, on_preemption="delete", **rigid))
         agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 1, carried_out
         body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 600.0), "deadline_s": 10.0}
         assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202

@@ -11,7 +11,7 @@ import pytest
 from cluster_manager.execution import operations
 from cluster_manager.plans.growth import FIRST_PAUSE_S, Growth, budget_for
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Create, Finish, HostRead, Reclaim, Remove
+from cluster_manager.plans.plans import Create, Finish, HostRead, Preempt, Reclaim
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.hysteresis import Pace
 from ebbtide.messages.common import Vector
@@ -170,7 +170,7 @@ def test_a_guest_under_pressure_is_a_shortfall_of_its_layer_and_no_minimum() -> 
     pressed = status_of(LOW, "a").model_copy(update={"pressure": "under memory pressure"})
     report = report_of("a", pressed, cpu_cores=4.0).model_copy(update={"deflatable": Vector()})
     state = state.next_step(HostRead(0.0, report, frozenset({"low-1"}))).state
-    assert isinstance(state.instruction, Remove)
+    assert isinstance(state.instruction, Preempt)
     assert (state.instruction.vm, state.instruction.reason) == ("low-1", "shortfall")
     assert "in layer guest (low-1 under pressure gives nothing)" in state.progress[-1]
 
@@ -386,7 +386,7 @@ async def test_a_harvest_vm_is_preempted_only_below_its_minimum(tmp_path: Path) 
         operation = await cluster.create(vm("high-2", "fixed", 5.6, 800.0))
         assert operation.state is OperationState.DONE, operation
         assert agent.reasons["spare"] == "minimum"
-        assert set(agent.vms) == {"high-2"}
+        assert agent.running == {"high-2"}
 
 
 def test_a_host_without_harvest_vms_or_with_the_right_budget_gets_none() -> None:

@@ -20,7 +20,9 @@ from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from cluster_manager.store.tasks import TaskNote
 from ebbtide.matcher.match.tasks import Task, TaskOrder
+from ebbtide.messages.vms import OnPreemption
 from tests.manager.databases import rows_of
+from tests.manager.plan_events import record
 
 #: Plans of every kind, as the version that had one type for all of them has stored them.
 EARLIER: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("plans_of_earlier_version.json").read_text())
@@ -71,6 +73,34 @@ async def execute(database: Database, *statements: str) -> None:
     await store.close()
 
 
+#: What the step for preempted VMs has added.
+WITHOUT_PREEMPTED: Final = (
+    "DROP INDEX vms_preempted",
+    "ALTER TABLE vms DROP COLUMN preempted_at",
+    "ALTER TABLE vms DROP COLUMN preemption_reason",
+)
+
+
+def before(step: int) -> str:
+    return f"DELETE FROM migrations WHERE number >= {step}"
+
+
+async def test_a_vm_of_an_earlier_version_is_stopped_when_it_is_preempted(database: Database) -> None:
+    store = Store(database, time.time)
+    await store.open()
+    await record(store, "old", "host-a")
+    await store.close()
+    step = next(n for n, statements in enumerate(schema.MIGRATIONS, 1) if "preempted_at" in statements[0])
+    spec = json.dumps({"name": "old", "nominal": {"cpu_cores": 1.0, "memory_mib": 512.0}})
+    await execute(database, f"UPDATE vms SET spec = '{spec}'", *WITHOUT_PREEMPTED, before(step))
+    store = Store(database, time.time)
+    await store.open()
+    (row,) = await store.vms("old")
+    assert (row.phase, row.preempted_at, row.spec.on_preemption) == (VMPhase.RUNNING, None, OnPreemption.STOP)
+    assert (await store.sold("host-a"))["old"] == row.spec
+    await store.close()
+
+
 async def test_tasks_keep_the_aversion_that_an_earlier_version_called_dislike(database: Database) -> None:
     command = ("print", '"dislike":')
     task = Task(TaskOrder("t", command, 1, preemption_aversion=0.5), "key", 1.0)
@@ -81,7 +111,7 @@ async def test_tasks_keep_the_aversion_that_an_earlier_version_called_dislike(da
     await store.close()
     earlier = [f"{column} = replace({column}, 'preemption_aversion', 'dislike')" for column in ("state", "fingerprint")]
     step = next(n for n, statements in enumerate(schema.MIGRATIONS, 1) if "dislike" in statements[0])
-    await execute(database, f"UPDATE tasks SET {', '.join(earlier)}", f"DELETE FROM migrations WHERE number >= {step}")
+    await execute(database, f"UPDATE tasks SET {', '.join(earlier)}", *WITHOUT_PREEMPTED, before(step))
     assert "preemption_aversion" not in str(rows_of(database, "SELECT state, fingerprint FROM tasks"))
     store = Store(database, time.time)
     await store.open()

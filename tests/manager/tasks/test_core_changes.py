@@ -94,7 +94,7 @@ async def test_a_deletion_by_its_owner_is_no_shrink_but_a_preemption_is(tmp_path
         await agent.send_report()
         stored = await cluster.manager.store.core_changes(None, 100)
         ends = {row.machine: row.by_owner for row in stored if row.cores_after == 0}
-        (preempted,) = {"low-2", "low-3"} - set(agent.vms)
+        (preempted,) = {"low-2", "low-3"} - agent.running
         assert ends == {"low-1": True, preempted: False}
         fixed = {row.machine for row in stored if not row.variable}
         assert fixed == {"high-1"}
