@@ -300,12 +300,14 @@ class Manager:
             at_next_start=reported.at_next_start if reported is not None else None,
             on_preemption=row.spec.on_preemption,
             preemption_notice_s=row.spec.preemption_notice_s,
-            preempted=_preempted(row) if phase is VMPhase.PREEMPTED else None,
+            preempted=self._preempted(row) if phase is VMPhase.PREEMPTED else None,
         )
 
-
-def _preempted(row: StoredVM) -> Preempted:
-    return Preempted(reason=row.preemption_reason or "", at=row.preempted_at or 0.0)
+    def _preempted(self, row: StoredVM) -> Preempted:
+        """Its place in the queue, by its host's last report."""
+        known, host = self.hosts.get(row.host or ""), row.host or ""
+        reserved = self.hosts.availability.reserved(host)
+        return self.operations.waiting.place(row, known.report if known is not None else None, reserved)
 
 
 @contextlib.contextmanager

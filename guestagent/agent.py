@@ -24,10 +24,12 @@ from guestagent.messages import (
     DeflateParams,
     HelloParams,
     HelloResult,
+    PreemptionParams,
     ReinflateParams,
     StatusResult,
 )
 from guestagent.notices import Notices, make_run_dir, memory_state
+from guestagent.preemption import Preemption
 from guestagent.pressure import PressureTrigger
 from guestagent.rpc import (
     InvalidRequest,
@@ -76,6 +78,7 @@ class Agent:
         owner_uid: int = 0,
         trigger: PressureTrigger | None = None,
         request_group_id: int = -1,
+        preempt_dir: str = "/etc/ebbtide/preempt.d",
     ) -> None:
         self._find = find
         self._cpus = cpus
@@ -85,6 +88,7 @@ class Agent:
         self._token = ""
         self._applications = Applications(adapters_dir, memory, cpus.possible, lambda: self._token, log, owner_uid)
         self._notices = Notices(self._say, log, memory, self._boot_id, trigger, request_group_id)
+        self._preemption = Preemption(preempt_dir, run_dir, log, owner_uid)
         self._methods: dict[str, Method] = {
             "status": self._status,
             "cpus.set": self._cpus_set,
@@ -92,6 +96,7 @@ class Agent:
             "application.deflate": self._deflate,
             "application.status": lambda params: self._applications.status(text_param(params, "request_id")),
             "application.reinflate": self._reinflate,
+            "preemption": self._preempted,
         }
         self._conversation = 0  # counts hellos; answers of an earlier one are dropped
         self._greeted = False
@@ -294,6 +299,16 @@ class Agent:
                 deadline_s=amount_param(params, "deadline_s"),
                 target=target,
                 bound_mib=_bound_mib(params, target),
+            )
+        )
+
+    def _preempted(self, params: Params) -> Any:
+        return self._preemption.tell(
+            PreemptionParams(
+                request_id=text_param(params, "request_id"),
+                seconds_left=amount_param(params, "seconds_left"),
+                kind=choice_param(params, "kind", ("stop",)),
+                reason=text_param(params, "reason"),
             )
         )
 

@@ -43,6 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--adapters-dir", default="/etc/ebbtide/adapters.d", metavar="DIR", help="drop-in files (default: %(default)s)"
     )
     parser.add_argument(
+        "--preempt-dir",
+        default="/etc/ebbtide/preempt.d",
+        metavar="DIR",
+        help="programs that are run when the VM is preempted (default: %(default)s)",
+    )
+    parser.add_argument(
         "--run-dir", default="/run/ebbtide", metavar="DIR", help="where the adapters' token goes (default: %(default)s)"
     )
     parser.add_argument(
@@ -99,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         owner_uid=os.getuid(),
         trigger=_trigger(options.procfs),
         request_group_id=group_id,
+        preempt_dir=options.preempt_dir,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

@@ -218,3 +218,21 @@ class ReinflateResult:
     request_id: str
     state: str
     reason: str
+
+
+@dataclass
+class PreemptionParams:
+    """`preemption`: the VM goes in so many seconds; `kind` is what becomes of it (`stop`)."""
+
+    request_id: str
+    seconds_left: float
+    kind: str
+    reason: str
+
+
+@dataclass
+class PreemptionResult:
+    """Drop-in programs that were started for this notice, and those that run still."""
+
+    programs: int
+    running: int

@@ -100,7 +100,8 @@
       name.type = "button";
       name.addEventListener("click", () => { chosen = vm.name; explain().catch(told); });
       const sold = vm.guest_connected ? vm.priority : `${vm.priority}, guest silent`;
-      return make("tr", null, "", [make("td", null, "", [name]), make("td", vm.host || "–"), make("td", vm.state),
+      return make("tr", null, "", [make("td", null, "", [name]), make("td", vm.host || "–"),
+        make("td", vm.preempted ? `${vm.state}, ${vm.preempted.sentence}` : vm.state),
         make("td", sold), sizeCell(vm, "cpu_cores", "cores"), sizeCell(vm, "memory_mib", "MiB"),
         make("td", vm.sentence)]);
     });

@@ -60,6 +60,7 @@ class HostRemoval:
             # Before the record: none of them may write its own next step behind it.
             await self.operations.drop(host, plans)
             await self.hosts.forget(host, lambda: self.store.forget_host(host, names, ends, sentence))
+            await self.operations.waiting.read()
         log.info("host forgotten", host=host, vms=names)
         return ForgottenHost(id=host, vms=tuple(names), sentence=sentence)
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from cluster_manager.plans.plans import Adopt, Commanding, Preempt, Release, Respec, Start, Stop
 from cluster_manager.settings import AgentLimits
-from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
+from ebbtide.messages.commands import (
+    AdoptCommand,
+    Command,
+    ReleaseCommand,
+    SpecCommand,
+    StartCommand,
+    StopCommand,
+)
 
 #: For giving an adopted domain back what was taken, seconds.
 RELEASE_DEADLINE_S = 60.0
@@ -38,8 +45,8 @@ def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, orde
                 request_id=request_id, epoch=epoch, order=order, limit_s=notice_s, reason=reason.value
             )
             return Sending("POST", f"/v1/vms/{vm}/stop", preempt, notice_s + limits.start_stop_s)
-        case Start(vm=vm):
-            start = Command(request_id=request_id, epoch=epoch, order=order)
+        case Start(vm=vm, start_size=start_size):
+            start = StartCommand(request_id=request_id, epoch=epoch, order=order, start_size=start_size)
             return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s)
         case Respec(vm=vm, spec=spec, deadline_s=deadline_s):
             # XML was for making it; its host keeps what came of it.

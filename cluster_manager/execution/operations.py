@@ -7,7 +7,7 @@ the plans stay unfinished in the store and go on with the next start.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ import structlog
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.running_plans import defect, is_at, looks, operation_of, plan_id
+from cluster_manager.execution.waiting_vms import WaitingVMs
 from cluster_manager.inventory.hosts import Host, Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
 from cluster_manager.plans.growth import Due, Growth, budget_for, has_harvest_vms
@@ -35,6 +36,7 @@ from cluster_manager.plans.plans import (
     host_of,
 )
 from cluster_manager.plans.removals import RemovalPlan, removed_already, start_reinflation, start_removal, start_target
+from cluster_manager.plans.returns import Returns, start_return
 from cluster_manager.store.rows import StoredPlan, StoredVM
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import check_target
@@ -78,6 +80,8 @@ class Operations:
         self._owed: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
         self._growth = Growth()
+        self._returns = Returns()
+        self.waiting = WaitingVMs(store)
         #: When a host's free room may be shared again.
         self._share_at: dict[str, float] = {}
         self._stopping = False
@@ -86,6 +90,7 @@ class Operations:
         """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
         self._executor = executor
         self._owed = await self._store.owed_removals()
+        await self.waiting.read()
         plans = await self._store.unfinished_plans()
         # One that is past its first instruction had its host before; the others may have been waiting for it.
         for running in sorted(plans, key=lambda running: running.state.step == 1):
@@ -122,6 +127,8 @@ class Operations:
         if isinstance(state, RemovalPlan):
             # It sees to a removal that is owed, too.
             self._owed.pop(state.vm, None)
+        if state.vm in self.waiting.names:
+            await self.waiting.read()
         return self._launch(plan)
 
     async def create(self, request: VMRequest) -> Operation:
@@ -241,9 +248,16 @@ class Operations:
         busy = self._hosts.locks.is_busy(host)
         shares = not busy and not self._owes(host) and now >= self._share_at.get(host, now)
         # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
-        due = self._growth.due(known.report, reserved, now, decide=shares)
+        queue = self._returns.observe(known.report, reserved, self.waiting.specs(host), now)
+        # Who comes back comes before those that only grow.
+        kept = queue.kept(now) if queue is not None else ZERO
+        due = self._growth.due(known.report, reserved + kept, now, decide=shares)
         if shares:
-            await self._share(host, known, due)
+            if queue is not None and (name := queue.due(now)) is not None:
+                queue.tried(now, name)
+                await self._bring_back(name, host)
+            else:
+                await self._share(host, known, due)
         if shares or busy or not self._owes(host):
             return
         async with self.admission:
@@ -259,6 +273,14 @@ class Operations:
             else:
                 state = start_reinflation(plan_id("reinflate", host), host)
                 await self._record(state, state.id)
+
+    async def _bring_back(self, name: str, host: str) -> None:
+        """Start a preempted VM again, unless its owner has done something with it meanwhile."""
+        async with self.admission:
+            for row in await self._store.vms(name):
+                if row.phase is VMPhase.PREEMPTED and row.host == host and self.changing(name) is None:
+                    new_id = plan_id("return", name)
+                    await self._record(start_return(new_id, row.spec, host), new_id)
 
     async def _share(self, host: str, known: Host, due: Due | None) -> None:
         """Have VMs grow into room that has appeared; what no VM has a claim to is for harvest VMs."""
@@ -374,7 +396,7 @@ class Operations:
         host = None if state.finished or wanted is None else state.host
         self._hosts.availability.reserve(state.id, host, wanted or ZERO)
 
-    async def _remember(self, effects: Iterable[Effect]) -> None:
+    async def _remember(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case ReinflationPending(host, owed):
@@ -391,6 +413,13 @@ class Operations:
                     self._launch(StoredPlan(rest, rest.id, now := self._clock(), now))
                 case Note() | SetSpec() | SetVM() | SetPreempted():
                     pass
+        if any(
+            isinstance(effect, SetPreempted)
+            or (isinstance(effect, SetVM | SetSpec) and effect.name in self.waiting.names)
+            or (isinstance(effect, SetVM) and effect.phase is VMPhase.PREEMPTED)
+            for effect in effects
+        ):
+            await self.waiting.read()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from cluster_manager.plans.plans import (
 )
 from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
+from cluster_manager.plans.returns import ReturnPlan
 from cluster_manager.store.rows import StoredPlan
 from ebbtide.messages.operations import Operation, OperationState
 
@@ -78,7 +79,8 @@ def defect(state: Plan, error: Exception) -> Step:
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
         arrived = isinstance(state, MovePlan) and state.stage == "clear"
         where = state.host if arrived else state.home
-        phase = VMPhase.PREEMPTED if isinstance(state, StartPlan) and state.waits else VMPhase.RUNNING
+        waits = isinstance(state, ReturnPlan) or (isinstance(state, StartPlan) and state.waits)
+        phase = VMPhase.PREEMPTED if waits else VMPhase.RUNNING
         step = step.also(SetVM(state.vm, phase, where, sentence))
     elif state.vm is not None and state.kind != "target":
         # Before its start was commanded, what has its name there is another VM.

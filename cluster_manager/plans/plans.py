@@ -33,7 +33,9 @@ GONE_S: Final = 3600.0
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 
-PlanKind = Literal["create", "delete", "target", "reinflate", "stop", "start", "resize", "migrate", "adopt", "release"]
+PlanKind = Literal[
+    "create", "delete", "target", "reinflate", "stop", "start", "resize", "migrate", "adopt", "release", "return"
+]
 #: ``deflated``: its VM may start at less than its nominal size.
 Purpose = Literal["place", "deflated", "preempt"]
 
@@ -155,6 +157,8 @@ class Start(Commanding):
 
     do: Literal["start"] = "start"
     vm: str
+    #: None: at the size that it had last.
+    start_size: Vector | None = None
 
 
 class Respec(Commanding):

@@ -12,6 +12,7 @@ from cluster_manager.plans.migrations import MigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Plan
 from cluster_manager.plans.removals import ReinflationPlan, RemovalPlan, TargetPlan
+from cluster_manager.plans.returns import ReturnPlan
 from ebbtide.deflation.floors import HARD_FLOOR
 
 AnyPlan = Annotated[
@@ -24,7 +25,8 @@ AnyPlan = Annotated[
     | ResizePlan
     | MigrationPlan
     | AdoptionPlan
-    | ReleasePlan,
+    | ReleasePlan
+    | ReturnPlan,
     Field(discriminator="kind"),
 ]
 _ANY: Final[TypeAdapter[Plan]] = TypeAdapter(AnyPlan)
@@ -41,6 +43,7 @@ _KINDS: Final[dict[str, type[Plan]]] = {
         MigrationPlan,
         AdoptionPlan,
         ReleasePlan,
+        ReturnPlan,
     )
 }
 

@@ -42,6 +42,7 @@ _PAST: Final[Mapping[str, str]] = {
     "migrate": "migrated",
     "adopt": "adopted",
     "release": "released",
+    "return": "returned",
 }
 
 

@@ -183,6 +183,12 @@ class Store(TaskRows, KnowledgeRows):
             query, table.c.name, lambda row: RunningVM(row.name, row.host, Priority(row.priority))
         )
 
+    async def preempted(self) -> list[StoredVM]:
+        """The VMs that wait for room, in the order in which they were preempted."""
+        table = schema.vms
+        query = select(table).where(table.c.phase == schema.constant(VMPhase.PREEMPTED.value))
+        return [stored_vm(row) for row in await self._read(query.order_by(table.c.preempted_at, table.c.id))]
+
     async def owed_removals(self) -> dict[str, str]:
         """VMs that may still be on a host and are to be removed there: host by name."""
         table = schema.vms

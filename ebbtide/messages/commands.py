@@ -52,6 +52,12 @@ class StopCommand(Command):
     )
 
 
+class StartCommand(Command):
+    """POST /v1/vms/NAME/start of a host agent: start a VM that is off."""
+
+    start_size: Vector | None = Field(None, description="the size to start at; default: the one that it had last")
+
+
 class SpecCommand(Command):
     """PUT /v1/vms/NAME/spec: what the VM is sold from now on."""
 

@@ -164,6 +164,13 @@ class CpusSet(GuestBody):
     failed: Annotated[list[CpuFailure], Field(max_length=4096)] = []
 
 
+class PreemptionTold(GuestBody):
+    """Answer to ``preemption``: programs that were started for it, and those that run still."""
+
+    programs: Annotated[int, Field(ge=0, le=1000)]
+    running: Annotated[int, Field(ge=0, le=1000)]
+
+
 class GuestAmounts(GuestBody):
     """Amounts by resource; what is left out is 0."""
 

@@ -94,6 +94,7 @@ class Operation(Body):
         "migrate",
         "adopt",
         "release",
+        "return",
     ]
     state: OperationState
     sentence: Sentence

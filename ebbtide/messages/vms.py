@@ -200,6 +200,9 @@ class Preempted(Body):
 
     reason: Sentence = Field(description="minimum: the minimums left too little; shortfall: a deflation fell short")
     at: float = Field(description="seconds since the epoch")
+    position: int = Field(ge=1, description="in the queue of its host, oldest first; those behind may fit sooner")
+    waits_for: Vector = Field(description="what its host has too little of, free and deflatable, for its least size")
+    sentence: Sentence = Field(description="its place in the queue and what it waits for, in words")
 
 
 class ClusterVM(Body):

@@ -7,7 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
-from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
+from ebbtide.messages.commands import AdoptCommand, ReleaseCommand, SpecCommand, StartCommand, StopCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.vms import VMSpec
@@ -36,11 +36,11 @@ async def _stop(request: web.Request) -> web.Response:
 @routes.post("/v1/vms/{name}/start")
 @_describe(
     "Start a VM that is off, at its committed size",
-    body=Command,
-    example=Command(request_id="start-web"),
+    body=StartCommand,
+    example=StartCommand(request_id="start-web"),
 )
 async def _start(request: web.Request) -> web.Response:
-    return await begin(request, Command, request.app[AGENT].lifecycle.start)
+    return await begin(request, StartCommand, request.app[AGENT].lifecycle.start)
 
 
 @routes.put("/v1/vms/{name}/spec")

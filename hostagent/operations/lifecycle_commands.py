@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from functools import partial
 from typing import Final
 
@@ -14,7 +15,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.messages.commands import Command, SpecCommand, StopCommand
+from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
@@ -23,15 +24,26 @@ from hostagent.control.start_admission import charge_memory, turn_off_again
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
-from hostagent.operations.respec import BootMib, Respec, fallen_short, off, resized_while_off, respec
+from hostagent.operations.respec import (
+    BootMib,
+    Respec,
+    fallen_short,
+    off,
+    resized_while_off,
+    respec,
+    starting_at,
+)
 from hostagent.operations.resuming import HELLO_S, Resume, state_of
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all
 from hostagent.vm.managed_vm import ManagedVM
+from hostagent.vm.notice import give_notice
 
 #: A size that is this near to the wanted one counts as reached.
 NEAR: Final = ResourceVector(cpu_cores=0.02, memory_mib=4.0, disk_mib_s=1.0, network_mib_s=1.0)
+#: A notice that a restart of the agent has cut off is at least so long, where so much was promised, seconds.
+LEAST_S: Final = 5.0
 _OFF: Final = (Phase.STOPPED, Phase.SETTLED)
 _GOING: Final = (Phase.CREATING, Phase.STOPPING, Phase.DELETING)
 
@@ -88,7 +100,7 @@ class LifecycleCommands:
                     await vm.record.store(phase=Phase.STOPPING, cause=request.cause(size))
                 cause = cause_of(vm)
                 try:
-                    how = await host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
+                    how = await self._power_off(vm, cause)
                     vm.running = False
                     await host.record_change(vm.name, size, ZERO, operation.request_id)
                     intent = off(vm.intent, self._boot_mib)
@@ -114,6 +126,19 @@ class LifecycleCommands:
         host.changed.set()
         return done(operation, sentence)
 
+    async def _power_off(self, vm: ManagedVM, cause: Cause) -> str:
+        """Have a guest power off; where it is preempted, it is told first.
+
+        :returns: how it ended, in words.
+        """
+        limit_s, reason = float(cause.body["limit_s"]), str(cause.body.get("reason", "stop"))
+        if reason == "stop":
+            return await self._host.hypervisor.shut_down(vm.domain, limit_s)
+        # An agent that was started again goes on with what is left, and lets the guest see its power button.
+        left_s = max(limit_s - max(time.time() - cause.started_at, 0.0), min(limit_s, LEAST_S))
+        left_s, told = await give_notice(vm.link, cause.request_id, reason, left_s)
+        return f"{told}; {await self._host.hypervisor.shut_down(vm.domain, left_s)}"
+
     async def _define(self, vm: ManagedVM) -> None:
         """Write the definition of a VM that is off, so that any start brings it up as what it is sold as."""
         if not vm.intent.redefine:
@@ -133,8 +158,8 @@ class LifecycleCommands:
 
     # --- start ---------------------------------------------------------------------------------------------------
 
-    async def start(self, name: str, command: Command) -> Operation:
-        """Start a VM that is off, at its committed size; one that runs already stays as it is.
+    async def start(self, name: str, command: StartCommand) -> Operation:
+        """Start a VM that is off, at its committed size or another one; one that runs already stays as it is.
 
         :raises RequestRefused: no such VM, no room for it, it is on its way down, or the request is not acceptable.
         """
@@ -154,6 +179,8 @@ class LifecycleCommands:
                 raise RequestRefused(409, f"{name} cannot be started now: it is {vm.status().state}", "name")
             before = vm.intent
             intent = off(before, self._boot_mib)
+            if command.start_size is not None:
+                intent = starting_at(intent, command.start_size.vector())
             row = intent.spec.allocation(intent.committed.vector(), self._host.slice.vm_overhead_mib)
             if not self._host.fits(row, vm.allocation().charge):
                 free = self._host.free()

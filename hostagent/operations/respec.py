@@ -149,6 +149,13 @@ def off(intent: Intent, boot_mib: BootMib) -> Intent:
     return intent if waiting is None else resized_while_off(intent, waiting, boot_mib)
 
 
+def starting_at(intent: Intent, size: ResourceVector) -> Intent:
+    """The intent of a VM that is off and comes up at another size: as far as it is sold so, and can boot so."""
+    spec = intent.spec
+    least, most = spec.allocation(spec.nominal.vector()).minimum, spec.nominal.vector()
+    return _fitted(intent.changed(committed=Vector.of(size.larger(least).smaller(most))))
+
+
 def _fitted(intent: Intent) -> Intent:
     """No less memory than it boots with, which only a guest that runs can give back, and no more than it is sold."""
     spec, committed = intent.spec, intent.committed.vector()

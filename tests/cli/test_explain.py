@@ -174,11 +174,20 @@ async def test_of_a_host_that_does_not_answer_what_the_manager_knows_is_told(
     )
 
 
+WAITS = Preempted(
+    reason="minimum",
+    at=0.0,
+    position=1,
+    waits_for=Vector(cpu_cores=1.0),
+    sentence="1st in line on a, waits for 1 cores",
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"on_preemption": OnPreemption.DELETE}, "it is deleted with its disk"),
-        ({"preempted": Preempted(reason="minimum", at=0.0)}, "(reason minimum), keeps its disk and waits for room"),
+        ({"preempted": WAITS}, "(reason minimum) and keeps its disk; 1st in line on a, waits for 1 cores"),
     ],
     ids=["stateless", "waiting"],
 )

@@ -134,6 +134,8 @@ class Bench:
         self.run_dir = root / "run"
         self.adapters_dir = root / "adapters.d"
         self.adapters_dir.mkdir(mode=0o755)
+        self.preempt_dir = root / "preempt.d"
+        self.preempt_dir.mkdir(mode=0o755)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(root / "port"))
         self._listener.listen()
@@ -147,6 +149,7 @@ class Bench:
             procfs=str(tree.procfs),
             owner_uid=os.getuid(),
             trigger=trigger,
+            preempt_dir=str(self.preempt_dir),
         )
         self._thread = threading.Thread(target=self.agent.run, name="agent")
         self._hosts: list[Host] = []

@@ -86,6 +86,8 @@ class World:
     calls: list[tuple[str, str]] = field(default_factory=list)
     #: What guests were asked: method and request id.
     guest_calls: list[tuple[str, str]] = field(default_factory=list)
+    #: Notices of a preemption that guests have had.
+    notices: list[Reply] = field(default_factory=list)
     delay: Callable[[], float] = lambda: 0.0
     #: The hypervisor's error that every call of a method ends in, while it stands here.
     failures: dict[str, str] = field(default_factory=dict)
@@ -316,6 +318,7 @@ class World:
             "application.deflate": self._deflate,
             "application.status": self._application_status,
             "application.reinflate": self._reinflate,
+            "preemption": self._preemption,
         }[method]
         return {"result": handler(d, params)}
 
@@ -343,6 +346,10 @@ class World:
             },
             "applications": [{"name": name, "resident_mib": mib} for name, mib in d.applications.items()],
         }
+
+    def _preemption(self, d: Domain, params: Reply) -> Reply:
+        self.notices.append(params)
+        return {"programs": 1, "running": 0}
 
     def _cpus_set(self, d: Domain, params: Reply) -> Reply:
         d.online = set(params["online"])

@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StopCommand
+from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StartCommand, StopCommand
 from ebbtide.messages.common import Problem, Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -74,9 +74,11 @@ class FakeLifecycle:
 
     async def _start(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        command = Command.model_validate_json(await request.read())
+        command = StartCommand.model_validate_json(await request.read())
         vm = self.vms.get(name)
         problem = None
+        if vm is not None and vm.start_size is not None and command.start_size is not None:
+            self.vms[name] = vm = vm.model_copy(update={"start_size": command.start_size})
         if vm is not None and vm.start_size is not None:
             charge = vm.start_size.vector() + ResourceVector(memory_mib=self.overhead_mib)
             if not charge.fits_in(self.free()):

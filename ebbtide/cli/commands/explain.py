@@ -36,7 +36,9 @@ def print_explanation(name: str, found: VMExplanation) -> None:
 
 def _on_preemption(name: str, found: VMExplanation) -> str:
     if (waits := found.preempted) is not None:
-        return f"\n{name} was preempted at {clock(waits.at)} (reason {waits.reason}), keeps its disk and waits for room"
+        return (
+            f"\n{name} was preempted at {clock(waits.at)} (reason {waits.reason}) and keeps its disk; {waits.sentence}"
+        )
     if found.on_preemption is OnPreemption.DELETE:
         return "\nwhere there is no room for it: it is deleted with its disk"
     return (

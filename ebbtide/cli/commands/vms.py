@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from ebbtide.cli.commands.options import DeadlineS, Interrupted, Json, Manager, OperationFailed, TokenFile, VMName, ask
-from ebbtide.cli.output import Steps, clock, print_json, print_table, shown, size
+from ebbtide.cli.output import Steps, print_json, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import InvalidField
@@ -88,7 +88,7 @@ def print_vms(found: Sequence[ClusterVM]) -> None:
 
 
 def _state(vm: ClusterVM) -> str:
-    return vm.state if vm.preempted is None else f"{vm.state} at {clock(vm.preempted.at)} ({vm.preempted.reason})"
+    return vm.state if vm.preempted is None else f"{vm.state}, {vm.preempted.sentence}"
 
 
 def create(

@@ -56,6 +56,31 @@ async def test_a_stopped_vm_holds_no_room_and_starts_where_it_was(
     assert (await start(command, request_id="start-2")).sentence == "low-1 runs already"
 
 
+async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another_size(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    body = {"request_id": "p", "limit_s": 1.5, "reason": "shortfall"}
+    stopped = await command("POST", "/v1/vms/low-1/stop", body)
+    assert stopped.state == "done"
+    assert "preempted low-1, reason shortfall (its guest was told 1 s before, and 1 of 1 programs" in stopped.sentence
+    assert {(told["kind"], told["reason"], told["request_id"]) for told in world.notices} == {
+        ("stop", "shortfall", "p")
+    }
+    assert 0.5 < world.notices[0]["seconds_left"] <= 1.0, "the rest is for its power-off"
+    assert world.domains["ebb-host-a.low-1"].state == "stopped"
+    begun = {"request_id": "back", "start_size": {"cpu_cores": 1.0, "memory_mib": 100.0}}
+    assert (await command("POST", "/v1/vms/low-1/start", begun)).state == "done"
+    status = (await report(client)).vms[0]
+    assert (status.current.cpu_cores, status.current.memory_mib) == (1.0, 512.0), "no less than it boots with"
+
+
+async def test_a_vm_that_its_owner_stops_is_told_of_no_preemption(
+    command: Command, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    assert world.notices == []
+
+
 async def test_a_start_needs_room_and_is_charged_at_once(
     client: Client, command: Command, host: Host, two_vms: list[Domain]
 ) -> None:

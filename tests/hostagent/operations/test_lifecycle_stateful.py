@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from ebbtide.deflation.allocations import Priority
-from ebbtide.messages.commands import Command, SpecCommand, StopCommand
+from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand
 from ebbtide.messages.common import Vector
 from hostagent.state.intents import Phase
 from tests.hostagent import random_parts as parts
@@ -61,7 +61,7 @@ class LifecycleMachine(HostMachine):
         off = [vm for vm in self.host.vms.values() if vm.intent.phase is Phase.STOPPED]
         if not off:
             return self._go(wait_s)
-        command, name = Command(request_id=self._request_id(), epoch=self.epoch), off[which % len(off)].name
+        command, name = StartCommand(request_id=self._request_id(), epoch=self.epoch), off[which % len(off)].name
         self._send(lambda: self.host_agent.lifecycle.start(name, command), wait_s)
 
     @rule(which=indices, cpu=shares, memory=shares, priority=st.sampled_from([None, *Priority]), wait_s=moments)

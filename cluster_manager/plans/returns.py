@@ -1,0 +1,218 @@
+"""Way back of a preempted VM: the queues of all hosts, and the plan that starts a VM again on the host of its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from cluster_manager.plans.lifecycle import DONE, FAILED, sold_as
+from cluster_manager.plans.plans import (
+    ClaimVM,
+    Event,
+    Forgotten,
+    HostFailed,
+    HostRead,
+    OperationEnded,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    ReinflationPending,
+    SetVM,
+    Start,
+    Step,
+    VMPhase,
+    instruct,
+    unexpected,
+)
+from cluster_manager.plans.reclaim_steps import (
+    LifecyclePlan,
+    concluded,
+    end,
+    may_reclaim,
+    reclaimed,
+    short,
+    status_in,
+    without_paused,
+)
+from cluster_manager.plans.report_queries import (
+    closed,
+    deflatable_beside,
+    demand_of,
+    missing_on,
+    reclaim_need,
+    room_for_start,
+    size_to_join,
+)
+from ebbtide.deflation.allocations import undeclared
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.modes import HostEvent, refusal
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.return_queue import DEFAULT_PATIENCE, Patience, ReturnQueue, Waiting
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
+
+#: For the deflations that make room for one return, seconds.
+RETURN_DEADLINE_S = 60.0
+
+
+class ReturnPlan(LifecyclePlan):
+    """State of the plan that starts a preempted VM again, deflated if that is all there is. The manager's own."""
+
+    kind: Literal["return"] = "return"
+    spec: VMSpec
+    #: The size to start at, once it is known.
+    start_size: Vector | None = None
+
+    @property
+    def claim(self) -> ClaimVM:
+        return ClaimVM(VMPhase.STARTING)
+
+    def next_step(self, event: Event) -> Step:
+        return advance_return(self, event)
+
+
+def start_return(plan_id: str, spec: VMSpec, host: str) -> ReturnPlan:
+    """A preempted VM is to run again on its host.
+
+    :param spec: what it is sold as, by the manager's record.
+    """
+    return ReturnPlan(
+        id=plan_id,
+        request_id=plan_id,
+        instruction=ReadHost(host=host),
+        vm=spec.name,
+        host=host,
+        bound_to=host,
+        deadline_s=RETURN_DEADLINE_S,
+        spec=spec,
+    )
+
+
+def advance_return(state: ReturnPlan, event: Event) -> Step:
+    """See `Plan.next_step`."""
+    vm, host = state.vm, state.home
+    match state.instruction, event:
+        case ReadHost(), HostRead():
+            return _on_reading(state, event)
+        case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
+            step = _waits_on(state, event.sentence, share=False)
+            return step.also(ReinflationPending(host, True)) if uncertain and state.reclaims else step
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
+        case Start(), OperationEnded(operation=operation) if operation.state is DONE:
+            sentence = f"{vm} is back on {host} after its preemption: {operation.sentence}"
+            return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence), share=False)
+        case Start(), OperationEnded(operation=operation):
+            return _waits_on(state, operation.sentence)
+        case Start(), HostFailed(uncertain=False):
+            return _waits_on(state, event.sentence)
+        case Start(), HostFailed():
+            why = f"it may have been started: {event.sentence}; {host}'s next report says"
+            return _waits_on(state, why, share=False).also(ReinflationPending(host, True))
+        case Reinflate(), (OperationEnded() | HostFailed()):
+            return concluded(state, event)
+    raise unexpected(state, event)
+
+
+def _on_reading(state: ReturnPlan, event: HostRead) -> Step:
+    vm, report = state.vm, event.report
+    found = status_in(report, vm)
+    if found is None:
+        return _waits_on(state, f"{report.id} has no VM {vm} any more")
+    if found.state is not VMState.STOPPED:
+        if found.state is VMState.STOPPING:
+            return _waits_on(state, f"it is still being stopped on {report.id}")
+        sentence = f"{vm} runs on {report.id}"
+        return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))
+    if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE) or closed(report):
+        return _waits_on(state, why)
+    state = without_paused(state, report)
+    spec = to_start(state.spec, found)
+    if state.start_size is None:
+        plan = size_to_join(spec, report)
+        if plan is None:
+            missing = missing_on(report, demand_of(spec, report, spec.least_start()))
+            return _waits_on(state, short(state, report.id, missing, report.deflatable.vector()))
+        state = state.having(start_size=Vector.of(plan.size))
+    assert state.start_size is not None
+    missing = missing_on(report, demand_of(spec, report, state.start_size.vector()))
+    deflatable = deflatable_beside(report, state.left_out)
+    need, left_s = reclaim_need(missing, deflatable), state.deadline_s - event.elapsed_s
+    if not need.is_zero() and may_reclaim(state) and left_s > 0:
+        reclaim = Reclaim(
+            host=report.id,
+            step=state.step,
+            need=Vector.of(need),
+            deadline_s=round(left_s, 3),
+            exclude=tuple(dict.fromkeys((vm, *state.left_out))),
+        )
+        said = f"reclaiming {need} on {report.id}, so that {vm} comes back"
+        return instruct(state, reclaim, said, reclaims=state.reclaims + 1)
+    # What the layers did not give it does without, as long as that is enough to start with.
+    size = room_for_start(spec, report, state.start_size.vector())
+    if not spec.least_start().fits_in(size):
+        return _waits_on(state, short(state, report.id, missing, deflatable))
+    start = Start(host=report.id, step=state.step, vm=vm, start_size=Vector.of(size))
+    return instruct(state, start, f"starting {vm} on {report.id} with {size}", start_size=Vector.of(size))
+
+
+def _waits_on(state: ReturnPlan, why: str, share: bool | None = None) -> Step:
+    sentence = f"{state.vm} stays preempted: {why}"
+    return end(state, FAILED, sentence, SetVM(state.vm, VMPhase.PREEMPTED, state.home, sentence), share=share)
+
+
+def to_start(spec: VMSpec, found: VMStatus) -> VMSpec:
+    """What a VM that is off is sold as, with the memory that its host has it boot with."""
+    sold = sold_as(spec, found)
+    return sold.model_copy(update={"boot_memory_mib": min(found.boot_memory_mib, sold.nominal.memory_mib)})
+
+
+def least_to_return(spec: VMSpec, found: VMStatus, report: HostReport) -> ResourceVector:
+    """What has to be free, or deflatable, for a preempted VM to come back: no more than it can start with at all."""
+    least = demand_of(spec, report, to_start(spec, found).least_start())
+    return least.less(undeclared(report.capacity.vector(), least))
+
+
+def room_to_return(report: HostReport, reserved: ResourceVector) -> ResourceVector:
+    """What preempted VMs can come back into: what is free but for other plans, and what others can be deflated by."""
+    if closed(report) or refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
+        return ResourceVector()
+    return report.free.vector().less(reserved) + report.deflatable.vector()
+
+
+class Returns:
+    """The queues of all hosts, as their reports show them.
+
+    :param patience: how long returns wait.
+    """
+
+    def __init__(self, patience: Patience = DEFAULT_PATIENCE) -> None:
+        self._patience = patience
+        self._queues: dict[str, ReturnQueue] = {}
+
+    def observe(
+        self, report: HostReport, reserved: ResourceVector, waiting: Sequence[VMSpec], now: float
+    ) -> ReturnQueue | None:
+        """Take in a report; None: nobody waits there, nor did lately.
+
+        :param waiting: the VMs in its queue, oldest first.
+        :param now: seconds of one monotonic clock.
+        """
+        queue = self._queues.get(report.id)
+        if queue is None:
+            if not waiting:
+                return None
+            queue = self._queues[report.id] = ReturnQueue(self._patience)
+        found = {vm.name: vm for vm in report.vms}
+        rows = []
+        for spec in waiting:
+            if (status := found.get(spec.name)) is not None:
+                try:
+                    # One that runs all the same needs no more than that this is written down.
+                    off = status.state in (VMState.STOPPED, VMState.STOPPING)
+                    rows.append(Waiting(spec.name, least_to_return(spec, status, report) if off else ZERO))
+                except InvalidField:
+                    continue  # Its host says of it what cannot be.
+        queue.observe(now, rows, room_to_return(report, reserved))
+        return queue

@@ -1,0 +1,159 @@
+"""Notice of a preemption inside the guest: a file for programs that poll, and drop-in programs with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from guestagent.errors import GuestFailure
+from guestagent.messages import PreemptionParams, PreemptionResult
+from guestagent.notices import make_run_dir
+from guestagent.rpc import parse_json
+
+if TYPE_CHECKING:
+    import subprocess
+
+FILE_NAME = "preemption.json"
+#: So many programs are run.
+PROGRAMS = 16
+#: Between two looks whether programs have ended, in seconds.
+LOOK_S = 0.1
+
+
+def read_programs(directory: str, owner_uid: int = 0) -> tuple[list[str], list[str]]:
+    """Usable programs by name, and a sentence for each file that is left out.
+
+    Directory and files must be the owner's, and nobody else may write them; a link is none.
+    """
+    try:
+        info = os.stat(directory)
+        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
+    except OSError:
+        return [], []
+    if info.st_uid != owner_uid or info.st_mode & 0o022:
+        return [], [f"{directory}: must belong to root and be writable by nobody else"]
+    found: list[str] = []
+    problems: list[str] = []
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            info = os.lstat(path)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        if not stat.S_ISREG(info.st_mode) or not info.st_mode & 0o100:
+            problems.append(f"{path}: is no executable file")
+        elif info.st_uid != owner_uid or info.st_mode & 0o022:
+            problems.append(f"{path}: must belong to root and be writable by nobody else")
+        elif len(found) == PROGRAMS:
+            problems.append(f"{path}: {PROGRAMS} programs are the most")
+        else:
+            found.append(path)
+    return found, problems
+
+
+class Preemption:
+    """Takes the host's notice; `log` is given a sentence for what is left out and for what became of programs."""
+
+    def __init__(self, directory: str, run_dir: str, log: Callable[[str], None], owner_uid: int = 0) -> None:
+        self._directory = directory
+        self._run_dir = run_dir
+        self._log = log
+        self._owner_uid = owner_uid
+        self._lock = threading.Lock()
+        self._request_id = ""
+        self._programs = 0
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def tell(self, params: PreemptionParams) -> PreemptionResult:
+        """Take a notice; the same one again only tells how far the programs are.
+
+        Raises: GuestFailure where it cannot be written down.
+        """
+        with self._lock:
+            if params.request_id != self._request_id:
+                # An agent that was started again has run the programs of this one already.
+                known = self._told_before() == params.request_id
+                self._write(params)
+                self._request_id, self._programs = params.request_id, 0
+                if not known:
+                    self._start(params)
+            self._running = [program for program in self._running if program.poll() is None]
+            return PreemptionResult(self._programs, len(self._running))
+
+    def _told_before(self) -> str:
+        try:
+            with open(os.path.join(self._run_dir, FILE_NAME), "rb") as file:
+                found = parse_json(file.read(65536))
+        except Exception:  # none, or none of ours
+            return ""
+        return str(found.get("request_id", "")) if isinstance(found, dict) else ""
+
+    def _write(self, params: PreemptionParams) -> None:
+        path = os.path.join(self._run_dir, FILE_NAME)
+        told: dict[str, Any] = {
+            "request_id": params.request_id,
+            "kind": params.kind,
+            "reason": params.reason,
+            "seconds_left": params.seconds_left,
+            "until": round(time.time() + params.seconds_left, 3),
+        }
+        try:
+            make_run_dir(self._run_dir)
+            fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+            with os.fdopen(fd, "w") as file:
+                os.fchmod(fd, 0o644)
+                json.dump(told, file)
+            os.rename(path + ".new", path)
+        except OSError as error:
+            raise GuestFailure(f"cannot write the notice: {error}") from None
+        self._log(f"this VM is preempted ({params.reason}): {params.kind} in {params.seconds_left:g} s")
+
+    def _start(self, params: PreemptionParams) -> None:
+        import subprocess  # seldom needed
+
+        paths, problems = read_programs(self._directory, self._owner_uid)
+        for problem in problems:
+            self._log(problem)
+        started = []
+        for path in paths:
+            try:
+                program = subprocess.Popen(
+                    [path, params.kind, f"{params.seconds_left:g}", params.reason],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._log(f"{path}: could not be started: {error.strerror}")
+                continue
+            started.append(program)
+        self._programs, self._running = len(started), started
+        if started:
+            until = time.monotonic() + params.seconds_left
+            threading.Thread(target=self._watch, args=(list(started), until), name="preemption", daemon=True).start()
+
+    def _watch(self, programs: list[subprocess.Popen[bytes]], until: float) -> None:
+        """End what runs at the deadline, with all that it has started."""
+        while time.monotonic() < until:
+            with self._lock:
+                if all(program.poll() is not None for program in programs):
+                    break
+            time.sleep(LOOK_S)
+        for program in programs:
+            with self._lock:
+                late = program.poll() is None
+            with contextlib.suppress(OSError):  # none of them is left
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+            how = "was killed at the deadline" if late else f"ended with {program.returncode}"
+            self._log(f"{program.args[0]!r} {how}")  # type: ignore[index]

@@ -1,0 +1,72 @@
+"""How a guest's programs and its power-off share the notice of a preemption; time is faked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ebbtide.messages.guest import PreemptionTold
+from hostagent.errors import GuestRefused, GuestUnreachable, HostAgentError
+from hostagent.vm.notice import give_notice
+from tests.hostagent.faked_loop import FakedLoop
+
+
+class Link:
+    """A guest with programs that run for a while."""
+
+    def __init__(self, programs: int, for_s: float, error: HostAgentError | None = None) -> None:
+        self.connected = True
+        self.programs, self.for_s, self.error = programs, for_s, error
+        self.told: list[Mapping[str, Any]] = []
+        self.began: float | None = None
+
+    async def call(self, method: str, params: Mapping[str, Any], answer: type, limit_s: float) -> PreemptionTold:
+        assert (method, answer) == ("preemption", PreemptionTold)
+        if self.error is not None:
+            raise self.error
+        now = asyncio.get_running_loop().time()
+        self.began = now if self.began is None else self.began
+        self.told.append(params)
+        return PreemptionTold(programs=self.programs, running=self.programs * (now - self.began < self.for_s))
+
+
+def notice_to(link: Any, notice_s: float = 30.0) -> tuple[float, str]:
+    loop = FakedLoop()
+    try:
+        return loop.run_until_complete(give_notice(link, "p", "minimum", notice_s))
+    finally:
+        loop.close()
+
+
+def test_programs_that_end_leave_the_rest_of_the_time_to_the_power_off() -> None:
+    left_s, said = notice_to(link := Link(2, 8.2))
+    assert left_s == pytest.approx(21.5)
+    assert said == "its guest was told 20 s before, and 2 of 2 programs ended in time"
+    assert link.told[0] == {"request_id": "p", "seconds_left": 20.0, "kind": "stop", "reason": "minimum"}
+    assert {told["request_id"] for told in link.told} == {"p"}, "one notice, asked for again"
+
+
+def test_programs_that_do_not_end_have_two_thirds_of_the_time() -> None:
+    left_s, said = notice_to(Link(2, 1000.0))
+    assert left_s == pytest.approx(10.0)
+    assert said.endswith("0 of 2 programs ended in time")
+
+
+def test_without_a_program_those_that_poll_have_five_seconds() -> None:
+    assert notice_to(Link(0, 0.0)) == (25.0, "its guest was told 20 s before")
+    assert notice_to(Link(0, 0.0), 6.0)[0] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("error", [GuestUnreachable("no answer"), GuestRefused("no method preemption")])
+def test_a_guest_that_cannot_be_told_is_powered_off_at_once(error: HostAgentError) -> None:
+    assert notice_to(Link(0, 0.0, error)) == (30.0, f"its guest was not told: {error}")
+    silent = Link(0, 0.0)
+    silent.connected = False
+    assert notice_to(silent) == (30.0, "its guest was not told: it has no agent that answers")
+
+
+def test_without_any_time_the_power_is_cut_at_once() -> None:
+    assert notice_to(Link(1, 1.0), 0.0)[0] == 0.0

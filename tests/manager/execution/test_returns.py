@@ -1,0 +1,189 @@
+"""Preempted VMs stand in a queue, and come back to the host of their disk when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from cluster_manager.execution import operations
+from cluster_manager.plans.returns import Returns
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.return_queue import Patience
+from ebbtide.messages.operations import OperationState
+from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.lifecycle import ask, consistent, seen, send
+
+pytestmark = pytest.mark.usefixtures("each_store", "quick_returns")
+MORE = ResourceVector(cpu_cores=0.5)
+
+
+@pytest.fixture
+def quick_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = Patience(hold_s=0.2, rest_s=0.2, pause_s=0.2, longest_s=0.4)
+    monkeypatch.setattr(operations, "Returns", lambda: Returns(patience))
+    monkeypatch.setattr(operations, "SHARE_S", 0.05)
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One of two low VMs was preempted by a fixed one; the other has its minimum of cores."""
+    async with cluster_of(tmp_path, FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        assert (await cluster.create(vm("high-1", "fixed", 5.3, 800.0))).state is OperationState.DONE
+        yield cluster
+
+
+def waiting(cluster: Cluster) -> str:
+    (name,) = set(cluster.agents[0].vms) - cluster.agents[0].running
+    return name
+
+
+async def is_back(cluster: Cluster, name: str) -> Any:
+    async def runs() -> bool:
+        return bool((await cluster.get(f"/v1/vms/{name}"))["state"] == "running")
+
+    await cluster.until(runs)
+    await cluster.ready()
+    return await cluster.get(f"/v1/vms/{name}")
+
+
+async def test_a_preempted_vm_shows_its_place_and_what_it_waits_for(cluster: Cluster) -> None:
+    name = waiting(cluster)
+    found = await seen(cluster, name)
+    assert (found["state"], found["preempted"]["position"]) == ("preempted", 1)
+    # 0.2 cores are free, and the other has nothing above its minimum; of memory there is enough.
+    assert found["preempted"]["waits_for"]["cpu_cores"] == pytest.approx(0.3)
+    assert found["preempted"]["sentence"] == "1st in line on host-a, waits for 0.3 cores"
+    rows = (await cluster.get("/v1/vms?state=preempted"))["vms"]
+    assert [row["name"] for row in rows] == [name]
+
+
+async def test_it_comes_back_where_its_disk_is_when_the_room_is_there_again(cluster: Cluster) -> None:
+    name, agent = waiting(cluster), cluster.agents[0]
+    await cluster.delete("high-1")
+    found = await is_back(cluster, name)
+    assert (found["host"], found["preempted"], found["current"]["cpu_cores"]) == ("host-a", None, 3.0)
+    assert ("start", name) in agent.done
+    assert agent.done.count(("create", name)) == 1, "it is the very same VM"
+    (event,) = await cluster.events("returned")
+    assert event["vm"] == name
+    await consistent(cluster)
+
+
+async def test_it_comes_back_deflated_where_that_is_all_there_is(cluster: Cluster) -> None:
+    name, agent = waiting(cluster), cluster.agents[0]
+    agent.capacity = agent.capacity + MORE
+    found = await is_back(cluster, name)
+    assert 0.5 <= found["current"]["cpu_cores"] <= 0.7
+    assert agent.running == {"low-1", "low-2", "high-1"}, "none had to go for it"
+    await consistent(cluster)
+
+
+async def test_a_vm_that_its_owner_has_stopped_or_deleted_does_not_come_back(cluster: Cluster) -> None:
+    name = waiting(cluster)
+    refused = await ask(cluster, name, "start", request_id="too-early")
+    assert refused.state is OperationState.FAILED
+    found = await seen(cluster, name)
+    assert (found["state"], found["preempted"]["position"]) == ("preempted", 1), "it keeps its place"
+    assert (await ask(cluster, name, "stop")).state is OperationState.DONE
+    assert (await seen(cluster, name))["state"] == "stopped"
+    await cluster.delete("high-1")
+    assert cluster.manager is not None
+    for _ in range(20):
+        await cluster.ready()
+        await asyncio.wait([asyncio.create_task(cluster.agents[0].polled.wait())], timeout=0.05)
+    assert (await seen(cluster, name))["state"] == "stopped"
+    assert (await ask(cluster, name, "start")).state is OperationState.DONE
+    assert (await cluster.delete(name)).state is OperationState.DONE
+
+
+async def test_the_oldest_of_those_that_fit_comes_back_first(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=4000.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        rigid: Any = {"minimum": {"cpu_cores": 2.0, "memory_mib": 400.0}}
+        for name in ("low-1", "low-2", "low-3"):
+            await cluster.create(vm(name, cpu_cores=2.0, memory_mib=400.0, **rigid))
+        await cluster.create(vm("high-1", "fixed", 2.0, 400.0))
+        (first,) = set(agent.vms) - agent.running
+        await cluster.create(vm("high-2", "fixed", 2.0, 400.0))
+        (second,) = set(agent.vms) - agent.running - {first}
+        assert (await seen(cluster, second))["preempted"]["sentence"].startswith("2nd in line on host-a, waits for ")
+        await cluster.delete("high-1")
+        await is_back(cluster, first)
+        assert (await seen(cluster, second))["preempted"]["position"] == 1
+        await cluster.delete("high-2")
+        await is_back(cluster, second)
+        await consistent(cluster)
+
+
+async def test_a_vm_that_does_not_come_up_keeps_its_place_and_is_tried_again(cluster: Cluster) -> None:
+    name, agent = waiting(cluster), cluster.agents[0]
+    agent.trouble.fails = {"start": "its disk is locked"}
+    await cluster.delete("high-1")
+
+    async def tried_twice() -> bool:
+        said = [row for row in await cluster.events("failed") if "its disk is locked" in row["sentence"]]
+        return len(said) > 1
+
+    await cluster.until(tried_twice)
+    agent.trouble.fails = {}
+    assert (await is_back(cluster, name))["host"] == "host-a"
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["agent-remembers", "agent-forgets"])
+@pytest.mark.parametrize("carried_out", [False, True], ids=["command-lost", "answer-lost"])
+@pytest.mark.parametrize("command", [1, 2], ids=["reclaim", "start"])
+async def test_a_manager_killed_while_a_vm_comes_back_loses_nothing(
+    cluster: Cluster, command: int, carried_out: bool, forgets: bool
+) -> None:
+    name, agent = waiting(cluster), cluster.agents[0]
+    agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + command, carried_out
+    agent.capacity = agent.capacity + MORE
+    async with asyncio.timeout(10):
+        await agent.hanging.wait()
+    await cluster.kill_manager()
+    agent.trouble.hangs_at = None
+    if forgets:
+        agent.forget()
+    await cluster.start_manager()
+    await is_back(cluster, name)
+    assert agent.running == {"low-1", "low-2", "high-1"}
+    assert [kind for kind, vm in agent.done if vm == name and kind in ("create", "delete")] == ["create"]
+    await consistent(cluster)
+
+
+async def test_a_host_that_was_lost_during_a_preemption_says_that_the_vm_runs(tmp_path: Path) -> None:
+    """Its place in the queue is no reason to start it twice, nor to show it as off."""
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        # The reclaim goes through; the victim's stop is not carried out.
+        agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 2, False
+        body = {"request_id": "high", "vm": vm("high-1", "fixed", 5.3, 800.0), "deadline_s": 3.0}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(10):
+            await agent.hanging.wait()
+        await agent.die()
+        assert (await cluster.ended("high")).state is OperationState.FAILED
+        agent.trouble.hangs_at = None
+        await agent.revive()
+        for name in ("low-1", "low-2"):
+            await is_back(cluster, name)
+
+        async def settled() -> bool:
+            assert cluster.manager is not None
+            rows = await cluster.manager.store.vms()
+            return {row.name for row in rows if row.phase == "running"} == {"low-1", "low-2"}
+
+        await cluster.until(settled)
+        assert agent.running == {"low-1", "low-2"}
+        status, _ = await send(cluster, "low-1", "stop")
+        assert status == 202
