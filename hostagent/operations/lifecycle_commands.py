@@ -100,7 +100,7 @@ class LifecycleCommands:
                     await vm.record.store(phase=Phase.STOPPING, cause=request.cause(size))
                 cause = cause_of(vm)
                 try:
-                    how = await self._power_off(vm, cause)
+                    how = await self._power_off(vm, cause, resumed=request is None)
                     vm.running = False
                     await host.record_change(vm.name, size, ZERO, operation.request_id)
                     intent = off(vm.intent, self._boot_mib)
@@ -126,17 +126,19 @@ class LifecycleCommands:
         host.changed.set()
         return done(operation, sentence)
 
-    async def _power_off(self, vm: ManagedVM, cause: Cause) -> str:
+    async def _power_off(self, vm: ManagedVM, cause: Cause, resumed: bool) -> str:
         """Have a guest power off; where it is preempted, it is told first.
 
+        :param resumed: whether an earlier agent had begun; the guest's programs may run for it.
         :returns: how it ended, in words.
         """
         limit_s, reason = float(cause.body["limit_s"]), str(cause.body.get("reason", "stop"))
         if reason == "stop":
             return await self._host.hypervisor.shut_down(vm.domain, limit_s)
-        # An agent that was started again goes on with what is left, and lets the guest see its power button.
-        left_s = max(limit_s - max(time.time() - cause.started_at, 0.0), min(limit_s, LEAST_S))
-        left_s, told = await give_notice(vm.link, cause.request_id, reason, left_s)
+        until = now() + max(limit_s - max(time.time() - cause.started_at, 0.0), min(limit_s, LEAST_S))
+        if resumed:
+            await vm.wait_for_hello(left(until) / 3)
+        left_s, told = await give_notice(vm.link, cause.request_id, reason, left(until))
         return f"{told}; {await self._host.hypervisor.shut_down(vm.domain, left_s)}"
 
     async def _define(self, vm: ManagedVM) -> None:

@@ -74,6 +74,30 @@ async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another
     assert (status.current.cpu_cores, status.current.memory_mib) == (1.0, 512.0), "no less than it boots with"
 
 
+async def test_a_killed_agent_goes_on_with_the_very_same_notice(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await command("POST", "/v1/vms/low-1/stop", {"request_id": "p", "limit_s": 1.5, "reason": "minimum"})
+    await agent.close()
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent)
+    assert intent.cause is not None
+    domain.intent = intent.changed(phase=Phase.STOPPING).model_dump_json()
+    domain.state = "running"
+    world.notices.clear()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("p", 10)
+        assert ended is not None
+        assert "its guest was told" in ended.sentence
+        assert {told["request_id"] for told in world.notices} == {"p"}
+        assert domain.state == "stopped"
+    finally:
+        await successor.close()
+
+
 async def test_a_vm_that_its_owner_stops_is_told_of_no_preemption(
     command: Command, world: World, two_vms: list[Domain]
 ) -> None:
