@@ -1,0 +1,126 @@
+"""The plan that brings a preempted VM back, alone: whatever happens, it runs or keeps its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_manager.plans.plans import (
+    ClaimVM,
+    Effect,
+    Event,
+    Finish,
+    HostFailed,
+    Plan,
+    Reclaim,
+    ReinflationPending,
+    SetPreempted,
+    SetVM,
+    Start,
+    VMPhase,
+)
+from cluster_manager.plans.preemption import PreemptionReason
+from cluster_manager.plans.reading import read_plan
+from cluster_manager.plans.returns import Returns, start_return
+from cluster_manager.store.database import Database
+from cluster_manager.store.store import Store
+from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState, VMStatus
+from tests.manager.plan_events import ended, read, record, report_of, spec_of, status_of
+
+LOW, OTHER = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
+
+
+def off(state: VMState = VMState.STOPPED) -> VMStatus:
+    gone = {"current": Vector(), "overhead_mib": 0.0, "start_size": LOW.nominal}
+    return status_of(LOW, "a", state=state).model_copy(update=gone)
+
+
+def run(*events: Event) -> tuple[Plan, list[Effect]]:
+    state: Plan = start_return("return-low-1", LOW, "a")
+    effects: list[Effect] = []
+    for event in events:
+        step = state.next_step(event)
+        state = step.state
+        effects += step.effects
+        assert read_plan(state.model_dump_json()) == state
+    return state, effects
+
+
+def rows(effects: list[Effect]) -> list[tuple[VMPhase, str | None]]:
+    return [(effect.phase, effect.host) for effect in effects if isinstance(effect, SetVM)]
+
+
+def test_in_free_room_it_starts_at_its_nominal_size() -> None:
+    state, effects = run(read("a", off()), ended("start"))
+    assert rows(effects) == [(VMPhase.RUNNING, "a")]
+    assert isinstance(state.instruction, Finish)
+    state, _ = run(read("a", off()))
+    assert isinstance(state.instruction, Start)
+    assert state.instruction.start_size == LOW.nominal
+
+
+def test_where_there_is_less_the_others_and_it_share_and_none_is_preempted() -> None:
+    crowded = read("a", off(), status_of(OTHER, "a"), cpu_cores=4.0)
+    state, _ = run(crowded)
+    assert isinstance(state.instruction, Reclaim)
+    shrunk = status_of(OTHER, "a", Vector(cpu_cores=2.0, memory_mib=1000.0))
+    state, _ = run(crowded, ended("reclaim"), read("a", off(), shrunk, cpu_cores=4.0))
+    assert isinstance(state.instruction, Start)
+    assert state.instruction.start_size is not None
+    assert state.instruction.start_size.cpu_cores == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (HostFailed(0.0, "a does not answer", uncertain=True),),
+        (read("a"),),
+        (read("a", off(VMState.STOPPING)),),
+        (read("a", off(), status_of(spec_of("high-1", cpu_cores=5.8), "a")),),
+        (read("a", off()), ended("start", OperationState.FAILED)),
+        (read("a", off()), HostFailed(0.0, "refused", uncertain=False)),
+        (read("a", off()), HostFailed(0.0, "no answer", uncertain=True)),
+    ],
+    ids=["silent", "gone", "stopping", "full", "failed", "refused", "lost"],
+)
+def test_whatever_is_in_its_way_it_keeps_its_place(events: tuple[Event, ...]) -> None:
+    state, effects = run(*events)
+    assert rows(effects) == [(VMPhase.PREEMPTED, "a")]
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.state is OperationState.FAILED
+
+
+def test_what_was_taken_for_a_return_that_may_have_begun_is_given_back_later() -> None:
+    crowded = read("a", off(), status_of(OTHER, "a"), cpu_cores=4.0)
+    _, effects = run(crowded, HostFailed(0.0, "no answer", uncertain=True))
+    assert ReinflationPending("a", True) in effects
+
+
+def test_one_that_runs_all_the_same_is_written_down_without_any_room() -> None:
+    full = report_of("a", status_of(LOW, "a"), status_of(OTHER, "a"), cpu_cores=6.0, memory_mib=2200.0)
+    queues = Returns()
+    for now in range(0, 40, 2):
+        queue = queues.observe(full.model_copy(update={"deflatable": Vector()}), ZERO, [LOW], float(now))
+    assert queue is not None
+    assert queue.due(38.0) == LOW.name
+    _, effects = run(read("a", status_of(LOW, "a")))
+    assert rows(effects) == [(VMPhase.RUNNING, "a")]
+
+
+async def test_a_vm_that_a_plan_is_at_work_on_stays_that_plans(database: Database) -> None:
+    """Its owner's stop, or its move, says what becomes of it."""
+    store = Store(database, lambda: 5.0)
+    await store.open()
+    for name, phase in (("low-1", VMPhase.STOPPING), ("low-2", VMPhase.RUNNING)):
+        await record(store, name, "a", phase)
+    plan = start_return("return-x", spec_of("x", "deflatable"), "a")
+    assert plan.claim == ClaimVM(VMPhase.STARTING)
+    await store.add_plan(plan, "")
+    gone = [SetPreempted(name, "a", PreemptionReason.MINIMUM, "") for name in ("low-1", "low-2")]
+    await store.save_step(plan, gone)
+    phases = {row.name: (row.phase, row.preempted_at) for row in await store.vms()}
+    assert phases == {"low-1": (VMPhase.STOPPING, None), "low-2": (VMPhase.PREEMPTED, 5.0)}
+    assert [row.name for row in await store.preempted()] == ["low-2"]
+    await store.close()
