@@ -300,7 +300,7 @@ class Manager:
             at_next_start=reported.at_next_start if reported is not None else None,
             on_preemption=row.spec.on_preemption,
             preemption_notice_s=row.spec.preemption_notice_s,
-            preempted=self._preempted(row) if phase is VMPhase.PREEMPTED else None,
+            preempted=self._preempted(row) if state == "preempted" else None,
         )
 
     def _preempted(self, row: StoredVM) -> Preempted:

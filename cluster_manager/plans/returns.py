@@ -47,7 +47,7 @@ from ebbtide.deflation.allocations import undeclared
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.return_queue import DEFAULT_PATIENCE, Patience, ReturnQueue, Waiting
+from ebbtide.deflation.sharing.return_queue import DEFAULT_PACE, ReturnPace, ReturnQueue, Waiting
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -184,11 +184,11 @@ def room_to_return(report: HostReport, reserved: ResourceVector) -> ResourceVect
 class Returns:
     """The queues of all hosts, as their reports show them.
 
-    :param patience: how long returns wait.
+    :param pace: how long returns wait.
     """
 
-    def __init__(self, patience: Patience = DEFAULT_PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self, pace: ReturnPace = DEFAULT_PACE) -> None:
+        self._pace = pace
         self._queues: dict[str, ReturnQueue] = {}
 
     def observe(
@@ -203,7 +203,7 @@ class Returns:
         if queue is None:
             if not waiting:
                 return None
-            queue = self._queues[report.id] = ReturnQueue(self._patience)
+            queue = self._queues[report.id] = ReturnQueue(self._pace)
         found = {vm.name: vm for vm in report.vms}
         rows = []
         for spec in waiting:

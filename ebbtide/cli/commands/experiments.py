@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two plain lines of progress, and before a bar appears.
 _LINE_S = 10.0
-_PATIENCE_S = 1.0
+_SILENT_S = 1.0
 _INTERRUPTED = 130
 
 Metrics = Annotated[list[str] | None, typer.Option("--metric", help="Only this metric; again for more.")]
@@ -228,7 +228,7 @@ def _progress(name: str) -> Iterator[Listener]:
     begin_s = time.monotonic()
 
     def tell(status: Status) -> None:
-        if not bar.live.is_started and time.monotonic() - begin_s > _PATIENCE_S:
+        if not bar.live.is_started and time.monotonic() - begin_s > _SILENT_S:
             bar.start()
         words = str(status) if status.total else ""
         bar.update(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ebbtide.simulator.inputs.sources import Progress as Report
 
 #: Seconds before a progress bar appears.
-_PATIENCE_S = 2.0
+_SILENT_S = 2.0
 
 
 def inputs(
@@ -87,7 +87,7 @@ def _options(words: list[str]) -> dict[str, float | str]:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Report | None]:
-    """A bar on stderr for what takes longer than `_PATIENCE_S`, on a terminal only."""
+    """A bar on stderr for what takes longer than `_SILENT_S`, on a terminal only."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
@@ -104,7 +104,7 @@ def _progress(name: str) -> Iterator[Report | None]:
     task = bar.add_task(f"reading {name}", total=None)
 
     def report(done: int, total: int) -> None:
-        if not bar.live.is_started and time.monotonic() - begin_s > _PATIENCE_S:
+        if not bar.live.is_started and time.monotonic() - begin_s > _SILENT_S:
             bar.start()
         bar.update(task, completed=done, total=total)
 

@@ -25,8 +25,8 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How patient returns are, in seconds."""
+class ReturnPace:
+    """How soon preempted VMs come back, in seconds."""
 
     #: Room that has been there for so long counts.
     hold_s: float = 20.0
@@ -39,7 +39,7 @@ class Patience:
     calm_s: float = 600.0
 
 
-DEFAULT_PATIENCE: Final = Patience()
+DEFAULT_PACE: Final = ReturnPace()
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Try:
 class ReturnQueue:
     """One host's queue. Fed with every reading; knows no clock but ``now``: seconds that never go back."""
 
-    patience: Patience = DEFAULT_PATIENCE
+    pace: ReturnPace = DEFAULT_PACE
     _watch: RoomWatch = field(init=False)
     _room: ResourceVector = ZERO
     _waiting: tuple[Waiting, ...] = ()
@@ -61,7 +61,7 @@ class ReturnQueue:
     _tries: dict[str, _Try] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._watch = RoomWatch(Pace(hold_s=self.patience.hold_s))
+        self._watch = RoomWatch(Pace(hold_s=self.pace.hold_s))
 
     def observe(self, now: float, waiting: Sequence[Waiting], room: ResourceVector) -> None:
         """Take in a reading.
@@ -75,9 +75,9 @@ class ReturnQueue:
             self._left[name] = now
         for name in names:
             self._since.setdefault(name, now)
-            if now - self._left.pop(name, now) >= self.patience.calm_s:
+            if now - self._left.pop(name, now) >= self.pace.calm_s:
                 self._tries.pop(name, None)
-        for name in [name for name, at in self._left.items() if now - at >= self.patience.calm_s]:
+        for name in [name for name, at in self._left.items() if now - at >= self.pace.calm_s]:
             del self._left[name]
             self._tries.pop(name, None)
         self._waiting, self._room = tuple(waiting), room
@@ -98,11 +98,11 @@ class ReturnQueue:
     def tried(self, now: float, name: str) -> None:
         """It is started now."""
         earlier = self._tries.get(name)
-        pause_s = self.patience.pause_s if earlier is None else min(earlier.pause_s * 2, self.patience.longest_s)
+        pause_s = self.pace.pause_s if earlier is None else min(earlier.pause_s * 2, self.pace.longest_s)
         self._tries[name] = _Try(now, pause_s)
 
     def _rested(self, now: float, name: str) -> bool:
         last = self._tries.get(name)
-        if now - self._since[name] < self.patience.rest_s:
+        if now - self._since[name] < self.pace.rest_s:
             return False
         return last is None or now - last.at >= last.pause_s

@@ -22,7 +22,7 @@ from ebbtide.simulator.experiments.finished import Finished
 from ebbtide.simulator.experiments.shared import packed
 
 #: How long a worker may take to end before it is killed.
-_PATIENCE_S: Final = 5.0
+_SILENT_S: Final = 5.0
 #: Seconds between two looks where nothing happens, so that time left goes on counting.
 LOOK_S: Final = 0.5
 _COMMAND: Final = "from ebbtide.simulator.experiments import worker; worker.main()"
@@ -101,7 +101,7 @@ class Workers:
         for one in self._workers:
             one.connection.close()
             one.process.terminate()
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _SILENT_S
         for one in self._workers:
             try:
                 one.process.wait(max(deadline_s - time.monotonic(), 0.01))

@@ -13,7 +13,7 @@ import pytest_asyncio
 from cluster_manager.execution import operations
 from cluster_manager.plans.returns import Returns
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.deflation.sharing.return_queue import Patience
+from ebbtide.deflation.sharing.return_queue import ReturnPace
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -25,8 +25,8 @@ MORE = ResourceVector(cpu_cores=0.5)
 
 @pytest.fixture
 def quick_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = Patience(hold_s=0.2, rest_s=0.2, pause_s=0.2, longest_s=0.4)
-    monkeypatch.setattr(operations, "Returns", lambda: Returns(patience))
+    pace = ReturnPace(hold_s=0.2, rest_s=0.2, pause_s=0.2, longest_s=0.4)
+    monkeypatch.setattr(operations, "Returns", lambda: Returns(pace))
     monkeypatch.setattr(operations, "SHARE_S", 0.05)
 
 

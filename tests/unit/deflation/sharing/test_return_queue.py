@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.return_queue import DEFAULT_PATIENCE, Patience, ReturnQueue, Waiting
+from ebbtide.deflation.sharing.return_queue import DEFAULT_PACE, ReturnPace, ReturnQueue, Waiting
 
 OLD, YOUNG = Waiting("old", ResourceVector(2.0, 1000.0)), Waiting("young", ResourceVector(1.0, 500.0))
 LARGE, SMALL = ResourceVector(4.0, 4000.0), ResourceVector(1.0, 4000.0)
@@ -49,7 +49,7 @@ def test_what_nothing_was_heard_of_for_long_counts_anew() -> None:
 
 
 def test_one_that_could_not_be_started_waits_ever_longer_up_to_a_limit() -> None:
-    queue, tries = ReturnQueue(Patience(longest_s=100.0)), []
+    queue, tries = ReturnQueue(ReturnPace(longest_s=100.0)), []
     for now in range(0, 500, 2):
         queue.observe(now, (OLD,), LARGE)
         if (name := queue.due(now)) is not None:
@@ -87,7 +87,7 @@ def test_none_is_started_that_does_not_fit_and_with_room_for_all_every_one_is(
     rooms: list[float], least: list[float]
 ) -> None:
     waiting = tuple(Waiting(f"vm-{at}", ResourceVector(cores)) for at, cores in enumerate(least))
-    queue, now, needs = ReturnQueue(replace(DEFAULT_PATIENCE, longest_s=60.0)), 0.0, {w.name: w.least for w in waiting}
+    queue, now, needs = ReturnQueue(replace(DEFAULT_PACE, longest_s=60.0)), 0.0, {w.name: w.least for w in waiting}
     for room in rooms:
         queue.observe(now, waiting, ResourceVector(room))
         if (name := queue.due(now)) is not None:
