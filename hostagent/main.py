@@ -31,6 +31,7 @@ from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.mechanisms.host_facts import ACPI_VERDICT
 from hostagent.operations.agent import Agent
 from hostagent.service import MANAGER_NAME, configure_logs, serve
+from hostagent.state.files import make_parents
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 
@@ -61,7 +62,9 @@ def main() -> None:
     arguments = _parser().parse_args()
     configure_logs(arguments.log_json, arguments.verbose)
     try:
-        asyncio.run(_serve(arguments, _access(arguments)))
+        access = _access(arguments)
+        make_parents(arguments.state_dir)  # the disks may lie beside it
+        asyncio.run(_serve(arguments, access))
     except (HostAgentError, AccessError, OSError, ValueError) as error:
         sys.exit(f"ebb-hostagent: {error}")
 

@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from hostagent.errors import HypervisorError
+from hostagent.state.files import make_parents
 
 #: Stands in the directory of a VM that is being made or removed: nothing in it is to be kept.
 _UNFINISHED: Final = "unfinished"
@@ -34,12 +35,9 @@ def create_overlay(base: Path, directory: Path) -> Path:
     if not base.is_file():
         raise HypervisorError(f"there is no base image at {base}: build it with `ebb lab image build`")
     try:
-        missing = [parent for parent in directory.parents if not parent.exists()]
-        for parent in (*reversed(missing), directory):
-            # The directory of all disks may be made for another VM meanwhile.
-            parent.mkdir(mode=0o711, exist_ok=parent != directory)
-            # Whatever the umask: QEMU's user passes through, and no user but root can list it.
-            parent.chmod(0o711)
+        make_parents(directory)
+        directory.mkdir()
+        directory.chmod(0o711)
         (directory / _UNFINISHED).touch()
     except OSError as error:
         raise HypervisorError(f"the VM's directory {directory} cannot be made: {error.strerror}") from error

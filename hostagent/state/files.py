@@ -17,3 +17,13 @@ def replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def make_parents(directory: Path) -> None:
+    """Make what is missing above a directory, whatever the umask: QEMU's user passes through, but root alone can list.
+
+    :raises OSError: it could not be made.
+    """
+    for parent in reversed([parent for parent in directory.parents if not parent.exists()]):
+        parent.mkdir(mode=0o711, exist_ok=True)  # others make directories, too
+        parent.chmod(0o711)

@@ -33,6 +33,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             assert cluster_manager.main.main([*needed, *options]) == 1
             return capsys.readouterr().err
         needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token"]
+        needed += ["--state-dir", str(tmp_path / "state")]
         monkeypatch.setattr(sys, "argv", [daemon, *needed, *options])
         with pytest.raises(SystemExit) as ended:
             hostagent.main.main()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostagent.libvirt.disks import create_overlay
+from hostagent.state.files import make_parents
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -29,6 +30,14 @@ def test_an_overlay_is_its_owners_and_its_directories_can_be_passed_through(tmp_
     disk = create_overlay(base, tmp_path / "vms" / "web")
     assert stat.S_IMODE(disk.stat().st_mode) == 0o600
     assert [stat.S_IMODE(path.stat().st_mode) for path in (disk.parent, disk.parent.parent)] == [0o711, 0o711]
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_stands_above_an_agents_state_can_be_passed_through_since_disks_may_lie_beside_it(tmp_path: Path) -> None:
+    make_parents(tmp_path / "ebbtide" / "agents" / "host-a")
+    made = [tmp_path / "ebbtide", tmp_path / "ebbtide" / "agents"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o711, 0o711]
+    assert list(made[1].iterdir()) == []
 
 
 @pytest.mark.service
