@@ -216,14 +216,14 @@ async def test_a_group_that_does_not_hold_the_process_is_never_written(guest: So
 
 async def test_quota_and_throttling_of_each_vcpu_are_read(guest: SoloGuest) -> None:
     read = "groups = c.vcpu_groups(pid); v = groups[0]; result = [sorted(groups), v.path, v.quota(), list(v.times())]"
-    assert await inside(guest, read) == [[0], f"{GROUP}/vcpu0", None, [0, 0, 0.0]]
+    assert await inside(guest, read) == [[0], f"{GROUP}/vcpu0", None, [0, 0]]
     try:
         await guest.run("sh", "-c", f"echo '20000 100000' >{GROUP}/vcpu0/cpu.max; : >/run/spin")
 
         async def throttled() -> bool:
             _, _, quota, times = await inside(guest, read)
             assert quota == pytest.approx(0.2)
-            return bool(times[0] > 0 and times[1] > 0 and times[2] > 0)
+            return bool(times[0] > 0 and times[1] > 0)
 
         await eventually(throttled, "a vCPU over its quota was never throttled")
     finally:

@@ -104,7 +104,7 @@ def test_an_option_without_a_value_is_a_wrong_call() -> None:
 
 def test_a_bar_appears_for_what_takes_long_and_on_a_terminal_only(tmp_path: Path) -> None:
     path = samples.put(tmp_path, b"at_s,value\n" + b"".join(b"%d,%d\n" % (i, i) for i in range(200_000)))
-    code = "import ebbtide.cli.commands.sim as sim; sim._PATIENCE_S = 0.0"
+    code = "import ebbtide.cli.commands.sim as sim; sim._SILENT_S = 0.0"
     code += "; import ebbtide.cli.main; ebbtide.cli.main.main()"
     command = [sys.executable, "-c", code, "sim", "inputs", str(path), "--json"]
     ours, theirs = pty.openpty()

@@ -162,7 +162,8 @@ class LiveWorld:
             "nominal": vm.nominal.as_dict(),
         }
         if not vm.fixed:
-            body["minimum"] = vm.minimum.as_dict()
+            # As in the simulated world, where none comes back.
+            body |= {"minimum": vm.minimum.as_dict(), "on_preemption": "delete"}
         before = {agent.id: set(agent.vms) for agent in self.agents.values()}
         done = {agent.id: len(agent.done) for agent in self.agents.values()}
         operation = await self._cluster.create(body, policy=self._policy.value, deadline_s=60.0)
