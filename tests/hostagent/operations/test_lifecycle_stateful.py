@@ -16,6 +16,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand
 from ebbtide.messages.common import Vector
 from hostagent.state.intents import Phase
+from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent import random_parts as parts
 from tests.hostagent.random_parts import Count, indices, moments, shares
 from tests.hostagent.test_rules_stateful import HostMachine
@@ -37,12 +38,17 @@ class LifecycleMachine(HostMachine):
         for vm in there.values():
             if vm.intent.phase is Phase.STOPPED:
                 assert vm.allocation().charge.is_zero(), f"{vm.name} is off and charged"
-        # What is off has no size that could be looked at.
-        host.vms = {name: vm for name, vm in there.items() if vm.intent.phase is not Phase.STOPPED}
+        # What is off has no size that could be looked at; nor has what was off when its removal began.
+        host.vms = {name: vm for name, vm in there.items() if not self._is_off(vm)}
         try:
             super().rules_hold()
         finally:
             host.vms = there
+
+    def _is_off(self, vm: ManagedVM) -> bool:
+        domain = self.world.domains.get(vm.domain)
+        going = vm.intent.phase is Phase.DELETING and (domain is None or domain.state == "stopped")
+        return vm.intent.phase is Phase.STOPPED or going
 
     def _end(self) -> None:
         # A stop that is under way would turn off what is started for the end.
