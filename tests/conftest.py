@@ -28,7 +28,8 @@ GUEST_ROOMS = ("faults", "guests")
 GUESTS = "guests"
 #: Beside them: what mostly waits for services of its own, or measures them, one test after another.
 SERVICE_ROOMS = ("adapters", "chaos", "engines")
-SERVICE_FILES = ("tests/benchmarks/test_memcached_benchmark.py",)
+#: With the guests: they bring swap for the whole machine, and guests' tests say what happens with and without it.
+SWAP_FILES = ("tests/benchmarks/test_benchmark_jvm.py", "tests/benchmarks/test_memcached_benchmark.py")
 SERVICES = "services"
 #: A loop is compiled once for all of these, in the first minutes of a fresh machine.
 COMPILED = ("simulator",)
@@ -115,11 +116,11 @@ def has_real_parts(item: pytest.Item) -> bool:
 
 
 def scope_of(nodeid: str) -> str:
-    """What stays together in one process: guests, services, all that compiles the same loops, or else a file."""
+    """What stays together in one process: guests and swap, services, what compiles the same loops, or else a file."""
     file, room = nodeid.partition("::")[0], room_of(nodeid)
-    if room in GUEST_ROOMS:
+    if room in GUEST_ROOMS or file in SWAP_FILES:
         return GUESTS
-    if room in SERVICE_ROOMS or file in SERVICE_FILES:
+    if room in SERVICE_ROOMS:
         return SERVICES
     return room if room in COMPILED else file
 
