@@ -194,9 +194,9 @@ async def test_one_that_does_not_read_is_dropped_and_nobody_waits_for_it(
         await listening(cluster, 2)
         # More than the buffers of both ends of a connection hold (the server's at most 4 MiB), in few transactions.
         long = "x" * 110_000
-        writing = asyncio.create_task(happen(cluster, *([long] * 60)), name="events")
-        assert len(await other.events(60)) == 60
-        await writing
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+            group.create_task(happen(cluster, *([long] * 60)), name="events")
+            assert len(await other.events(60)) == 60
         await listening(cluster, 1)
     writer.close()
     with contextlib.suppress(ConnectionError):
