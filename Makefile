@@ -9,7 +9,7 @@ AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo lab lab-down test test-deep check lint openapi docs bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep check lint openapi docs packages bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ openapi: install ## Write docs/openapi/*.json
 
 docs: install $(VENV)/.installed-docs ## The documentation as a site in build/site; broken links and anchors are errors
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+packages: $(VENV)/.installed-demo ## Wheels, sdist, and the guest agent as one file and as a Debian package, in dist/
+	@scripts/packages.sh $(BIN)/python
 
 bench: install-test ## Benchmarks: make bench NAME=policies (all without NAME)
 	@$(AS_ROOT) $(BIN)/python -m benchmarks $(NAME)

@@ -105,6 +105,15 @@ class Adapter(ABC):
         Raises: AdapterError, and nothing is served.
         """
 
+    def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:  # noqa: B027
+        """The VM goes in so many seconds, stopped, suspended or deleted as `kind` says. None: it stays after all.
+
+        Called once for a notice and once for its end, possibly while work runs. Take note quickly, and do what takes
+        long in a thread. Default: nothing.
+
+        Raises: ApplicationError, which changes nothing.
+        """
+
     def status(self) -> dict[str, float]:
         """What it has now, by component. Raises: ApplicationError where it cannot be asked."""
         return {name: range_.current for name, range_ in self.capabilities().resources.items()}

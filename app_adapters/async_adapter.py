@@ -57,6 +57,9 @@ class AsyncAdapter(ABC):
     async def reinflate(self, target: dict[str, float], deadline: Deadline) -> AsyncAnswer:
         """Decide, quickly, about growing again. Raises: ApplicationError, which counts as a refusal."""
 
+    async def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:  # noqa: B027
+        """As `Adapter.preemption`. Default: nothing."""
+
     async def status(self) -> dict[str, float]:
         """What it has now, by component. Raises: ApplicationError where it cannot be asked."""
         return {name: range_.current for name, range_ in (await self.capabilities()).resources.items()}
@@ -77,6 +80,10 @@ class OnLoop(Adapter):
     def status(self) -> dict[str, float]:
         """Raises: ApplicationError, also where the loop does not come to it."""
         return self._decided(self._adapter.status())
+
+    def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:
+        """Raises: ApplicationError, also where the loop does not come to it."""
+        self._decided(self._adapter.preemption(seconds_left, kind, reason))
 
     def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
         """Raises: ApplicationError, also where the loop does not come to it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import os
 import re
+import threading
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Callable, Dict, Tuple
@@ -16,7 +17,7 @@ from urllib.parse import unquote
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
 from app_adapters.errors import ApplicationError, BadBody, Conflict
-from app_adapters.messages import RefusalBody, parse_target
+from app_adapters.messages import PreemptionNotice, RefusalBody, parse_preemption, parse_target
 from app_adapters.operations import Operations, silent
 
 #: Longest body of a request, in bytes.
@@ -30,6 +31,7 @@ HEALTH = "/healthz"
 CAPABILITIES = "/deflation/v1/capabilities"
 STATUS = "/deflation/v1/status"
 TARGETS = "/deflation/v1/targets"
+PREEMPTIONS = "/deflation/v1/preemptions"
 
 Reply = Tuple[int, Dict[str, Any]]
 _LOOPBACK = re.compile(r"localhost|::1|127(?:\.[0-9]{1,3}){3}")
@@ -84,6 +86,9 @@ class Hook:
         self._adapter = adapter
         self._token = TokenFile(token_file)
         self._operations = Operations(adapter, log)
+        self._log = log
+        self._told: PreemptionNotice | None = None
+        self._telling = threading.Lock()
 
     def stop(self) -> None:
         """Cancel what runs, and wait for it for some seconds."""
@@ -113,13 +118,15 @@ class Hook:
                 return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
         if path == TARGETS and method == "POST":
             return self._target(body)
+        if path == PREEMPTIONS and method == "POST":
+            return self._preemption(body)
         if path.startswith(TARGETS + "/") and method == "GET":
             request_id = unquote(path[len(TARGETS) + 1 :])
             status = self._operations.status(request_id)
             if status is None:
                 return HTTPStatus.NOT_FOUND, {"error": f"request_id: {request_id} is unknown"}
             return HTTPStatus.OK, asdict(status)
-        if path in (CAPABILITIES, STATUS, TARGETS, HEALTH) or path.startswith(TARGETS + "/"):
+        if path in (CAPABILITIES, STATUS, TARGETS, PREEMPTIONS, HEALTH) or path.startswith(TARGETS + "/"):
             return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{method} does not go with {path}"}
         return HTTPStatus.NOT_FOUND, {"error": f"there is no {path}"}
 
@@ -131,3 +138,25 @@ class Hook:
         except Conflict as error:
             return HTTPStatus.CONFLICT, {"state": "conflict", "error": str(error)}
         return HTTPStatus.CONFLICT if isinstance(answer, RefusalBody) else HTTPStatus.ACCEPTED, asdict(answer)
+
+    def _is_news(self, notice: PreemptionNotice) -> bool:
+        """Whether the application has not been told that already; seconds go by and are no news."""
+        with self._telling:
+            last, self._told = self._told, notice
+        news = last is None or (last.request_id, last.kind) != (notice.request_id, notice.kind)
+        if news:
+            when = "is over" if notice.seconds_left is None else f"{notice.kind} in {notice.seconds_left:g} s"
+            self._log(f"preemption {notice.request_id}: {when} ({notice.reason})")
+        return news
+
+    def _preemption(self, body: bytes) -> Reply:
+        try:
+            notice = parse_preemption(body)
+        except BadBody as error:
+            return HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        if self._is_news(notice):
+            try:
+                self._adapter.preemption(notice.seconds_left, notice.kind, notice.reason)
+            except ApplicationError as error:
+                return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+        return HTTPStatus.OK, {"request_id": notice.request_id}

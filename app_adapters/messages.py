@@ -15,6 +15,9 @@ from app_adapters.errors import BadBody
 COMPONENTS = ("memory_mib", "cpu_cores")
 MODES = ("ask", "force")
 DIRECTIONS = ("deflate", "reinflate")
+#: What becomes of a VM that is preempted; or its notice is over.
+WITHDRAWN = "withdrawn"
+KINDS = ("stop", "suspend", "delete", WITHDRAWN)
 DEADLINE_LIMIT_S = 86400.0
 
 
@@ -85,6 +88,16 @@ class TargetStatus:
     reason: str
 
 
+@dataclass
+class PreemptionNotice:
+    """POST /deflation/v1/preemptions: the VM goes in so many seconds; null: it stays after all."""
+
+    request_id: str
+    seconds_left: float | None
+    kind: str
+    reason: str
+
+
 def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -94,6 +107,38 @@ def parse_target(text: bytes) -> TargetRequest:
 
     Raises: BadBody, which names the field.
     """
+    body, request_id = _object(text)
+    deadline_s = _amount(body, "deadline_s")
+    if not 0 < deadline_s <= DEADLINE_LIMIT_S:
+        raise BadBody("deadline_s", f"must be more than 0 and at most {DEADLINE_LIMIT_S:g}")
+    target = body.get("target")
+    if not isinstance(target, dict) or not target or not set(target) <= set(COMPONENTS):
+        raise BadBody("target", f"must be an object with {' or '.join(COMPONENTS)}, or both, and nothing else")
+    return TargetRequest(
+        request_id=request_id,
+        deadline_s=deadline_s,
+        mode=_choice(body, "mode", MODES),
+        direction=_choice(body, "direction", DIRECTIONS),
+        target={name: _amount(target, name, f"target.{name}") for name in target},
+        reason=_reason(body),
+    )
+
+
+def parse_preemption(text: bytes) -> PreemptionNotice:
+    """A checked body of POST /deflation/v1/preemptions.
+
+    Raises: BadBody, which names the field.
+    """
+    body, request_id = _object(text)
+    seconds_left = None if body.get("seconds_left") is None else _amount(body, "seconds_left")
+    kind = _choice(body, "kind", KINDS)
+    if (seconds_left is None) != (kind == WITHDRAWN):
+        raise BadBody("seconds_left", f"is null where kind is {WITHDRAWN}, and nowhere else")
+    return PreemptionNotice(request_id, seconds_left, kind, _reason(body))
+
+
+def _object(text: bytes) -> tuple[dict[str, Any], str]:
+    """A body and the request that it is about. Raises: BadBody."""
     try:
         body = json.loads(text.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -103,23 +148,14 @@ def parse_target(text: bytes) -> TargetRequest:
     request_id = body.get("request_id")
     if not isinstance(request_id, str) or not 0 < len(request_id) <= 256 or not request_id.isprintable():
         raise BadBody("request_id", "must be a string of 1 to 256 printable characters")
-    deadline_s = _amount(body, "deadline_s")
-    if not 0 < deadline_s <= DEADLINE_LIMIT_S:
-        raise BadBody("deadline_s", f"must be more than 0 and at most {DEADLINE_LIMIT_S:g}")
-    target = body.get("target")
-    if not isinstance(target, dict) or not target or not set(target) <= set(COMPONENTS):
-        raise BadBody("target", f"must be an object with {' or '.join(COMPONENTS)}, or both, and nothing else")
+    return body, request_id
+
+
+def _reason(body: dict[str, Any]) -> str:
     reason = body.get("reason", "")
     if not isinstance(reason, str):
         raise BadBody("reason", "must be a string")
-    return TargetRequest(
-        request_id=request_id,
-        deadline_s=deadline_s,
-        mode=_choice(body, "mode", MODES),
-        direction=_choice(body, "direction", DIRECTIONS),
-        target={name: _amount(target, name, f"target.{name}") for name in target},
-        reason=reason,
-    )
+    return reason
 
 
 def _amount(body: dict[str, Any], key: str, field: str = "") -> float:

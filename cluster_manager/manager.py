@@ -94,7 +94,7 @@ class Manager:
         """The parts of one term; nothing of an earlier one stays, since others may have led meanwhile."""
         settings, clock = self.settings, self._clock
         self.store = Store(settings.database, clock, self.leadership.fail)
-        self.hosts = Hosts(self.store, settings.silent_after_s, clock)
+        self.hosts = Hosts(self.store, settings.silent_after_s, clock, revoked=settings.revoked)
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
@@ -110,6 +110,7 @@ class Manager:
             self.leadership.check,
             clock,
         )
+        self.tasks.notices, self.operations.on_notice = self.operations.notices, self.tasks.wake
         self.acquirer = AcquirerService(
             settings.engine.acquirer,
             self.tasks,
@@ -130,6 +131,12 @@ class Manager:
     async def stop(self) -> None:
         """End the term, and give the leadership up."""
         await self.leadership.stop()
+
+    def sentence(self) -> str:
+        """What this manager does, for those who look at its service."""
+        if not self.leadership.leads():
+            return f"standby: {self.leadership.why}"
+        return f"leads with epoch {self.epoch}: {len(self.hosts.ready())} of {len(self.hosts)} hosts ready"
 
     async def begin_term(self) -> int:
         """Open the store, raise the epoch, recall the hosts, resume the plans. Returns the epoch.
@@ -162,12 +169,13 @@ class Manager:
         executor = InstructionExecutor(agents, self.hosts, self.store, limits, generator, self.epoch)
         lots = np.random.default_rng(self.settings.seed)
         chooser = InstructionExecutor(agents, self.hosts, self.store, limits, lots, self.epoch)
-        self.dry_runs = DryRuns(self.hosts, self.operations, chooser, self.settings.policy)
+        self.dry_runs = DryRuns(self.hosts, self.operations, self.store, chooser, self.settings.policy)
         if settings_ := self.settings.engine.acquirer:
             await self.acquirer.recall(HarvestMachines(settings_, self.operations, self.store, self.epoch))
-        await self.tasks.start()
-        # Last: what is under way goes on from this moment.
+        await self.tasks.recall()
+        # The last that waits: what is under way goes on from this moment. Tasks are to know whom it preempts.
         await self.operations.start(executor)
+        self.tasks.start()
         self.acquirer.start()
         self.feed.start()
         self._housekeeping.start()
@@ -301,6 +309,7 @@ class Manager:
             on_preemption=row.spec.on_preemption,
             preemption_notice_s=row.spec.preemption_notice_s,
             preempted=self._preempted(row) if state == "preempted" else None,
+            saved_mib=reported.saved_mib if reported is not None else None,
         )
 
     def _preempted(self, row: StoredVM) -> Preempted:

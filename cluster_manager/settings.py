@@ -63,8 +63,8 @@ class Settings:
     agents: AgentLimits = AgentLimits()
     #: For calls of host agents, which then are reached by HTTPS only. None: also HTTP, or by whom this machine trusts.
     agent_tls: ssl.SSLContext | None = None
-    #: Whether a host is lost, so that it is called no more; asked before each call.
-    revoked: Callable[[str], bool] = lambda host: False
+    #: The hosts that are lost: they are called no more, and count as silent; asked before each call.
+    revoked: Callable[[], frozenset[str]] = frozenset
     #: Host agents beyond this machine may be called by plain HTTP: in tests, no option says so.
     insecure: bool = False
     #: Hosts that are known at a time; another one is not registered.

@@ -17,12 +17,16 @@ from typing import Any, Final
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from pydantic_core import PydanticUndefined
 
 import app_adapters.main
 import cluster_manager.main
 import guestagent.main
 import hostagent.main
+from cluster_manager.options import ManagerOptions
 from ebbtide.cli.main import app
+from ebbtide.rest.options import DaemonOptions
+from hostagent.options import HostAgentOptions
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks/results"
@@ -107,8 +111,18 @@ def cli() -> str:
     return f"# Commands\n\n{MADE.format('the Typer application in `ebbtide/cli/main.py`')}\n{made}"
 
 
+def daemon_options(model: type[DaemonOptions]) -> str:
+    """The options of a daemon that reads them from a file and the environment, too."""
+    rows: list[tuple[object, ...]] = []
+    for key, described in model.model_fields.items():
+        default = "" if described.default in (None, (), PydanticUndefined) else f"`{described.default}`"
+        meaning = ("**needed**; " if described.is_required() else "") + (described.description or "")
+        rows.append((f"`--{key.replace('_', '-')}`", f"`{key}`", meaning, default))
+    return table(("option", "key in the file", "meaning", "default"), rows)
+
+
 def options(parser: argparse.ArgumentParser) -> str:
-    """The options of a daemon."""
+    """The options of a program."""
     rows: list[tuple[object, ...]] = []
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or isinstance(action, (argparse._HelpAction, argparse._VersionAction)):
@@ -122,20 +136,24 @@ def options(parser: argparse.ArgumentParser) -> str:
 
 def configuration() -> str:
     """The page of the daemons' options."""
-    daemons = {
-        "ebb-manager": cluster_manager.main._parser(),
-        "ebb-hostagent": hostagent.main._parser(),
-        "ebb-guestagent": guestagent.main.build_parser(),
-    }
-    parts = ["# Configuration\n", MADE.format("the daemons' own option parsers")]
+    parts = ["# Configuration\n", MADE.format("the daemons' own options")]
     parts.append(
         "The daemons are configured by options; secrets are read from files that the options name. The manager's "
         "engine file (tasks, prediction, the acquirer) is described in [tasks](tasks.md#settings) and "
         "[acquirer](acquirer.md). The names of the access options are the same for manager and host agent: "
         "[security](security.md).\n"
     )
-    for name, parser in daemons.items():
-        parts.append(f"## `{name}`\n\n{parser.description}\n\n{options(parser)}")
+    parts.append(
+        "An option of manager and host agent comes from the command line, else from the environment "
+        "(`EBB_MANAGER_TOKEN_FILE`, `EBB_HOSTAGENT_TOKEN_FILE`), else from a TOML file (`--config`; "
+        "`/etc/ebbtide/manager.toml`, `/etc/ebbtide/hostagent.toml`). `ebb config example manager` prints such a "
+        "file, `ebb config check` says what is wrong in one, by line and key. What may be given again is an array in "
+        "the file, and has commas in the environment.\n"
+    )
+    for model, about in ((ManagerOptions, cluster_manager.main.ABOUT), (HostAgentOptions, hostagent.main.ABOUT)):
+        parts.append(f"## `{model.program}`\n\n{about}\n\n{daemon_options(model)}")
+    parser = guestagent.main.build_parser()
+    parts.append(f"## `ebb-guestagent`\n\n{parser.description}\n\n{options(parser)}")
     parser = app_adapters.main.build_parser()
     parts.append(f"## `ebb-adapter`\n\n{parser.description}\n\nEvery adapter has the first four options.\n")
     for action in parser._actions:

@@ -17,6 +17,7 @@ from guestagent.applications import Applications
 from guestagent.channel import Channel, PortNotFound, poll_events
 from guestagent.cpus import Cpus
 from guestagent.errors import BadParams, GuestFailure, HelloFirst, RpcError, UnknownMethod, WrongProtocol
+from guestagent.hooks import REASON_LENGTH
 from guestagent.memory import Memory
 from guestagent.messages import (
     PROTOCOL,
@@ -27,8 +28,10 @@ from guestagent.messages import (
     PreemptionParams,
     ReinflateParams,
     StatusResult,
+    WithdrawalParams,
 )
 from guestagent.notices import Notices, make_run_dir, memory_state
+from guestagent.people import tell_people
 from guestagent.preemption import Preemption
 from guestagent.pressure import PressureTrigger
 from guestagent.rpc import (
@@ -41,6 +44,7 @@ from guestagent.rpc import (
     error_line,
     flag_param,
     parse_request,
+    sentence_param,
     text_param,
     vector_param,
 )
@@ -79,6 +83,7 @@ class Agent:
         trigger: PressureTrigger | None = None,
         request_group_id: int = -1,
         preempt_dir: str = "/etc/ebbtide/preempt.d",
+        tell_people: Callable[[str], None] = tell_people,
     ) -> None:
         self._find = find
         self._cpus = cpus
@@ -87,8 +92,9 @@ class Agent:
         self._procfs = procfs
         self._token = ""
         self._applications = Applications(adapters_dir, memory, cpus.possible, lambda: self._token, log, owner_uid)
-        self._notices = Notices(self._say, log, memory, self._boot_id, trigger, request_group_id)
-        self._preemption = Preemption(preempt_dir, run_dir, log, owner_uid)
+        self._notices = Notices(self._say, log, memory, self._boot_id, trigger, request_group_id, self._told_locally)
+        self._preemption = Preemption(preempt_dir, run_dir, log, owner_uid, self._applications.preemption, tell_people)
+        self._vm = ""
         self._methods: dict[str, Method] = {
             "status": self._status,
             "cpus.set": self._cpus_set,
@@ -97,6 +103,7 @@ class Agent:
             "application.status": lambda params: self._applications.status(text_param(params, "request_id")),
             "application.reinflate": self._reinflate,
             "preemption": self._preempted,
+            "preemption.withdrawn": self._withdrawn,
         }
         self._conversation = 0  # counts hellos; answers of an earlier one are dropped
         self._greeted = False
@@ -241,7 +248,7 @@ class Agent:
         boot_id = self._boot_id()
         if hello.token != self._token:
             self._write_token(hello.token)
-        self._token = hello.token
+        self._token, self._vm = hello.token, hello.vm
         self._conversation += 1
         self._greeted = True
         log(f"hello for VM {hello.vm}")
@@ -307,10 +314,28 @@ class Agent:
             PreemptionParams(
                 request_id=text_param(params, "request_id"),
                 seconds_left=amount_param(params, "seconds_left"),
-                kind=choice_param(params, "kind", ("stop",)),
+                kind=choice_param(params, "kind", ("stop", "suspend", "delete")),
                 reason=text_param(params, "reason"),
             )
         )
+
+    def _withdrawn(self, params: Params) -> Any:
+        return self._preemption.withdraw(
+            WithdrawalParams(text_param(params, "request_id"), sentence_param(params, "reason", REASON_LENGTH))
+        )
+
+    def _told_locally(self) -> dict[str, Any]:
+        """The VM as this agent knows it, for `ebb-guestagent status`. Raises: GuestFailure."""
+        memory = self._memory.status()
+        return {
+            "vm": self._vm,
+            "host_connected": self._greeted,
+            "uptime_s": self._uptime_s(),
+            "cpus_online": self._cpus.online(),
+            "memory_mib": round(memory.total_mib, 1),
+            "available_mib": round(memory.available_mib, 1),
+            "preemption": self._preemption.current(),
+        }
 
     def _boot_id(self) -> str:
         return self._proc_text("sys/kernel/random/boot_id")

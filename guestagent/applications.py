@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from guestagent.budgets import Share, application_budget_mib, believable, cores, split
 from guestagent.errors import BadParams, HookError, HookTimeout
-from guestagent.hooks import REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
+from guestagent.hooks import CALL_LIMIT_S, REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
 from guestagent.memory import Memory
 from guestagent.messages import (
     AdapterCapabilities,
@@ -106,6 +106,14 @@ class Applications:
         """
         result = self._once("reinflate", params.request_id, asdict(params), "ask", params)
         return ReinflateResult(result.request_id, result.state, result.reason)
+
+    def preemption(self, body: dict[str, Any]) -> None:
+        """Tell every application of a preemption, or of its end. One that does not hear it is logged."""
+        hooks = self._load()
+        told = in_parallel({name: partial(hook.preemption, body) for name, hook in hooks.items()}, CALL_LIMIT_S)
+        for name, answer in told.items():
+            if isinstance(answer, HookError):
+                self._log(f"{name} was not told of the preemption: {answer}")
 
     def status(self, request_id: str) -> ApplicationStatusResult:
         """What the applications have measured so far.

@@ -195,6 +195,15 @@ class Hook:
         _require_id(answer, request_id)
         return status, answer
 
+    def preemption(self, body: dict[str, Any]) -> None:
+        """Tell that the VM goes, or stays after all.
+
+        Raises: HookError, also where the hook knows nothing of this.
+        """
+        status, answer = self._request("POST", "/deflation/v1/preemptions", body)
+        if status != 200:
+            raise HookError(f"answered the notice of preemption with {status} {_excerpt(answer)}")
+
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
         from guestagent.calls import Listener, call
 

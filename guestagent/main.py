@@ -1,4 +1,4 @@
-"""Command line of the guest agent: the daemon, and `request`, by which a service asks the host for more."""
+"""Command line of the guest agent: the daemon, and `request` and `status` for services and people."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from guestagent.errors import GuestFailure
 from guestagent.memory import Memory, spare_this_process
 from guestagent.pressure import PressureTrigger
 
+#: Exit status of `status` while a notice of preemption runs.
+PREEMPTED = 3
 EXAMPLES = """\
 examples:
   python3 -m guestagent
@@ -24,6 +26,8 @@ examples:
       a port by path, and 96 MiB that are never offered to the host
   python3 -m guestagent request --memory-mib 512 --reason "a batch job starts"
       ask the host, through the agent that runs, for 512 MiB more than the VM has now
+  python3 -m guestagent status --json
+      how the VM is, and whether it is preempted; exit status 3 if it is
 """
 
 
@@ -73,6 +77,13 @@ def build_parser() -> argparse.ArgumentParser:
     request.add_argument("--memory-mib", type=_amount, default=0.0, metavar="N", help="MiB beyond what it has")
     request.add_argument("--cpu-cores", type=_amount, default=0.0, metavar="N", help="cores beyond what it has")
     request.add_argument("--reason", default="", metavar="TEXT", help="what for, in a few words")
+    status = commands.add_parser(
+        "status",
+        help="how the VM is, and whether it is preempted",
+        description="Tell how the VM is, as the agent that runs knows it. Exit status: 0, it goes on; 3, it is "
+        "preempted, and its notice runs; 1, the agent cannot be asked.",
+    )
+    status.add_argument("--json", action="store_true", help="as JSON, for programs")
     return parser
 
 
@@ -89,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.command == "request":
         return _request(options)
+    if options.command == "status":
+        return _status(options)
     try:
         group_id = _group_id(options.request_group)
     except KeyError:
@@ -144,3 +157,30 @@ def _request(options: argparse.Namespace) -> int:
         return 1
     print("the host was asked; it decides")
     return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from guestagent.requests import ask_status
+
+    try:
+        found = ask_status(options.run_dir)
+    except GuestFailure as error:
+        print(f"ebb-guestagent: {error}", file=sys.stderr)
+        return 1
+    notice = found.get("preemption")
+    if options.json:
+        import json
+
+        print(json.dumps(found))
+    else:
+        host = "connected" if found.get("host_connected") else "not connected"
+        print(
+            f"VM {found.get('vm') or '?'}, its host {host}; CPUs on line: {found.get('cpus_online')}; "
+            f"memory: {found.get('memory_mib')} MiB, {found.get('available_mib')} available"
+        )
+        if notice:
+            left = f"{notice.get('kind')} in {notice.get('seconds_left')} s"
+            print(f"preempted: {left} (reason {notice.get('reason')})")
+        else:
+            print("not preempted")
+    return PREEMPTED if notice else 0

@@ -222,7 +222,7 @@ class ReinflateResult:
 
 @dataclass
 class PreemptionParams:
-    """`preemption`: the VM goes in so many seconds; `kind` is what becomes of it (`stop`)."""
+    """`preemption`: the VM goes in so many seconds; `kind` is what becomes of it (`stop`, `suspend`, `delete`)."""
 
     request_id: str
     seconds_left: float
@@ -236,3 +236,18 @@ class PreemptionResult:
 
     programs: int
     running: int
+
+
+@dataclass
+class WithdrawalParams:
+    """`preemption.withdrawn`: the VM of that notice stays, or is back where it was."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass
+class WithdrawalResult:
+    """Whether this guest had had that notice."""
+
+    known: bool

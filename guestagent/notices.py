@@ -23,7 +23,8 @@ class Notices:
     """Notifications, one a second of each kind at most.
 
     `say` sends a line to the host, or returns False where there is none. `trigger` is waited for in the agent's loop
-    and closed here; the requests come in a thread of their own, from root and the group `group_id` (-1: root's).
+    and closed here; the requests come in a thread of their own, from root and the group `group_id` (-1: root's), as
+    do questions for the `status`.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Notices:
         boot_id: Callable[[], str],
         trigger: PressureTrigger | None,
         group_id: int,
+        status: Callable[[], dict[str, Any]],
     ) -> None:
         self._say = say
         self._log = log
@@ -41,6 +43,7 @@ class Notices:
         self._boot_id = boot_id
         self._trigger = trigger
         self._group_id = group_id
+        self._status = status
         self._pressure_at: float | None = None
         self._request_lock = threading.Lock()
         self._request_at: float | None = None
@@ -71,7 +74,7 @@ class Notices:
 
         try:
             make_run_dir(run_dir)
-            return RequestSocket(run_dir, self._group_id, self._pass_on).close
+            return RequestSocket(run_dir, self._group_id, self._pass_on, self._status).close
         except OSError as error:
             self._log(f"services in the guest cannot ask for more: {error}")
             return lambda: None

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from guestagent.errors import GuestFailure
-from guestagent.messages import PreemptionParams, PreemptionResult
+from guestagent.messages import PreemptionParams, PreemptionResult, WithdrawalParams, WithdrawalResult
 from guestagent.notices import make_run_dir
 from guestagent.rpc import parse_json
 
@@ -24,6 +24,11 @@ FILE_NAME = "preemption.json"
 PROGRAMS = 16
 #: Between two looks whether programs have ended, in seconds.
 LOOK_S = 0.1
+#: The kind that programs and applications are told when a notice is over, and how long programs then have, in seconds.
+WITHDRAWN = "withdrawn"
+WITHDRAWN_S = 30.0
+#: What becomes of the VM, for people.
+SAID = {"stop": "it powers off", "suspend": "it is suspended", "delete": "it is deleted"}
 
 
 def read_programs(directory: str, owner_uid: int = 0) -> tuple[list[str], list[str]]:
@@ -59,15 +64,30 @@ def read_programs(directory: str, owner_uid: int = 0) -> tuple[list[str], list[s
 
 
 class Preemption:
-    """Takes the host's notice; `log` is given a sentence for what is left out and for what became of programs."""
+    """Takes the host's notices, and their end; `log` is given a sentence for what is left out and what became of it.
 
-    def __init__(self, directory: str, run_dir: str, log: Callable[[str], None], owner_uid: int = 0) -> None:
+    `tell_applications` is given the body for the hooks, `tell_people` a sentence for those who are logged in; both are
+    called in threads.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        run_dir: str,
+        log: Callable[[str], None],
+        owner_uid: int = 0,
+        tell_applications: Callable[[dict[str, Any]], None] = lambda body: None,
+        tell_people: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self._directory = directory
         self._run_dir = run_dir
         self._log = log
         self._owner_uid = owner_uid
+        self._tell_applications = tell_applications
+        self._tell_people = tell_people
         self._lock = threading.Lock()
         self._request_id = ""
+        self._until = 0.0  # of this notice, by the monotonic clock
         self._programs = 0
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -79,21 +99,49 @@ class Preemption:
         with self._lock:
             if params.request_id != self._request_id:
                 # An agent that was started again has run the programs of this one already.
-                known = self._told_before() == params.request_id
+                known = (self._written() or {}).get("request_id") == params.request_id
                 self._write(params)
                 self._request_id, self._programs = params.request_id, 0
                 if not known:
-                    self._start(params)
+                    self._start(params.kind, params.seconds_left, params.reason)
+                    self._spread(params.request_id, params.kind, params.seconds_left, params.reason)
+            self._until = time.monotonic() + params.seconds_left
             self._running = [program for program in self._running if program.poll() is None]
             return PreemptionResult(self._programs, len(self._running))
 
-    def _told_before(self) -> str:
+    def withdraw(self, params: WithdrawalParams) -> WithdrawalResult:
+        """The VM stays, or is back: the file goes, and whoever was told is told. Another notice is left alone."""
+        with self._lock:
+            written = self._written()
+            if written is None or written.get("request_id") != params.request_id:
+                return WithdrawalResult(False)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._run_dir, FILE_NAME))
+            self._request_id, self._until = "", 0.0
+            self._start(WITHDRAWN, WITHDRAWN_S, params.reason)
+            self._spread(params.request_id, WITHDRAWN, None, params.reason)
+        self._log(f"the preemption of this VM is over: {params.reason}")
+        return WithdrawalResult(True)
+
+    def current(self) -> dict[str, Any] | None:
+        """The notice that runs, with the seconds that are left now; None: there is none."""
+        with self._lock:
+            written = self._written()
+            if written is None:
+                return None
+            until = written.get("until")
+            # An agent that was started again has nothing but the guest's clock to go by.
+            left_s = self._until - time.monotonic() if self._request_id else float(until or 0.0) - time.time()
+            named = {name: str(written.get(name, "")) for name in ("request_id", "kind", "reason")}
+            return {**named, "seconds_left": round(max(left_s, 0.0), 1)}
+
+    def _written(self) -> dict[str, Any] | None:
         try:
             with open(os.path.join(self._run_dir, FILE_NAME), "rb") as file:
                 found = parse_json(file.read(65536))
         except Exception:  # none, or none of ours
-            return ""
-        return str(found.get("request_id", "")) if isinstance(found, dict) else ""
+            return None
+        return found if isinstance(found, dict) else None
 
     def _write(self, params: PreemptionParams) -> None:
         path = os.path.join(self._run_dir, FILE_NAME)
@@ -115,7 +163,16 @@ class Preemption:
             raise GuestFailure(f"cannot write the notice: {error}") from None
         self._log(f"this VM is preempted ({params.reason}): {params.kind} in {params.seconds_left:g} s")
 
-    def _start(self, params: PreemptionParams) -> None:
+    def _spread(self, request_id: str, kind: str, seconds_left: float | None, reason: str) -> None:
+        """Tell applications and people, each in a thread: none holds up the answer to the host."""
+        body = {"request_id": request_id, "seconds_left": seconds_left, "kind": kind, "reason": reason}
+        sentence = f"This machine is not preempted any more ({reason})."
+        if seconds_left is not None:
+            sentence = f"This machine is preempted: {SAID.get(kind, kind)} in {seconds_left:.0f} s ({reason})."
+        for name, tell, what in (("hooks", self._tell_applications, body), ("wall", self._tell_people, sentence)):
+            threading.Thread(target=tell, args=(what,), name=f"preemption-{name}", daemon=True).start()
+
+    def _start(self, kind: str, seconds: float, reason: str) -> None:
         import subprocess  # seldom needed
 
         paths, problems = read_programs(self._directory, self._owner_uid)
@@ -125,7 +182,7 @@ class Preemption:
         for path in paths:
             try:
                 program = subprocess.Popen(
-                    [path, params.kind, f"{params.seconds_left:g}", params.reason],
+                    [path, kind, f"{seconds:g}", reason],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -139,7 +196,7 @@ class Preemption:
             started.append(program)
         self._programs, self._running = len(started), started
         if started:
-            until = time.monotonic() + params.seconds_left
+            until = time.monotonic() + seconds
             threading.Thread(target=self._watch, args=(list(started), until), name="preemption", daemon=True).start()
 
     def _watch(self, programs: list[subprocess.Popen[bytes]], until: float) -> None:

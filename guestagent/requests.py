@@ -1,4 +1,4 @@
-"""The local way to ask the host for more: a unix socket that takes one JSON-RPC request per connection."""
+"""The local way to ask for more, and how the VM is: a unix socket that takes one JSON-RPC request per connection."""
 
 from __future__ import annotations
 
@@ -50,11 +50,20 @@ def parse_more(params: Params) -> RequestNotice:
 class RequestSocket:
     """Listens for root and one group; `pass_on` sends a request to the host or raises RpcError with the reason why not.
 
+    `status` tells how the VM is.
+
     Raises: OSError where the socket cannot be made.
     """
 
-    def __init__(self, run_dir: str, group_id: int, pass_on: Callable[[RequestNotice], None]) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        group_id: int,
+        pass_on: Callable[[RequestNotice], None],
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
         self._pass_on = pass_on
+        self._status = status
         self._path = os.path.join(run_dir, SOCKET_NAME)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -99,6 +108,8 @@ class RequestSocket:
         except InvalidRequest as invalid:
             return error_line(invalid.id, invalid.error)
         try:
+            if request.method == "status":
+                return answer_line(request.id, self._status())
             if request.method != "request":
                 raise UnknownMethod(f"no method {request.method:.100}")
             self._pass_on(parse_more(request.params))
@@ -125,8 +136,19 @@ def ask_for_more(run_dir: str, memory_mib: float, cpu_cores: float, reason: str,
 
     Raises: GuestFailure with the reason why it was not passed on.
     """
-    params: dict[str, Any] = {"memory_mib": memory_mib, "cpu_cores": cpu_cores, "reason": reason}
-    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "request", "params": params}).encode("ascii") + b"\n"
+    _ask(run_dir, "request", {"memory_mib": memory_mib, "cpu_cores": cpu_cores, "reason": reason}, limit_s)
+
+
+def ask_status(run_dir: str, limit_s: float = 5.0) -> dict[str, Any]:
+    """How the VM is, as the agent of this guest knows it.
+
+    Raises: GuestFailure where it cannot be asked.
+    """
+    return _ask(run_dir, "status", {}, limit_s)
+
+
+def _ask(run_dir: str, method: str, params: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode("ascii") + b"\n"
     path = os.path.join(run_dir, SOCKET_NAME)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -136,11 +158,13 @@ def ask_for_more(run_dir: str, memory_mib: float, cpu_cores: float, reason: str,
             answer = parse_json(_all(connection))
     except (OSError, RpcError) as error:
         raise GuestFailure(f"the guest agent cannot be asked through {path}: {error}") from None
-    if not isinstance(answer, dict) or "result" not in answer:
+    result = answer.get("result") if isinstance(answer, dict) else None
+    if not isinstance(result, dict):
         refusal = answer.get("error") if isinstance(answer, dict) else None
         raise GuestFailure(
             str(refusal.get("message")) if isinstance(refusal, dict) else "the guest agent gave no answer"
         )
+    return result
 
 
 def _all(connection: socket.socket) -> bytes:

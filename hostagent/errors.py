@@ -31,6 +31,10 @@ class GuestRefused(HostAgentError):
     """The guest agent answered with an error."""
 
 
+class NoticeWithdrawn(HostAgentError):
+    """A VM that was told that it goes stays: its preemption was called off. The text says what became of its notice."""
+
+
 class JournalError(HostAgentError):
     """The agent's own state could not be written."""
 

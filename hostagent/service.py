@@ -17,14 +17,13 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate, reloading
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import AccessSettings
+from ebbtide.rest.supervision import supervised
 from ebbtide.rest.tokens import principal, read_token
 from hostagent.api.app import make_app
 from hostagent.control.reporter import Reporter
 from hostagent.operations.agent import Agent
+from hostagent.options import MANAGER_NAME
 from hostagent.supervised_task import guarded
-
-#: The common name of the manager's certificate.
-MANAGER_NAME = "ebb-manager"
 
 log = structlog.get_logger()
 
@@ -65,7 +64,8 @@ async def serve(
                     reporter = Reporter(agent.host, manager, manager_token, gate.calls)
                     reporting = asyncio.create_task(guarded(reporter.run), name="reporter")
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
-                await stop.wait()
+                async with supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"):
+                    await stop.wait()
             finally:
                 if reporting is not None:
                     reporting.cancel()

@@ -31,12 +31,12 @@ if [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" = 3.1
     install --require-hashes --requirement requirements-build.lock
     install --require-hashes --no-build-isolation --requirement requirements.lock
     # Twice quiet: not what setuptools thinks of editable installs.
-    install --quiet --no-deps --no-build-isolation --editable .
+    install --quiet --no-deps --no-build-isolation --editable '.[host]'
 else
     echo "make-venv: requirements.lock is for Python 3.11: installing what the index offers, without hashes" >&2
     # Old pips know no dependency groups.
     install --upgrade "pip>=25.1"
-    install --editable .
+    install --editable '.[host]'
 fi
 # Tools of development are not pinned.
 case $purpose in

@@ -56,6 +56,7 @@ SLOW_FILES = (
     "tests/benchmarks/test_benchmarks.py",
     "tests/cli/test_command_line_faults.py",
     "tests/cli/test_explain.py",
+    "tests/cluster/test_sequences.py",
     "tests/guestagent/test_bad_hooks.py",
     "tests/hostagent/api/test_conformance.py",
     "tests/hostagent/operations/test_lifecycle_stateful.py",

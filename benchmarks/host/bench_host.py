@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import types
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -179,12 +180,17 @@ async def running(ground: BenchHost) -> AsyncIterator[Agent]:
 
 
 async def start_vm(agent: Agent, spec: VMSpec) -> ManagedVM:
-    """Start a VM and wait until its guest answers. Raises BenchmarkFailed."""
+    """Start a VM and wait until its guest answers and has all its memory. Raises BenchmarkFailed."""
     await finish(agent, await agent.creations.create(CreateCommand(request_id=_request_id(), vm=spec)))
     vm = agent.host.vm(spec.name)
     await vm.wait_for_hello(READY_S)
     if not vm.link.connected:
         raise BenchmarkFailed(f"the guest of {spec.name} has not said hello within {READY_S:g} s")
+    until_s = time.monotonic() + READY_S
+    while vm.boots_small:
+        if time.monotonic() > until_s:
+            raise BenchmarkFailed(f"{spec.name} does not have its memory after {READY_S:g} s")
+        await asyncio.sleep(0.1)
     return vm
 
 

@@ -33,7 +33,7 @@ ClusterName=ebbtide
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge/socket,cred_expire=2
+AuthInfo=socket={directory}/munge/socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={directory}/state

@@ -133,7 +133,8 @@ async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str)
         store = Store(Path(directory) / "store.sqlite", time.time)
         await store.open()
         service = TaskService(store, replay, Slurm(settings), settings, lambda: None, time.time)
-        await service.start()
+        await service.recall()
+        service.start()
         try:
             began = asyncio.get_running_loop().time()
             for arrival in plan.arrivals:

@@ -3,7 +3,7 @@
 ``python -m benchmarks.placing.placement_agents``: settings come as JSON on standard input; one line says where the
 agents listen; then each line on standard input starts a round of reports, and one line on standard output says what
 came of it; end of input ends the process. Connections stay open, and each sends the next host's report as soon as the
-one before is answered, so that the manager is as busy as it can be.
+one before is answered, so that the manager is as busy as it can be, or when it is due.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class Round:
     """``changed``: the share of reports that differ from the host's last one, by sizes, so that they are stored.
 
     ``seconds``: how long; 0: until every host has reported once.
+    ``every_s``: between two reports of a host; 0: as fast as they are answered.
     """
 
     manager_port: int
     seconds: float
     changed: float
+    every_s: float = 0.0
 
 
 class Agents:
@@ -81,9 +83,13 @@ class Agents:
 
     async def _connection(self, round_: Round, end: float | None) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", round_.manager_port)
+        began = time.perf_counter()
         try:
             while time.perf_counter() < end if end is not None else self._next < self._settings.hosts:
                 number, self._next = self._next % self._settings.hosts, self._next + 1
+                if round_.every_s:
+                    due_s = began + self._next * round_.every_s / self._settings.hosts
+                    await asyncio.sleep(due_s - time.perf_counter())
                 # Spread evenly, the same in each round: as many of hundred in a row as the share says.
                 if self._next * 37 % 100 < 100 * round_.changed:
                     self._last[number] ^= 1

@@ -42,6 +42,9 @@ REPORTING: Final = 2000
 CONNECTIONS: Final = 128
 WINDOW_S: Final = 8.0
 STARTS_S: Final = 120.0
+#: Between two reports of a host agent (`hostagent.control.reporter`), and how many of them then have other sizes.
+EVERY_S: Final = 2.0
+CHANGED_THEN: Final = 0.1
 #: Shares of reports with other sizes than the host's last one.
 SHARES: Final = (0.0, 0.5, 1.0)
 
@@ -100,19 +103,21 @@ def _reports(directory: Path, hosts: int, window_s: float, how: Pass) -> Figures
     costs: dict[float, list[float]] = {share: [] for share in SHARES}
     ranked: list[list[float]] = []
     placed: list[list[float]] = []
+    at_interval: list[list[float]] = []
     with _agents(hosts) as agents:
         for number in range(how.runs):
             database = directory / f"reports-{number}.sqlite"
             with _manager(directory, database) as manager:
                 agents.begin(manager.port, 0.0, 0.0)
                 agents.result()
+                agents.begin(manager.port, window_s, CHANGED_THEN, EVERY_S)
+                at_interval.append(manager.place_until(time.perf_counter() + window_s - 0.3, f"due-{number}"))
+                agents.result()
                 for share in SHARES:
                     cpu_s = manager.cpu_s()
                     agents.begin(manager.port, window_s, share)
                     end, before = time.perf_counter() + window_s - 0.3, len(manager.ranked_ms())
-                    seconds: list[float] = []
-                    while share == 0.5 and time.perf_counter() < end:
-                        seconds.append(manager.place(f"vm-{number}-{len(seconds)}"))
+                    seconds = manager.place_until(end if share == 0.5 else 0.0, f"vm-{number}")
                     result = agents.result()
                     rates[share].append(result["answered"] / result["seconds"])
                     costs[share].append(1000 * (manager.cpu_s() - cpu_s) / result["answered"])
@@ -144,6 +149,11 @@ def _reports(directory: Path, hosts: int, window_s: float, how: Pass) -> Figures
             [1000 * float(np.median(run)) for run in placed],
             "ms",
             f"from a client's request over HTTP to the placement's end, with the agents' answers; {meanwhile}",
+        ),
+        "interval_placement_p50_ms": Figure.over(
+            [1000 * float(np.median(run)) for run in at_interval],
+            "ms",
+            f"the same, while each host reports every {EVERY_S:g} s, {CHANGED_THEN:.0%} of that changed; {where}",
         ),
     }
 
@@ -190,6 +200,13 @@ class _Manager:
         if state["state"] != "done":
             raise BenchmarkFailed(f"{name} was not placed: {state['sentence']}")
         return time.perf_counter() - began
+
+    def place_until(self, end: float, name: str) -> list[float]:
+        """Have VMs placed one after another until then; returns the seconds of each."""
+        seconds: list[float] = []
+        while time.perf_counter() < end:
+            seconds.append(self.place(f"{name}-{len(seconds)}"))
+        return seconds
 
     def ranked_ms(self) -> list[float]:
         """How long each choice of hosts took, as the manager's log says."""
@@ -243,9 +260,13 @@ class _Agents:
         self._say({"hosts": hosts, "connections": CONNECTIONS, "key": _HOSTS_KEY})
         self.port = int(self._hear()["port"])
 
-    def begin(self, manager_port: int, seconds: float, changed: float) -> None:
-        """Start a round of reports; 0 seconds: each host once."""
-        self._say({"manager_port": manager_port, "seconds": seconds, "changed": changed})
+    def begin(self, manager_port: int, seconds: float, changed: float, every_s: float = 0.0) -> None:
+        """Start a round of reports.
+
+        :param seconds: 0: each host once.
+        :param every_s: between two of a host; 0: as fast as they are answered.
+        """
+        self._say({"manager_port": manager_port, "seconds": seconds, "changed": changed, "every_s": every_s})
 
     def result(self, lost: bool = False) -> dict[str, float]:
         """Wait for the round's end. ``lost``: the manager may have gone meanwhile."""

@@ -47,7 +47,8 @@ async def take_report(request: web.Request) -> web.Response:
     async with manager.reporting(host, len(raw)):
         if (repeated := await manager.repeat_report(host, raw)) is not None:
             return answer(repeated)
-        report = await body_of(request, HostReport)
+        async with manager.hosts.intake.turn(urgent=manager.hosts.ages(host)):
+            report = await body_of(request, HostReport)
         await asyncio.sleep(0)
         if report.id != host:
             raise RequestError(400, f"id: the report is of {report.id}, the path of {host}", "id")

@@ -1,17 +1,19 @@
-"""Routes of a VM's lifecycle: stop, start, resize, migrate, adopt, release; and the templates of a host."""
+"""Routes of a VM's lifecycle: stop, start, resize, migrate, adopt, release; moves on trial; templates of a host."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of
 from cluster_manager.api.vms import NAME
 from cluster_manager.inventory.versions import Precondition, only
+from ebbtide.deflation.placement.rebalancing import RebalancePace
 from ebbtide.messages.common import Name, PartialVector
+from ebbtide.messages.dry_runs import RebalancingReport
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.requests import (
@@ -23,11 +25,17 @@ from ebbtide.messages.requests import (
     StopRequest,
 )
 from ebbtide.rest.descriptions import H, Parameter, describe
-from ebbtide.rest.parameters import check_parameters
+from ebbtide.rest.parameters import check_parameters, parameters_of
 from ebbtide.rest.versions import IF_MATCH, wanted_versions
 
 B = TypeVar("B", bound=BaseModel)
 _ID: Final = Parameter("id", Name, "the host's id")
+_LASTED: Final = Parameter(
+    "lasted_s",
+    Annotated[float, Field(ge=0, le=86_400)],
+    "for how long VMs are taken to have been deflated; as long again it would last",
+    default=RebalancePace().hold_s,
+)
 
 routes = web.RouteTableDef()
 
@@ -107,3 +115,14 @@ async def adopt(request: web.Request) -> web.Response:
 async def templates(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(await request.app[MANAGER].agent_proxy.templates(request.match_info["id"]))
+
+
+@routes.get("/v1/rebalancing", allow_head=False)
+@describe(
+    "Which VMs would be moved to hosts with room, and what for; nothing is moved",
+    tag="vms",
+    query=(_LASTED,),
+    answers={200: RebalancingReport},
+)
+async def rebalancing(request: web.Request) -> web.Response:
+    return answer(await request.app[MANAGER].dry_runs.rebalance(parameters_of(request)["lasted_s"]))

@@ -6,12 +6,13 @@ from typing import Final
 
 import structlog
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from cluster_manager.api.forms import MANAGER
 from cluster_manager.errors import DISK_FULL, LostLeadership, StoreError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import Problem
-from ebbtide.rest.problems import Handler, answer_problem
+from ebbtide.rest.problems import answer_problem
 from ebbtide.rest.roles import OPEN_ROUTES
 
 log = structlog.get_logger()

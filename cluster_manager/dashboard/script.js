@@ -101,7 +101,8 @@
       name.addEventListener("click", () => { chosen = vm.name; explain().catch(told); });
       const sold = vm.guest_connected ? vm.priority : `${vm.priority}, guest silent`;
       return make("tr", null, "", [make("td", null, "", [name]), make("td", vm.host || "–"),
-        make("td", vm.preempted ? `${vm.state}, ${vm.preempted.sentence}` : vm.state),
+        make("td", vm.state + (vm.saved_mib == null ? "" : " (suspended)")
+          + (vm.preempted ? `, ${vm.preempted.sentence}` : "")),
         make("td", sold), sizeCell(vm, "cpu_cores", "cores"), sizeCell(vm, "memory_mib", "MiB"),
         make("td", vm.sentence)]);
     });

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import structlog
@@ -19,10 +20,13 @@ from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
+    AwaitGuests,
     AwaitHost,
     ChooseHosts,
     Commanding,
     Create,
+    Depart,
+    EndedTogether,
     Event,
     Finish,
     Forgotten,
@@ -32,6 +36,8 @@ from cluster_manager.plans.plans import (
     HostsChosen,
     OperationEnded,
     Plan,
+    Preempt,
+    PreemptTogether,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -40,13 +46,22 @@ from cluster_manager.plans.plans import (
     RoomPlan,
     SetTarget,
     host_of,
+    preempted_by,
 )
-from cluster_manager.plans.report_queries import asked_of_hosts, closed, has_template
+from cluster_manager.plans.report_queries import asked_of_hosts, closed, has_template, not_yet, room_for
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
-from ebbtide.deflation.resources import ZERO
-from ebbtide.messages.commands import Budget, Command, CreateCommand, ReclaimCommand, ReinflateCommand, TargetCommand
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.commands import (
+    Budget,
+    Command,
+    CreateCommand,
+    ReclaimCommand,
+    ReinflateCommand,
+    TargetCommand,
+    WithdrawCommand,
+)
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec
 
@@ -56,8 +71,24 @@ log = structlog.get_logger()
 LINE = 16
 #: For giving room back, seconds.
 REINFLATION_DEADLINE_S = 60.0
+#: How long to wait for a report at the most before it is looked whether its host is silent, in seconds.
+LOOK_S = 1.0
+#: How often it is looked whether a preemption is still needed, in seconds.
+WATCH_S = 1.0
 #: How often a harmless command is sent to an agent that forgets it.
 REPEATS = 3
+#: Sentences of a host's progress that are shown with a plan's own.
+MOST_TOLD = 500
+
+
+@dataclass(slots=True)
+class _Sides:
+    """What several commands to one host at the same time have in common."""
+
+    #: Held while one is sent: they arrive in the order in which they count.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Why they lead to nothing; empty as long as they may.
+    why_not: str = ""
 
 
 class InstructionExecutor:
@@ -83,6 +114,8 @@ class InstructionExecutor:
         self._epoch = epoch
         #: Counts the commands; a host never has two under way, so a lower number at an agent is one that comes late.
         self._orders = itertools.count(1)
+        #: By plan: how far its host is with a command that takes long, and after which of its own sentences that comes.
+        self.told: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     async def perform(self, state: Plan, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
         """Carry out the state's instruction.
@@ -110,6 +143,21 @@ class InstructionExecutor:
                         return HostBack(elapsed_s())
                     if until_s is not None and elapsed_s() >= until_s:
                         return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
+            case AwaitGuests(host=host, vms=vms, until_s=until_s):
+                before = self._room(host)
+                while elapsed_s() < until_s and self._are_silent(host, vms) and self._room(host).fits_in(before):
+                    await self._hosts.heard(min(until_s - elapsed_s(), LOOK_S))
+                return HostBack(elapsed_s())
+            case PreemptTogether(victims=victims):
+                sides = _Sides()
+
+                async def one(victim: Preempt | Remove) -> Event:
+                    event = await self._command(state, victim, resumed, elapsed_s, sides)
+                    if not isinstance(event, OperationEnded) or event.operation.state is OperationState.FAILED:
+                        sides.why_not = f"{victim.vm} cannot go"
+                    return event
+
+                return EndedTogether(elapsed_s(), tuple(await asyncio.gather(*(one(victim) for victim in victims))))
             case Finish():
                 raise ValueError("a plan that has ended has nothing to carry out")
             case _:
@@ -131,6 +179,16 @@ class InstructionExecutor:
         except AgentError as error:
             log.info("budget not granted", host=host, why=str(error))
 
+    def _are_silent(self, host: str, vms: tuple[str, ...]) -> bool:
+        """Whether a host still says of all these VMs that they cannot be deflated yet."""
+        found = (self._hosts.vm(host, vm) for vm in vms)
+        return self._hosts.is_ready(host) and all(vm is not None and vm.not_yet is not None for vm in found)
+
+    def _room(self, host_id: str) -> ResourceVector:
+        """What a host last said that it has, free or deflatable."""
+        host = self._hosts.get(host_id)
+        return host.report.free.vector() + host.report.deflatable.vector() if host is not None else ZERO
+
     async def _read(self, state: Plan, host: str, elapsed_s: Callable[[], float]) -> HostRead | HostFailed:
         """Take the host for the plan and ask its agent; a plan that looks for a place goes on when its time is up."""
         limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
@@ -142,8 +200,21 @@ class InstructionExecutor:
             return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
         await self._hosts.take(report)
         recorded = await self._store.recorded(host)
-        preempting = isinstance(state, PlacementPlan) and state.purpose == "preempt"
-        return HostRead(elapsed_s(), report, recorded, await self._store.sold(host) if preempting else {})
+        if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
+            return HostRead(elapsed_s(), report, recorded)
+        sold, elsewhere = await self._store.sold(host), self._elsewhere(state, host)
+        return HostRead(elapsed_s(), report, recorded, sold, elsewhere, time.time())
+
+    def _elsewhere(self, state: PlacementPlan, host: str) -> str | None:
+        """Another host that could hold a plan's VM by deflation now, and was not found to give too little."""
+        if state.purpose != "preempt" or state.looked_again:
+            return None
+        offered, tried = self._with_template(state.spec), {host, *state.short_on}
+        demand, ranked = asked_of_hosts(state.spec, "place"), self._hosts.availability.rank
+        others = ranked(
+            demand, 1, "place", state.policy, self._generator, lambda name: name not in tried and offered(name)
+        )
+        return next(iter(others), None)
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
@@ -170,6 +241,9 @@ class InstructionExecutor:
 
             chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, spared)
         others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, offered)
+        if purpose == "place" and isinstance(state, PlacementPlan):
+            # Only then where guests would have to be waited for.
+            others += open_hosts.rank(demand, LINE, "wait", state.policy, self._generator, offered)
         chosen = list(dict.fromkeys((*chosen, *others)))[:LINE]
         ms = round((time.perf_counter() - began) * 1000, 3)
         log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
@@ -206,11 +280,11 @@ class InstructionExecutor:
         instruction: Commanding,
         resumed: bool,
         elapsed_s: Callable[[], float],
+        sides: _Sides | None = None,
     ) -> Event:
         request_id = f"{state.id}.{instruction.step}"
-        host = instruction.host
+        host, sides = instruction.host, sides or _Sides()
         await self._hosts.locks.hold(state.id, host)
-        send, limit_s = self._sending(state, instruction, request_id)
         # A second reclaim takes twice, a second start may find the first: only the plan can tell after a new reading.
         harmless, taken_on = not isinstance(instruction, Reclaim | Create), False
         try:
@@ -218,9 +292,11 @@ class InstructionExecutor:
             if resumed and operation is None and not harmless:
                 return Forgotten(elapsed_s(), lapse=False)
             for _ in range(REPEATS):
-                operation = operation or await send()
+                async with sides.turn:
+                    send, limit_s = self._sending(state, instruction, request_id)
+                    operation = operation or await send()
                 taken_on = True
-                operation = await self._agents.follow(host, operation, limit_s)
+                operation = await self._follow(state, instruction, operation, limit_s, sides)
                 if operation is not None:
                     return await self._ended(state, instruction, OperationEnded(elapsed_s(), operation))
                 if not harmless:
@@ -237,6 +313,50 @@ class InstructionExecutor:
             never_sent = isinstance(instruction, Create) and not (error.sent or resumed or taken_on)
             return HostFailed(elapsed_s(), str(error), uncertain=not never_sent)
         return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
+
+    async def _follow(
+        self, state: Plan, instruction: Commanding, operation: Operation, limit_s: float, sides: _Sides
+    ) -> Operation | None:
+        """Wait for the end of a command; a preemption that is not needed any more is called off. Raises as `follow`."""
+        tell = partial(self._tell, state) if isinstance(instruction, Depart) else None
+        following = asyncio.create_task(
+            self._agents.follow(instruction.host, operation, limit_s, tell), name=f"follow {operation.request_id}"
+        )
+        try:
+            told = isinstance(instruction, Preempt | Remove) and bool(preempted_by(instruction))
+            while told and not following.done():
+                await asyncio.wait({following}, timeout=WATCH_S)
+                if not following.done() and (why := sides.why_not or self._room_on(state, instruction.host)):
+                    assert isinstance(instruction, Preempt | Remove), "it is told"
+                    await self._call_off(instruction, operation.request_id, why, sides)
+                    told = False
+            return await following
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def _room_on(self, state: Plan, host: str) -> str:
+        """That a host has room for the plan's VM by its last report, whoever else stays; empty if it has not."""
+        known = self._hosts.get(host)
+        return room_for(state.spec, known.report) if isinstance(state, PlacementPlan) and known is not None else ""
+
+    async def _call_off(self, instruction: Preempt | Remove, request_id: str, why: str, sides: _Sides) -> None:
+        """Have a VM stay that was told that it goes; one that has gone already has gone."""
+        try:
+            async with sides.turn:
+                command = WithdrawCommand(
+                    request_id=f"{request_id}.off",
+                    epoch=self._epoch,
+                    order=next(self._orders),
+                    preemption=request_id,
+                    reason=why[:200],
+                )
+                await self._agents.command(instruction.host, "POST", f"/v1/vms/{instruction.vm}/withdrawal", command)
+        except AgentError as error:
+            log.info("preemption not called off", vm=instruction.vm, why=str(error))
+
+    def _tell(self, state: Plan, operation: Operation) -> None:
+        self.told[state.id] = len(state.progress), operation.progress[-MOST_TOLD:]
 
     def _sending(
         self, state: Plan, instruction: Commanding, request_id: str
@@ -256,9 +376,9 @@ class InstructionExecutor:
                     request_id=request_id, epoch=epoch, order=order, vm=state.spec, start_size=start_size
                 )
                 return lambda: agents.command(host, "POST", "/v1/vms", create), self._limits.start_stop_s
-            case Remove(vm=vm, reason=reason):
-                command = Command(request_id=request_id, epoch=epoch, order=order)
-                return lambda: agents.remove(host, vm, command, reason), self._limits.start_stop_s
+            case Remove(vm=vm, reason=reason, notice_s=notice_s):
+                command, limit_s = Command(request_id=request_id, epoch=epoch, order=order), self._limits.start_stop_s
+                return lambda: agents.remove(host, vm, command, reason, notice_s), notice_s + limit_s
             case Reinflate(vms=vms, room=room):
                 share = ReinflateCommand(
                     request_id=request_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster_manager.plans.plans import Adopt, Commanding, Preempt, Release, Respec, Start, Stop
+from cluster_manager.plans.plans import Adopt, Arrive, Commanding, Depart, Preempt, Release, Respec, Start, Stop
 from cluster_manager.settings import AgentLimits
 from ebbtide.messages.commands import (
     AdoptCommand,
@@ -14,6 +14,7 @@ from ebbtide.messages.commands import (
     StartCommand,
     StopCommand,
 )
+from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
 
 #: For giving an adopted domain back what was taken, seconds.
 RELEASE_DEADLINE_S = 60.0
@@ -39,10 +40,15 @@ def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, orde
         case Stop(vm=vm, limit_s=limit_s):
             stop = StopCommand(request_id=request_id, epoch=epoch, order=order, limit_s=limit_s)
             return Sending("POST", f"/v1/vms/{vm}/stop", stop, limit_s + limits.start_stop_s)
-        case Preempt(vm=vm, reason=reason, notice_s=notice_s):
-            # By value: what is stored and compared is the word.
+        case Preempt(vm=vm, reason=reason, notice_s=notice_s, suspend=suspend):
             preempt = StopCommand(
-                request_id=request_id, epoch=epoch, order=order, limit_s=notice_s, reason=reason.value
+                request_id=request_id,
+                epoch=epoch,
+                order=order,
+                limit_s=notice_s,
+                # By value: what is stored and compared is the word.
+                reason=reason.value,
+                suspend=suspend,
             )
             return Sending("POST", f"/v1/vms/{vm}/stop", preempt, notice_s + limits.start_stop_s)
         case Start(vm=vm, start_size=start_size):
@@ -67,4 +73,28 @@ def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, orde
         case Release(vm=vm):
             release = ReleaseCommand(request_id=request_id, epoch=epoch, order=order, deadline_s=RELEASE_DEADLINE_S)
             return Sending("POST", f"/v1/vms/{vm}/release", release, RELEASE_DEADLINE_S + limits.grace_s)
+        case Arrive(spec=spec, size=size, boot_memory_mib=boot_mib, generation=generation, uuid=uuid):
+            arrive = ArrivalCommand(
+                request_id=request_id,
+                epoch=epoch,
+                order=order,
+                vm=spec.model_copy(update={"xml": None}),
+                size=size,
+                boot_memory_mib=boot_mib,
+                generation=generation,
+                uuid=uuid,
+            )
+            return Sending("POST", f"/v1/vms/{spec.name}/arrival", arrive, limits.start_stop_s)
+        case Depart(vm=vm, to=to, address=address, copy_storage=copies, bandwidth_mib_s=rate, deadline_s=deadline_s):
+            depart = DepartureCommand(
+                request_id=request_id,
+                epoch=epoch,
+                order=order,
+                to=to,
+                address=address,
+                copy_storage=copies,
+                bandwidth_mib_s=rate,
+                deadline_s=deadline_s,
+            )
+            return Sending("POST", f"/v1/vms/{vm}/departure", depart, deadline_s + limits.start_stop_s)
     raise TypeError(f"{type(instruction).__name__} sends no command")

@@ -24,6 +24,7 @@ from cluster_manager.plans.lifecycle import (
     start_stop,
     was_asked_for,
 )
+from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.plans import GONE_S, OFF, Plan, VMPhase
 from cluster_manager.store import queries
@@ -47,6 +48,8 @@ from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState
 Preparing = Callable[[], Awaitable[Plan]]
 #: Changes of a VM that are looked at for what may have come of them.
 CHANGES: Final = 50
+#: Fields of a migration that came later than its request.
+YOUNGER: Final = ("live", "copy_storage", "bandwidth_mib_s")
 
 
 class Lifecycle:
@@ -91,7 +94,8 @@ class Lifecycle:
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             waits = row.phase is VMPhase.PREEMPTED
-            return start_start(plan_id("start", name), request, row.spec, host, gone_s=self._gone_s, waits=waits)
+            sold = await self._sold(row)
+            return start_start(plan_id("start", name), request, sold, host, gone_s=self._gone_s, waits=waits)
 
         return await self._begin("start", name, request, prepare)
 
@@ -113,7 +117,7 @@ class Lifecycle:
         return await self._begin("resize", name, request, prepare)
 
     async def migrate(self, name: str, request: MigrateRequest, precondition: Precondition = ANY_VERSION) -> Operation:
-        """Move a VM to another host by stopping it and starting it there.
+        """Move a VM to another host: by stopping it and starting it there, or while it runs.
 
         Raises `RequestError`: 404 unknown, 409 where it would lose its disk, 503 silent host.
         """
@@ -126,6 +130,14 @@ class Lifecycle:
                 raise RequestError(409, f"{name} is {phase}", "name")
             if request.host is not None:
                 self._check_target(name, host, request.host)
+            if request.live:
+                if phase is not VMPhase.RUNNING:
+                    raise RequestError(409, f"live: {name} is {phase}, so it can only be moved without", "live")
+                if row.spec.xml is not None:
+                    raise RequestError(409, f"live: {name} was made from XML, which its new host does not have", "live")
+                self._check_disk(row, host, request.copy_storage, "copy_storage")
+                sold, new_id = await self._sold(row), plan_id("live-migrate", name)
+                return start_live_migration(new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s)
             self._check_disk(row, host, request.lose_disk)
             return start_migration(
                 plan_id("migrate", name),
@@ -177,7 +189,9 @@ class Lifecycle:
     # --- what they share ---------------------------------------------------------------------------------------------
 
     async def _begin(self, kind: str, name: str, request: BaseModel, prepare: Preparing) -> Operation:
-        body = request.model_dump_json(exclude={"request_id"})
+        # What earlier versions did not know is no part of it, so that their requests can be repeated.
+        younger = {field for field in YOUNGER if field not in request.model_fields_set}
+        body = request.model_dump_json(exclude={"request_id", *younger})
         request_id: str = request.model_dump()["request_id"]
         return await self._operations.begin(request_id, f"{kind} {name} {body}", prepare)
 
@@ -236,17 +250,20 @@ class Lifecycle:
         if why := self._hosts.why_not_ready(host):
             raise RequestError(503, f"{host} {why}", "host")
 
-    def _check_disk(self, row: StoredVM, host: str, lose_disk: bool) -> None:
-        """Whether a VM may go elsewhere: its disk is shared, or its owner says that it may be lost."""
+    def _check_disk(self, row: StoredVM, host: str, allowed: bool, field: str = "lose_disk") -> None:
+        """Whether a VM may go elsewhere: its disk is shared, or its owner says that it may be lost, or is copied."""
         known = self._hosts.get(host)
         reported = self._hosts.vm(host, row.name)
         if row.spec.template == ADOPTED_TEMPLATE or (reported is not None and reported.adopted):
             raise RequestError(409, f"{row.name} is adopted: its domain stays where it is", "name")
         templates = known.report.templates if known is not None else None
         shared = row.spec.xml is None and any(t.shared_disk for t in templates or () if t.name == row.spec.template)
-        if not (shared or lose_disk):
-            sentence = f"lose_disk: must be true, since the disk of {row.name} is on {host} alone and stays behind"
-            raise RequestError(409, sentence, "lose_disk")
+        suspended = reported is not None and reported.saved_mib is not None
+        if not allowed and (suspended or not shared):
+            what = "saved memory" if suspended and shared else "disk"
+            stays = " and stays behind" if field == "lose_disk" else ""
+            sentence = f"{field}: must be true, since the {what} of {row.name} is on {host} alone{stays}"
+            raise RequestError(409, sentence, field)
 
 
 def _is_name(text: str) -> bool:

@@ -34,6 +34,7 @@ from cluster_manager.plans.plans import (
     Step,
     VMPhase,
     host_of,
+    notices_of,
 )
 from cluster_manager.plans.removals import RemovalPlan, removed_already, start_reinflation, start_removal, start_target
 from cluster_manager.plans.returns import Returns, start_return
@@ -44,6 +45,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.modes import HostEvent, Reaction, reaction
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO
+from ebbtide.matcher.match.notices import Notice
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
@@ -82,6 +84,8 @@ class Operations:
         self._growth = Growth()
         self._returns = Returns()
         self.waiting = WaitingVMs(store)
+        #: Called when a preemption of a VM has begun, or is over.
+        self.on_notice: Callable[[], None] = lambda: None
         #: When a host's free room may be shared again.
         self._share_at: dict[str, float] = {}
         self._stopping = False
@@ -116,10 +120,15 @@ class Operations:
 
         :raises RequestError: as ``prepare`` does; 409 where the request id is another's.
         """
-        async with self.admission:
-            if (known := await self._known(request_id, fingerprint)) is not None:
-                return known
-            return await self._record(await prepare(), fingerprint)
+        intake = self._hosts.intake
+        intake.begin(request_id)
+        try:
+            async with self.admission:
+                if (known := await self._known(request_id, fingerprint)) is not None:
+                    return known
+                return await self._record(await prepare(), fingerprint)
+        finally:
+            intake.end(request_id)
 
     async def _record(self, state: Plan, fingerprint: str) -> Operation:
         """Store a plan, then run it."""
@@ -226,6 +235,19 @@ class Operations:
         plans = (running.state for running in self._running.values() if not running.state.finished)
         return next((p.request_id for p in plans if p.vm == name and p.kind in ("resize", "release")), None)
 
+    def changed_vms(self) -> frozenset[str]:
+        """The VMs that a plan is about now."""
+        plans = (running.state for running in self._running.values() if not running.state.finished)
+        return frozenset(plan.vm for plan in plans if plan.vm is not None)
+
+    def notices(self) -> dict[str, Notice]:
+        """The VMs that are being preempted now, and since when."""
+        return {
+            vm: Notice(running.updated_at, notice_s)
+            for running in self._running.values()
+            for vm, notice_s in notices_of(running.state.instruction).items()
+        }
+
     def plans_at(self, host: str) -> list[Plan]:
         """What is at work on a host or waits for it."""
         plans, held_by = (running.state for running in self._running.values()), self._hosts.locks.held_by
@@ -238,6 +260,9 @@ class Operations:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._growth.forget(host)
+        self._retry_at.pop(host, None)
+        self._share_at.pop(host, None)
 
     async def run_deferred(self, host: str) -> None:
         """On a report: remove and reinflate what could not be done while the host was away."""
@@ -338,6 +363,7 @@ class Operations:
         plan_id = running.state.id
         try:
             while not running.state.finished:
+                self._hosts.intake.begin(plan_id)
                 try:
                     step = await self._turn(running, resumed)
                 except StoreError:
@@ -362,12 +388,15 @@ class Operations:
         except Exception:
             log.exception("plan left where it is, by a defect of the manager", plan=plan_id, vm=running.state.vm)
         finally:
+            self._hosts.intake.end(plan_id)
             self._hosts.locks.release(plan_id)
             self._hosts.availability.reserve(plan_id, None, ZERO)
             if isinstance(end := running.state.instruction, Finish) and end.state is OperationState.DONE:
                 # The host answers: what else it owes need not wait.
                 self._retry_at.pop(running.state.host or "", None)
             self._running.pop(plan_id, None)
+            if self._executor is not None:
+                self._executor.told.pop(plan_id, None)
             self._tasks.pop(plan_id, None)
             running.news.set()
 
@@ -381,10 +410,12 @@ class Operations:
     async def _save(self, running: StoredPlan, step: Step) -> None:
         """Store the next state with its effects; only then does the plan go on."""
         at = await self._store.save_step(step.state, step.effects)
-        said = len(running.state.progress)
+        said, notices = len(running.state.progress), notices_of(running.state.instruction)
         running.state, running.updated_at = step.state, at
         self._reserve(step.state)
         await self._remember(step.effects)
+        if notices_of(step.state.instruction) != notices:
+            self.on_notice()
         for sentence in step.state.progress[said:]:
             log.info("plan", plan=step.state.id, kind=step.state.kind, vm=step.state.vm, why=sentence)
         news, running.news = running.news, asyncio.Event()
@@ -443,4 +474,9 @@ class Operations:
 
     def view(self, plan: StoredPlan) -> Operation:
         """A plan as clients see it."""
-        return operation_of(plan, self._clock())
+        operation = operation_of(plan, self._clock())
+        at, told = self._executor.told.get(plan.state.id, (0, ())) if self._executor is not None else (0, ())
+        if not told:
+            return operation
+        said = operation.progress
+        return operation.model_copy(update={"progress": (*said[:at], *told, *said[at:])})

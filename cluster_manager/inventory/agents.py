@@ -33,6 +33,8 @@ B = TypeVar("B", bound=BaseModel)
 #: No answer of an agent is larger; more is not read.
 ANSWER_LIMIT: Final = 4 * 1024 * 1024
 _LONGEST_PAUSE_S: Final = 2.0
+#: How often it is asked how far an operation is whose progress is shown, seconds.
+TOLD_S: Final = 1.0
 
 
 class Agents:
@@ -43,7 +45,7 @@ class Agents:
     :param key: of which the token of each is made.
     :param check: raises LostLeadership where this manager must not speak to agents (any more).
     :param epoch: of this manager; an agent that answers it lets no command of an earlier one in any more.
-    :param revoked: whether a host is lost: it hears nothing more.
+    :param revoked: the hosts that are lost: they hear nothing more.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Agents:
         limits: AgentLimits,
         check: Callable[[], None] = lambda: None,
         epoch: int = 0,
-        revoked: Callable[[str], bool] = lambda host: False,
+        revoked: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._session = session
         self._url_of = url_of
@@ -100,9 +102,13 @@ class Agents:
         """Give a host a budget for its harvest VMs. Raises as `command`; no absence is waited for."""
         return await self._call(BudgetStatus, host, "PUT", "/v1/budget", body=budget, retry=False)
 
-    async def remove(self, host: str, vm: str, command: Command, reason: str) -> Operation:
-        """Stop a VM. Raises as `command`; 404 where there is no such VM."""
+    async def remove(self, host: str, vm: str, command: Command, reason: str, notice_s: float = 0.0) -> Operation:
+        """Stop a VM. Raises as `command`; 404 where there is no such VM.
+
+        :param notice_s: how long its guest is told before, in seconds.
+        """
         params = {name: str(value) for name, value in command.model_dump().items()} | {"reason": reason}
+        params |= {"notice_s": f"{notice_s:g}"} if notice_s else {}
         return await self._call(Operation, host, "DELETE", f"/v1/vms/{vm}", params=params)
 
     async def operation(self, host: str, request_id: str, wait_s: float = 0.0) -> Operation | None:
@@ -136,20 +142,26 @@ class Agents:
         """Change a host's mode. Raises as `command`."""
         return await self._call(Operation, host, "PUT", "/v1/mode", body=command, retry=False)
 
-    async def follow(self, host: str, operation: Operation, limit_s: float) -> Operation | None:
+    async def follow(
+        self, host: str, operation: Operation, limit_s: float, told: Callable[[Operation], None] | None = None
+    ) -> Operation | None:
         """Wait for the end of an operation by long polls.
 
+        :param told: called every second or so with how far it is.
         :returns: the final operation; None if the agent has forgotten it.
         :raises AgentUnreachable: it was not final within ``limit_s``, or the agent went away.
         """
         until = time.monotonic() + limit_s
+        poll_s = self._limits.poll_s if told is None else min(self._limits.poll_s, TOLD_S)
         current: Operation | None = operation
         while current is not None and current.state is OperationState.RUNNING:
             left = until - time.monotonic()
             if left <= 0:
                 raise AgentUnreachable(f"{host} did not end {operation.kind} within {limit_s:g} s")
-            current = await self.operation(host, operation.request_id, min(self._limits.poll_s, left))
+            current = await self.operation(host, operation.request_id, min(poll_s, left))
             if current is not None and current.state is OperationState.RUNNING:
+                if told is not None:
+                    told(current)
                 # An agent that does not hold its answer back must not be asked in a tight loop.
                 await asyncio.sleep(self._limits.pause_s)
         return current
@@ -193,11 +205,11 @@ class Agents:
         held_s: float,
     ) -> B:
         self._check()
-        if self._revoked(host):
+        if host in self._revoked():
             raise AgentUnreachable(f"{host} is revoked", sent=False)
         url = await self._address(host)
         found = await self._at(url, answer, host, method, path, params, body, held_s)
-        if self._revoked(host):
+        if host in self._revoked():
             raise AgentUnreachable(f"{host} was revoked before it answered")
         return found
 

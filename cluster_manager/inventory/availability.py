@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from cluster_manager.plans.plans import Purpose
-from cluster_manager.plans.report_queries import low_priority
+from cluster_manager.plans.report_queries import coming_mib, low_priority, not_yet
 from ebbtide.deflation.kernels import fits
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.fitness import HostTable, HostView, available
@@ -19,6 +19,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 
 _Amounts = tuple[float, ...]
+Ranking = Purpose | Literal["wait"]
 _MEMORY: Final = COMPONENTS.index("memory_mib")
 
 
@@ -35,15 +36,20 @@ class _Offer:
     low: _Amounts
     above: _Amounts
     overhead_mib: float
+    #: What can be deflated once guests answer that do not yet; None: there are none.
+    coming: _Amounts | None
 
 
 class Availability:
-    """The open hosts, ranked for a demand. Placement counts free + deflatable, preemption free + low-priority VMs."""
+    """The open hosts, ranked for a demand. Placement counts free + deflatable, preemption free + low-priority VMs.
+
+    Those where guests that boot can be deflated soon stand in a table of their own, with that as deflatable: "wait".
+    """
 
     def __init__(self) -> None:
-        self._tables: dict[Purpose, HostTable] = {"place": HostTable(), "preempt": HostTable()}
+        self._tables: dict[Ranking, HostTable] = {"place": HostTable(), "preempt": HostTable(), "wait": HostTable()}
         #: One that may start deflated is placed by the same figures.
-        self._table_of = self._tables | {"deflated": self._tables["place"]}
+        self._table_of: dict[Ranking, HostTable] = self._tables | {"deflated": self._tables["place"]}
         self._offers: dict[str, _Offer] = {}
         #: Where each running placement is, and by host what its placements want besides the overhead.
         self._at: dict[str, str] = {}
@@ -55,6 +61,7 @@ class Availability:
     def open(self, report: HostReport) -> None:
         """A host takes VMs, with these figures."""
         low, above = low_priority(report)
+        coming_at = coming_mib(not_yet(report))
         self._offers[report.id] = _Offer(
             _amounts(report.capacity),
             _amounts(report.free),
@@ -62,6 +69,7 @@ class Availability:
             low,
             above,
             report.vm_overhead_mib,
+            _plus(_amounts(report.deflatable), _memory(coming_at)) if coming_at > 0 else None,
         )
         self._renew(report.id)
 
@@ -94,7 +102,7 @@ class Availability:
         self,
         demand: ResourceVector,
         most: int,
-        purpose: Purpose,
+        purpose: Ranking,
         policy: PlacementPolicy,
         generator: np.random.Generator,
         accepts: Callable[[str], bool] | None = None,
@@ -146,9 +154,12 @@ class Availability:
         if offer is None:
             return
         taken = self._taken(host, offer)
+        beyond_of = {"place": offer.deflatable, "preempt": offer.low, "wait": offer.coming}
         for purpose, table in self._tables.items():
-            beyond = offer.deflatable if purpose == "place" else offer.low
-            table.put(host, offer.capacity, available(offer.free, beyond, taken))
+            if (beyond := beyond_of[purpose]) is not None:
+                table.put(host, offer.capacity, available(offer.free, beyond, taken))
+            else:
+                table.drop(host)
 
 
 def _amounts(vector: Vector) -> _Amounts:

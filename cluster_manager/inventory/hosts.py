@@ -6,6 +6,7 @@ A silent host gets no new VM, and is never assumed empty: its last report stands
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
@@ -18,6 +19,7 @@ import structlog
 
 from cluster_manager.inventory.availability import Availability
 from cluster_manager.inventory.host_locks import HostLocks
+from cluster_manager.inventory.intake import Intake
 from cluster_manager.inventory.report_news import has_room_to_share, news_in
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
@@ -32,11 +34,13 @@ log = structlog.get_logger()
 
 #: What is not worth a write: free memory and throttling move all the time, and core changes have their own table.
 _MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms"})
-_MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budget_s"})
+_MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budget_s", "not_yet"})
 #: Events that the reports of one host may bring.
 _EVENTS: Final = Rate(per_s=0.2, burst=50.0)
 #: So many hosts are looked at before the loop's other work gets its turn.
 LOOKS: Final = 50
+#: So many reports are stored in one transaction: a command's may have to wait for it.
+SAVED: Final = 16
 HostState = Literal["ready", "overcommitted", "unavailable", "silent"]
 
 
@@ -86,6 +90,7 @@ class Hosts:
 
     :param clock: seconds since the epoch.
     :param monotonic: seconds that never go back.
+    :param revoked: the hosts that are lost: they count as silent at once.
     """
 
     def __init__(
@@ -94,12 +99,15 @@ class Hosts:
         silent_after_s: float,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
+        revoked: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._store = store
         self._silent_after_s = silent_after_s
         self._clock = clock
         self._monotonic = monotonic
+        self._revoked = revoked
         self.locks = HostLocks()
+        self.intake = Intake()
         self._hosts: dict[str, Host] = {}
         #: Hosts of earlier runs that have not reported to this one.
         self._awaited: set[str] = set()
@@ -207,6 +215,11 @@ class Hosts:
         self._see(host_id)
         return True
 
+    def ages(self, host_id: str) -> bool:
+        """Whether half of the time is over after which a host counts as silent, or it has not reported yet."""
+        host = self._hosts.get(host_id)
+        return host is None or host.seen is None or self._monotonic() - host.seen > self._silent_after_s / 2
+
     def _see(self, host_id: str) -> None:
         """A host has reported just now."""
         host = self._hosts[host_id]
@@ -218,23 +231,24 @@ class Hosts:
             self._ages[host_id] = host.seen
             self._ages.move_to_end(host_id)
         else:
-            self._ages.pop(host_id, None)
-            self._availability.close(host_id)
+            self._close(host_id)
         self._awaited.discard(host_id)
         self._news.set()
 
     async def _save(self, report: HostReport) -> None:
         self._unsaved[report.id] = report
         async with self._saving:
-            if report.id not in self._unsaved:
-                return
-            batch, self._unsaved = self._unsaved, {}
-            try:
-                await self._store.save_hosts(list(batch.values()))
-            except BaseException:
-                # The tasks that wait for these try again.
-                self._unsaved = {**batch, **self._unsaved}
-                raise
+            while report.id in self._unsaved:
+                await self.intake.give_way()
+                batch = dict(islice(self._unsaved.items(), SAVED))
+                for host_id in batch:
+                    del self._unsaved[host_id]
+                try:
+                    await self._store.save_hosts(list(batch.values()))
+                except BaseException:
+                    # The tasks that wait for these try again.
+                    self._unsaved = {**batch, **self._unsaved}
+                    raise
 
     async def forget(self, host_id: str, write: Callable[[], Awaitable[None]]) -> None:
         """Drop a host; if it reports after all, it is a new one.
@@ -245,9 +259,8 @@ class Hosts:
             await write()
             self._hosts.pop(host_id, None)
             self._telling.pop(host_id, None)
-            self._ages.pop(host_id, None)
+            self._close(host_id)
             self._awaited.discard(host_id)
-            self._availability.close(host_id)
             self._news.set()
 
     # --- placement ---------------------------------------------------------------------------------------------------
@@ -260,9 +273,14 @@ class Hosts:
             host_id, seen = next(iter(self._ages.items()))
             if seen >= oldest:
                 break
-            del self._ages[host_id]
-            self._availability.close(host_id)
+            self._close(host_id)
+        for host_id in self._revoked():
+            self._close(host_id)
         return self._availability
+
+    def _close(self, host_id: str) -> None:
+        self._ages.pop(host_id, None)
+        self._availability.close(host_id)
 
     async def settle(self) -> None:
         """After a start, give the hosts of earlier runs the time to report before one decides without them."""
@@ -272,9 +290,17 @@ class Hosts:
                 return
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._news.wait()
             except TimeoutError:
                 return
+
+    async def heard(self, limit_s: float) -> None:
+        """Wait until any host reports, or for so long, in seconds."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
@@ -323,10 +349,14 @@ class Hosts:
 
     def is_silent(self, host_id: str) -> bool:
         host = self._hosts.get(host_id)
+        if host_id in self._revoked():
+            return True
         return host is None or host.seen is None or self._monotonic() - host.seen > self._silent_after_s
 
     def why_not_ready(self, host_id: str) -> str:
         """Why no command can be sent to a host, to go on with after its name; empty if one can."""
+        if host_id in self._revoked():
+            return "is revoked"
         if self.is_silent(host_id):
             return "is silent"
         why = self._hosts[host_id].report.unavailable
@@ -335,7 +365,7 @@ class Hosts:
     def state(self, host_id: str) -> tuple[HostState, str]:
         """What a host is to its clients, and why."""
         if self.is_silent(host_id):
-            return "silent", ""
+            return "silent", "it is revoked" if host_id in self._revoked() else ""
         report = self._hosts[host_id].report
         if report.unavailable:
             return "unavailable", report.unavailable

@@ -12,16 +12,20 @@ from typing import Final
 
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
+    AwaitGuests,
     ChooseHosts,
     Create,
+    EndedTogether,
     Event,
     Finish,
+    HostBack,
     HostFailed,
     HostRead,
     HostsChosen,
     OperationEnded,
     Plan,
     Preempt,
+    PreemptTogether,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -153,6 +157,9 @@ class _World:
         match instruction:
             case ReadHost():
                 return HostRead(0.0, report, self.recorded.get(report.id, frozenset()))
+            case AwaitGuests():
+                self._put(report, tuple(vm.model_copy(update={"not_yet": None}) for vm in report.vms))
+                return HostBack(0.0)
             case Reclaim(need=need, exclude=exclude):
                 split = split_need(rows_of_split(report, exclude), need.vector())
                 outcomes = self._resize(report, split.targets)
@@ -168,6 +175,11 @@ class _World:
             case Remove(vm=vm) | Preempt(vm=vm):
                 self._put(report, tuple(row for row in report.vms if row.name != vm))
                 return self._ended("delete", OperationState.DONE, f"would stop {vm}")
+            case PreemptTogether(victims=victims):
+                gone = [victim.vm for victim in victims]
+                self._put(report, tuple(row for row in report.vms if row.name not in gone))
+                ended = (self._ended("delete", OperationState.DONE, f"would stop {vm}") for vm in gone)
+                return EndedTogether(0.0, tuple(ended))
             case Create(start_size=start_size):
                 self._put(report, (*report.vms, _started(state, report, start_size)))
                 return self._ended("create", OperationState.DONE, f"would start {state.vm}")

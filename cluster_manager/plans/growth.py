@@ -88,6 +88,11 @@ class Growth:
         tried = self._tries.get(report.id)
         return None if tried is not None and now < tried.not_before and tried.is_like(found) else found
 
+    def forget(self, host: str) -> None:
+        """A host does not come back."""
+        for kept in (self._watches, self._tries, self._idle):
+            kept.pop(host, None)
+
     def tried(self, host: str, due: Due, now: float) -> None:
         """These VMs are told to grow now. If that comes to nothing they wait ever longer for the next time."""
         earlier = self._tries.get(host)

@@ -53,15 +53,17 @@ from cluster_manager.plans.reclaim_steps import (
     shared,
     status_in,
 )
+from cluster_manager.plans.starting import advance_starting, stays_off
 from ebbtide.deflation.allocations import Priority, size_after
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.floors import HARD_FLOOR
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import AdoptRequest, StartRequest
-from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState, VMStatus
+from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMStatus
 
 #: For how long a host that does not say whether it has adopted a domain is waited for, in seconds.
 ADOPTION_S = 60.0
@@ -257,56 +259,27 @@ def advance_start(state: StartPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
     if state.moving:
         return advance_migration(state, event)
-    vm, host = state.vm, state.home
-    match state.instruction, event:
-        case ReadHost(), HostRead():
-            return _start_where_it_is(state, event)
-        case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
-            step = _stays_off(state, event.sentence, share=False)
-            return step.also(ReinflationPending(host, True)) if uncertain and state.reclaims else step
-        case Reclaim(), (OperationEnded() | Forgotten()):
-            return reclaimed(state, event)
-        case Start(), OperationEnded(operation=operation) if operation.state is DONE:
-            return end(
-                state, DONE, operation.sentence, SetVM(vm, VMPhase.RUNNING, host, operation.sentence), share=False
-            )
-        case Start(), OperationEnded(operation=operation):
-            return _stays_off(state, operation.sentence)
-        case Start(), HostFailed(uncertain=False):
-            return _stays_off(state, event.sentence)
-        case Start(), HostFailed():
-            sentence = f"{vm} may have been started: {event.sentence}; {host}'s next report says"
-            row = SetVM(vm, _phase_off(state), host, sentence)
-            return end(state, FAILED, sentence, row, ReinflationPending(host, True), share=False)
-        case Reinflate(), (OperationEnded() | HostFailed()) if state.conclusion is None:
-            said, owed = shared(state, event)
-            return begin_moving(state, said).also(owed)
-        case Reinflate(), (OperationEnded() | HostFailed()):
-            return concluded(state, event)
-    raise unexpected(state, event)
+    if isinstance(state.instruction, Reinflate) and state.conclusion is None:
+        said, owed = shared(state, event)
+        return begin_moving(state, said).also(owed)
 
+    def make_room_at_home(report: HostReport, found: VMStatus) -> Step:
+        why: Step | str = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
+        if not why:
+            demand = start_demand(report.vm_overhead_mib, found)
+            why = make_room(state, report, demand, state.deadline_s - event.elapsed_s)
+        if isinstance(why, Step):
+            return why
+        if not why:
+            start = Start(host=report.id, step=state.step, vm=state.vm)
+            return instruct(state, start, f"starting {state.vm} on {report.id}")
+        if state.anywhere:
+            said = f"{why}: looking elsewhere"
+            return share_room(state, said, None) if state.reclaims else begin_moving(state, said)
+        return stays_off(state, off, why)
 
-def _start_where_it_is(state: StartPlan, event: HostRead) -> Step:
-    vm, report = state.vm, event.report
-    found = status_in(report, vm)
-    if found is None:
-        return _stays_off(state, f"{report.id} has no VM {vm} any more")
-    if found.state is VMState.STOPPING:
-        return _stays_off(state, f"it is still being stopped on {report.id}")
-    if found.state is not VMState.STOPPED:
-        sentence = f"{vm} runs on {report.id}"
-        return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))
-    why: Step | str = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
-    if not why:
-        why = make_room(state, report, start_demand(report.vm_overhead_mib, found), state.deadline_s - event.elapsed_s)
-    if isinstance(why, Step):
-        return why
-    if not why:
-        return instruct(state, Start(host=report.id, step=state.step, vm=vm), f"starting {vm} on {report.id}")
-    if state.anywhere:
-        said = f"{why}: looking elsewhere"
-        return share_room(state, said, None) if state.reclaims else begin_moving(state, said)
-    return _stays_off(state, why)
+    off = VMPhase.PREEMPTED if state.waits else VMPhase.STOPPED
+    return advance_starting(state, event, off, make_room_at_home)
 
 
 def begin_moving(state: StartPlan, said: str) -> Step:
@@ -318,16 +291,6 @@ def begin_moving(state: StartPlan, said: str) -> Step:
 def start_demand(overhead_mib: float, status: VMStatus) -> ResourceVector:
     """What has to be free for a VM that is off; one that powered off by itself is charged already."""
     return growth(status.start_size.vector(), ZERO, overhead_mib) if status.start_size is not None else ZERO
-
-
-def _stays_off(state: StartPlan, why: str, share: bool | None = None) -> Step:
-    vm, host = state.vm, state.home
-    sentence = f"{vm} stays off: {why}"
-    return end(state, FAILED, sentence, SetVM(vm, _phase_off(state), host, sentence), share=share)
-
-
-def _phase_off(state: StartPlan) -> VMPhase:
-    return VMPhase.PREEMPTED if state.waits else VMPhase.STOPPED
 
 
 # --- resize ----------------------------------------------------------------------------------------------------------

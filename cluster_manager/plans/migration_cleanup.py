@@ -79,8 +79,9 @@ def _on_reading(state: MovePlan, event: HostRead) -> Step:
         return instruct(state, Remove(host=host, step=state.step, vm=vm, reason="delete"))
     if found is None:
         return _cleared(state, f"{host} has no {vm} any more")
-    if found.state is VMState.STOPPING:
-        return wait(state, f"{vm} is being stopped on {host}", stage, host, event.elapsed_s)
+    if found.state in (VMState.STOPPING, VMState.MIGRATING):
+        doing = "being stopped" if found.state is VMState.STOPPING else "still leaving"
+        return wait(state, f"{vm} is {doing} on {host}", stage, host, event.elapsed_s)
     if found.state is not VMState.STOPPED:
         # It was off when it moved: an operator has started it past the manager, and must not lose it.
         said = f"{vm} runs on {host} too, where it was started past the manager: it is left alone there"

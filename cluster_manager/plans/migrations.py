@@ -134,7 +134,7 @@ def advance_migration(state: MovePlan, event: Event) -> Step:
             return _in_doubt(state, event)
         case "clear" | "left":
             return advance_clearing(state, event)
-        case "home":
+        case _:
             return _not_returned(state)
 
 

@@ -6,7 +6,7 @@ Low-priority VMs never preempt: they are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -15,17 +15,21 @@ from cluster_manager.plans.plans import (
     MOST_HOSTS,
     MOST_LAPSES,
     AddVM,
+    AwaitGuests,
     ChooseHosts,
     Create,
+    EndedTogether,
     Event,
     Finish,
     Forgotten,
+    HostBack,
     HostFailed,
     HostRead,
     HostsChosen,
     Note,
     OperationEnded,
     Preempt,
+    PreemptTogether,
     Purpose,
     ReadHost,
     Reclaim,
@@ -33,34 +37,45 @@ from cluster_manager.plans.plans import (
     ReinflationPending,
     Remove,
     RoomPlan,
-    SetPreempted,
     SetVM,
     Step,
     VMPhase,
     finish,
     instruct,
+    preempted_by,
     unexpected,
 )
-from cluster_manager.plans.preemption import REASONS, PreemptionReason, evidence, is_deleted, kept_for_notice, notice
+from cluster_manager.plans.preemption import (
+    REASONS,
+    PreemptionReason,
+    costs,
+    evidence,
+    kept_for_notice,
+    why_preempted,
+)
 from cluster_manager.plans.reclaim_steps import fresh_at_host, may_reclaim, reclaimed, short, without_paused
 from cluster_manager.plans.report_queries import (
     allocations_of,
     asked_of_hosts,
     closed,
+    coming_mib,
     deflatable_beside,
     demand_of,
     missing_on,
-    pressed_on,
+    not_yet,
+    reason_to_preempt,
     reclaim_need,
     room_for_start,
+    silent_on,
     size_to_join,
 )
+from cluster_manager.plans.victims import Victim, going, outcome
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
-from ebbtide.deflation.placement import placement_step
+from ebbtide.deflation.placement import placement_step, waiting
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.deflation.sharing.proportional import CODES, choose_victims, sizes_to_reach
+from ebbtide.deflation.sharing.proportional import CODES, choose_victims
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
@@ -92,8 +107,18 @@ class PlacementPlan(RoomPlan):
     reason: PreemptionReason | None = None
     targets: dict[str, Vector] = Field(default_factory=dict)
     victims: tuple[str, ...] = ()
+    #: Those that were told and stay, since their preemption was called off.
+    withdrawn: tuple[str, ...] = ()
     #: On the present host, when starting deflated: the size to start at.
     start_size: Vector | None = None
+    #: On the present host: the guests that were waited for, and since when, as ``elapsed_s``.
+    waited_for: tuple[str, ...] = ()
+    waits_from_s: float = 0.0
+    #: For how long they were waited for so far.
+    waited_s: float = 0.0
+    #: Hosts whose VMs gave too little, and whether it has looked for room again before it preempts.
+    short_on: tuple[str, ...] = ()
+    looked_again: bool = False
 
     @property
     def changed(self) -> bool:
@@ -144,6 +169,8 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
             return _leave(state, event.sentence, event.elapsed_s, reachable=not event.uncertain)
         case Reclaim(), (OperationEnded() | Forgotten()):
             return reclaimed(state, event)
+        case AwaitGuests(), HostBack():
+            return _read(state, waited_s=event.elapsed_s - state.waits_from_s)
         case Create(), Forgotten():
             said = f"{state.host} does not know of the start: reading it again"
             return _read(state, said, lapses=state.lapses + event.lapse)
@@ -156,18 +183,14 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
             if state.starts > 1:
                 return _clean_up(state, event.sentence)
             return _leave(state, event.sentence, event.elapsed_s)
-        case Remove(), OperationEnded():
+        case Remove(vm=vm), OperationEnded() if vm == state.vm:
             return _on_removed(state, event)
-        case Remove(vm=vm), HostFailed():
-            if vm == state.vm:
-                return _lose(state, event.sentence)
-            step = _give_up(state, event.sentence, reachable=not event.uncertain)
-            return step.also(_half_preempted(state, vm, event.sentence)) if event.uncertain else step
-        case Preempt(), OperationEnded():
-            return _on_preempted(state, event)
-        case Preempt(), HostFailed():
-            step = _give_up(state, event.sentence, reachable=not event.uncertain)
-            return step.also(_perhaps_preempted(state, event.sentence)) if event.uncertain else step
+        case Remove(vm=vm), HostFailed() if vm == state.vm:
+            return _lose(state, event.sentence)
+        case (Preempt() | Remove()) as victim, (OperationEnded() | HostFailed()):
+            return _on_gone(state, (victim,), (event,))
+        case PreemptTogether(victims=victims), EndedTogether(ended=ended):
+            return _on_gone(state, victims, ended)
         case Reinflate(), OperationEnded():
             owed = ReinflationPending(_host(state), event.operation.state is OperationState.FAILED)
             return _after_undo(state, f"{state.host}: {event.operation.sentence}", event.elapsed_s).also(owed)
@@ -182,7 +205,8 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
 
 
 def _on_hosts(state: PlacementPlan, event: HostsChosen) -> Step:
-    state = state.having(**{"hosts_left": event.hosts, "tried": 0, "clock_from_s": event.elapsed_s})
+    from_s = state.clock_from_s if state.looked_again else event.elapsed_s
+    state = state.having(**{"hosts_left": event.hosts, "tried": 0, "clock_from_s": from_s})
     if not event.hosts and event.sentence:
         state = state.having(**{"failures": (*state.failures, event.sentence)})
     step = _next_host(state, event.elapsed_s)
@@ -224,8 +248,11 @@ def _arrival(host: str) -> dict[str, Any]:
         **fresh_at_host(),
         "reason": None,
         "targets": {},
+        "withdrawn": (),
         "conclusion": None,
         "start_size": None,
+        "waited_for": (),
+        "waited_s": 0.0,
     }
 
 
@@ -246,7 +273,7 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         return _leave(state, why, event.elapsed_s)
     if why := closed(report):
         return _leave(state, why, event.elapsed_s)
-    state = without_paused(state, report)
+    state = _forgiving(without_paused(state, report), report)
     if state.purpose == "deflated":
         return _on_reading_deflated(state, report, event.elapsed_s)
     missing, deflatable = missing_on(report, demand_of(spec, report)), deflatable_beside(report, state.left_out)
@@ -255,8 +282,11 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
     verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim(state))
     if verdict == placement_step.START:
         return _start(state, report.id)
+    if (wait := _wait(state, event, missing, deflatable)) is not None:
+        return wait
     if preempting and state.reclaims == 0 and not state.victims:
-        state = _with_reason(state, report, missing)
+        targets, reason, layer = reason_to_preempt(report, missing, state.left_out)
+        state = state.having(reason=reason, targets=targets, failed_layer=state.failed_layer or layer)
     if verdict == placement_step.RECLAIM:
         left = _time_left(state, event.elapsed_s)
         if preempting:
@@ -266,8 +296,54 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
         verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim=False)
     if verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need)):
+        if event.elsewhere is not None and not state.victims and not state.looked_again:
+            return _look_again(state, event.elsewhere, event.elapsed_s)
         return _preempt(state, event, missing)
     return _leave(state, short(state, report.id, missing, deflatable), event.elapsed_s)
+
+
+def _forgiving(state: PlacementPlan, report: HostReport) -> PlacementPlan:
+    """The plan, to which a deflation was not in vain that fell short of guests which have stopped to answer."""
+    short = {outcome.name for outcome in state.outcomes if not outcome.shortfall.vector().is_zero()}
+    silent = {vm.name for vm in not_yet(report)}
+    return state.having(reclaimed=None, failed_layer=None) if state.reclaims and short & silent else state
+
+
+def _wait(state: PlacementPlan, event: HostRead, missing: ResourceVector, deflatable: ResourceVector) -> Step | None:
+    """Wait for guests that cannot be deflated yet, if that helps, before anyone is preempted; None: it does not wait.
+
+    All of that within the deadline itself: what runs once more for a preemption is for those that have to go.
+    """
+    report, placing = event.report, state.purpose == "place"
+    silent = not_yet(report, state.left_out)
+    coming = ResourceVector(memory_mib=coming_mib(silent))
+    if state.victims or not waiting.helps(missing, deflatable, coming, enough=placing):
+        return None
+    kept_s = kept_for_notice(event.sold.values(), state.deadline_s) if state.spec.priority is Priority.FIXED else 0.0
+    until_s = state.deadline_s - kept_s
+    in_s = max(vm.not_yet.in_s for vm in silent if vm.not_yet)
+    seconds = waiting.waits_s(until_s - event.elapsed_s, in_s, placing and bool(state.hosts_left))
+    if not seconds:
+        return None
+    names = tuple(vm.name for vm in silent)
+    instruction = AwaitGuests(host=report.id, vms=names, until_s=until_s)
+    # What fell short meanwhile is tried again.
+    changes: dict[str, Any] = {"reclaimed": None, "failed_layer": None, "rounds": 0}
+    if set(names) <= set(state.waited_for):
+        return instruct(state, instruction, **changes)
+    sentence = f"{state.vm} waits up to {seconds:.0f} s on {report.id} for {silent_on(silent)}"
+    from_s = state.waits_from_s if state.waited_for else event.elapsed_s
+    changes |= {"waited_for": tuple(dict.fromkeys((*state.waited_for, *names))), "waits_from_s": from_s}
+    return instruct(state, instruction, sentence, **changes).also(Note("waiting", state.vm, report.id, sentence))
+
+
+def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:
+    """Room has come on another host since the hosts were chosen: nobody is preempted before that was tried."""
+    said = f"{host} has room by now: nobody is preempted on {state.host}"
+    state = state.having(purpose="place", hosts_left=(host,), tried=0, looked_again=True)
+    if state.changed:
+        return _undo(state, said, None)
+    return _next_host(state.having(**{"host": None, "progress": (*state.progress, said)}), elapsed_s)
 
 
 def _may_preempt(state: PlacementPlan, need: ResourceVector) -> bool:
@@ -359,6 +435,8 @@ def _placed(state: PlacementPlan, said: str) -> Step:
     how = f"after deflating {', '.join(vm.name for vm in state.outcomes)}" if state.reclaims else "in free room"
     if state.victims:
         how = f"after preempting {', '.join(state.victims)}"
+    if state.waited_for:
+        how += f", having waited {state.waited_s:.0f} s for {', '.join(state.waited_for)}"
     size = f"{spec.nominal.vector()}"
     if state.start_size is not None and not spec.nominal.vector().fits_in(state.start_size.vector()):
         size = f"deflated, {state.start_size.vector()} of {spec.nominal.vector()}"
@@ -376,96 +454,54 @@ def _placed(state: PlacementPlan, said: str) -> Step:
 
 
 def _preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> Step:
-    """Stop one VM, the one farthest from its target, and read again. A victim is one that the record has there."""
+    """Have those go that are farthest from their targets, side by side, and read again.
+
+    A victim is one that the record has there.
+    """
     report, elapsed_s = event.report, event.elapsed_s
     # Those whose calls failed could not be relied on to go either.
     rows = [row for row in allocations_of(report) if row.name in event.recorded.difference(state.left_out)]
     targets = {name: target.vector() for name, target in state.targets.items()}
-    names = choose_victims(rows, missing, targets)
+    names = choose_victims(rows, missing, targets, costs(report.vms, event.sold, event.at))
     if not names:
         return _leave(state, f"{report.id}: preempting every low-priority VM would not free {missing}", elapsed_s)
-    victim = next(row for row in rows if row.name == names[0])
-    if victim.name in state.victims:
-        return _give_up(state, f"{report.id} still shows {victim.name}, which it has stopped", reachable=True)
+    if again := [name for name in names if name in state.victims]:
+        return _give_up(state, f"{report.id} still shows {again[0]}, which it has stopped", reachable=True)
+    if again := [name for name in names if name in state.withdrawn]:
+        return _leave(state, f"{report.id}: the preemption of {again[0]} was called off already", elapsed_s)
     reason = state.reason or PreemptionReason.SHORTFALL
-    sentence = _why_preempted(state, victim.name, reason, missing)
-    where: dict[str, Any] = {"host": report.id, "step": state.step, "vm": victim.name, "reason": reason}
-    sold = event.sold.get(victim.name)
-    instruction: Remove | Preempt
-    if is_deleted(sold, adopted=any(vm.adopted for vm in report.vms if vm.name == victim.name)):
-        instruction = Remove(**where)
-    else:
-        instruction = Preempt(**where, notice_s=notice(sold, _time_left(state, elapsed_s), len(names)))
-        sentence += f"; it has {instruction.notice_s:g} s to end its work"
-    return instruct(state, instruction, sentence, victims=(*state.victims, victim.name), reason=reason).also(
-        Note("preempting", victim.name, report.id, sentence)
-    )
+    instruction = going(report, event.sold, names, reason, _time_left(state, elapsed_s), state.step)
+    why = why_preempted(reason, missing, state.failed_layer, state.vm)
+    sentences = [
+        f"preempting {one.vm} on {state.host} (reason {reason}): {why}; it has {one.notice_s:g} s to end its work"
+        for one in preempted_by(instruction)
+    ]
+    notes = (Note("preempting", name, report.id, said) for name, said in zip(names, sentences, strict=True))
+    changes = {"victims": (*state.victims, *names), "reason": reason, "step": state.step + len(names)}
+    return instruct(state, instruction, "; ".join(sentences), **changes).also(*notes)
 
 
-def _on_preempted(state: PlacementPlan, event: OperationEnded) -> Step:
-    assert isinstance(state.instruction, Preempt)
-    vm, reason, operation = state.instruction.vm, state.instruction.reason, event.operation
-    if operation.state is OperationState.FAILED:
-        return _give_up(state, f"{vm} could not be stopped: {operation.sentence}", reachable=True)
-    sentence = (
-        f"preempted {vm} on {state.host} for {state.vm} (reason {reason}): {operation.sentence}; "
-        "it keeps its disk and waits for room"
-    )
-    return _read(state, sentence).also(
-        SetPreempted(vm, _host(state), reason, sentence), Note("preempted", vm, state.host, sentence)
-    )
-
-
-def _perhaps_preempted(state: PlacementPlan, failure: str) -> SetPreempted:
-    """A victim that may have been stopped waits for room, too: where it runs, its host's next report says so."""
-    assert isinstance(state.instruction, Preempt)
-    vm, reason = state.instruction.vm, state.instruction.reason
-    sentence = f"{vm} may have been preempted on {state.host} for {state.vm} (reason {reason}): {failure}"
-    return SetPreempted(vm, _host(state), reason, sentence)
+def _on_gone(state: PlacementPlan, victims: Sequence[Victim], ended: Sequence[Event]) -> Step:
+    """What became of those that were to go, together: read again, or give up where one could not."""
+    outcomes = [outcome(state.vm, victim, event) for victim, event in zip(victims, ended, strict=True)]
+    effects = [effect for one in outcomes for effect in one.effects]
+    stay = tuple(victim.vm for victim, one in zip(victims, outcomes, strict=True) if one.stays)
+    left = tuple(name for name in state.victims if name not in stay)
+    state = state.having(victims=left, withdrawn=(*state.withdrawn, *stay))
+    if failures := dict.fromkeys(one.failure for one in outcomes if one.failure):
+        return _give_up(state, "; ".join(failures), all(one.reachable for one in outcomes)).also(*effects)
+    return _read(state, "; ".join(one.said for one in outcomes)).also(*effects)
 
 
 def _on_removed(state: PlacementPlan, event: OperationEnded) -> Step:
-    assert isinstance(state.instruction, Remove)
-    vm, operation = state.instruction.vm, event.operation
-    if vm == state.vm:
-        if operation.state is OperationState.FAILED:
-            return _lose(state, operation.sentence)
-        if state.victims:
-            return _give_up(state, state.failures[-1], reachable=True)
-        if state.changed:
-            return _undo(state, f"giving back what was taken on {state.host}", None)
-        return _next_host(state.having(host=None), event.elapsed_s)
-    if operation.state is OperationState.FAILED:
-        return _give_up(state, f"{vm} could not be stopped: {operation.sentence}", reachable=True)
-    sentence = f"preempted {vm} on {state.host} for {state.vm} (reason {state.instruction.reason})"
-    return _read(state, sentence).also(
-        SetVM(vm, VMPhase.ENDED, state.host, sentence), Note("preempted", vm, state.host, sentence)
-    )
-
-
-def _with_reason(state: PlacementPlan, report: HostReport, missing: ResourceVector) -> PlacementPlan:
-    """Why this host would have to preempt, and the sizes its VMs should reach, as they are before anything changes.
-
-    The reason is ``minimum`` only where the minimums stand in the way. Where a guest under pressure does, from which
-    nothing is taken, it is a ``shortfall`` like that of any other layer.
-    """
-    targets, in_the_way = sizes_to_reach(allocations_of(report), missing)
-    reason = PreemptionReason.MINIMUM if in_the_way else PreemptionReason.SHORTFALL
-    layer = state.failed_layer
-    if not in_the_way and not missing.fits_in(report.deflatable.vector()):
-        layer = layer or f"guest ({', '.join(sorted(pressed_on(report))) or 'one'} under pressure gives nothing)"
-    wire = {name: Vector.of(target) for name, target in targets.items()}
-    return state.having(reason=reason, targets=wire, failed_layer=layer)
-
-
-def _why_preempted(state: PlacementPlan, victim: str, reason: PreemptionReason, missing: ResourceVector) -> str:
-    """The sentence that stands in the record of a preemption."""
-    too_little = reason is PreemptionReason.MINIMUM
-    why = f"the minimums leave {missing} too little" if too_little else f"deflation fell short of {missing}"
-    if state.failed_layer:
-        why += f" in layer {state.failed_layer}"
-    why += f" for {state.vm}"
-    return f"preempting {victim} on {state.host} (reason {reason}): {why}"
+    """What may have been left of the VM's own start is gone."""
+    if event.operation.state is OperationState.FAILED:
+        return _lose(state, event.operation.sentence)
+    if state.victims:
+        return _give_up(state, state.failures[-1], reachable=True)
+    if state.changed:
+        return _undo(state, f"giving back what was taken on {state.host}", None)
+    return _next_host(state.having(host=None), event.elapsed_s)
 
 
 # --- leaving a host --------------------------------------------------------------------------------------------------
@@ -479,6 +515,7 @@ def _leave(state: PlacementPlan, failure: str, elapsed_s: float, reachable: bool
     state = state.having(**{"failures": (*state.failures, failure), "progress": (*state.progress, failure)})
     if not state.changed:
         return _next_host(state.having(host=None), elapsed_s)
+    state = state.having(short_on=(*state.short_on, host))
     if reachable:
         return _undo(state, f"giving back what was taken on {host}", None)
     return _next_host(state.having(host=None), elapsed_s).also(ReinflationPending(host, True))
@@ -494,12 +531,6 @@ def _give_up(state: PlacementPlan, failure: str, reachable: bool) -> Step:
         return _undo(state, f"giving back what was taken on {host}", conclusion).also(*effects)
     owed = (ReinflationPending(host, True),) if state.changed else ()
     return finish(state, OperationState.FAILED, sentence).also(*effects, *owed)
-
-
-def _half_preempted(state: PlacementPlan, vm: str, failure: str) -> SetVM:
-    """A victim that may have been stopped is, as soon as the host answers: it is not said to run for ever."""
-    sentence = f"preempted on {state.host} for {state.vm}, but {failure}; it is removed as soon as the host answers"
-    return SetVM(vm, VMPhase.FAILED, state.host, sentence, owed=True)
 
 
 def _lose(state: PlacementPlan, failure: str) -> Step:

@@ -10,19 +10,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster_manager.plans.claims import OFF as OFF
+from cluster_manager.plans.claims import AddVM as AddVM
+from cluster_manager.plans.claims import Claim as Claim
+from cluster_manager.plans.claims import ClaimRemoval as ClaimRemoval
+from cluster_manager.plans.claims import ClaimVM as ClaimVM
+from cluster_manager.plans.claims import SetGeneration as SetGeneration
+from cluster_manager.plans.claims import VMPhase as VMPhase
 from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.suspension import POWER_OFF_SHARE, SAVING_SHARE
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.vms import VMSpec
 
@@ -34,7 +42,18 @@ GONE_S: Final = 3600.0
 MOST_LAPSES: Final = 2
 
 PlanKind = Literal[
-    "create", "delete", "target", "reinflate", "stop", "start", "resize", "migrate", "adopt", "release", "return"
+    "create",
+    "delete",
+    "target",
+    "reinflate",
+    "stop",
+    "start",
+    "resize",
+    "migrate",
+    "adopt",
+    "release",
+    "return",
+    "live-migrate",
 ]
 #: ``deflated``: its VM may start at less than its nominal size.
 Purpose = Literal["place", "deflated", "preempt"]
@@ -105,6 +124,8 @@ class Remove(Commanding):
     do: Literal["remove"] = "remove"
     vm: str
     reason: Literal["delete"] | PreemptionReason
+    #: How long one that is preempted has to end its work.
+    notice_s: float = 0.0
 
     @property
     def read_next(self) -> bool:
@@ -119,6 +140,20 @@ class Preempt(Commanding):
     vm: str
     reason: PreemptionReason
     notice_s: float
+    #: Whether its memory is to be saved, where its host has room and time for that.
+    suspend: bool = False
+
+    @property
+    def read_next(self) -> bool:
+        return True
+
+
+class PreemptTogether(Commanding):
+    """Several VMs of a host go at the same time, each within its own notice. Answer: `EndedTogether`."""
+
+    do: Literal["preempt-together"] = "preempt-together"
+    #: Their steps count up from this one's.
+    victims: tuple[Annotated[Preempt | Remove, Field(discriminator="do")], ...]
 
     @property
     def read_next(self) -> bool:
@@ -191,6 +226,29 @@ class Release(Commanding):
     vm: str
 
 
+class Arrive(Commanding):
+    """Keep room on a host for a VM that is to move there while it runs."""
+
+    do: Literal["arrive"] = "arrive"
+    spec: VMSpec
+    size: Vector
+    boot_memory_mib: float
+    generation: int
+    uuid: str
+
+
+class Depart(Commanding):
+    """Move a running VM from its host to another one."""
+
+    do: Literal["depart"] = "depart"
+    vm: str
+    to: str
+    address: MigrationAddress
+    copy_storage: bool
+    bandwidth_mib_s: float
+    deadline_s: float
+
+
 class AwaitHost(Record):
     """Wait, without holding any host, until a host reports. Answer: `HostBack`, or `HostFailed` when the
     plan has been running for ``until_s``; None: for as long as it takes."""
@@ -198,6 +256,18 @@ class AwaitHost(Record):
     do: Literal["await-host"] = "await-host"
     host: str
     until_s: float | None = None
+
+
+class AwaitGuests(Record):
+    """Wait, without holding any host, until guests of a host that cannot be deflated yet can be.
+
+    Answer: `HostBack` as soon as one of ``vms`` answers, or when the plan has been running for ``until_s``.
+    """
+
+    do: Literal["await-guests"] = "await-guests"
+    host: str
+    vms: tuple[str, ...]
+    until_s: float
 
 
 class Finish(Record):
@@ -215,6 +285,7 @@ Instruction = Annotated[
     | Create
     | Remove
     | Preempt
+    | PreemptTogether
     | Reinflate
     | SetTarget
     | Stop
@@ -222,7 +293,10 @@ Instruction = Annotated[
     | Respec
     | Adopt
     | Release
+    | Arrive
+    | Depart
     | AwaitHost
+    | AwaitGuests
     | Finish,
     Field(discriminator="do"),
 ]
@@ -230,7 +304,28 @@ Instruction = Annotated[
 
 def host_of(instruction: Instruction) -> str | None:
     """The host that an instruction acts on; while it does, no other plan may."""
-    return None if isinstance(instruction, ChooseHosts | AwaitHost | Finish) else instruction.host
+    return None if isinstance(instruction, ChooseHosts | AwaitHost | AwaitGuests | Finish) else instruction.host
+
+
+def preempted_by(instruction: Instruction) -> tuple[Preempt | Remove, ...]:
+    """How an instruction preempts VMs; none: it preempts none."""
+    match instruction:
+        case Preempt() | Remove(reason=PreemptionReason()):
+            return (instruction,)
+        case PreemptTogether(victims=victims):
+            return victims
+    return ()
+
+
+def notices_of(instruction: Instruction) -> dict[str, float]:
+    """The VMs that an instruction preempts, and how long the programs of each have, in seconds."""
+    found = {}
+    for victim in preempted_by(instruction):
+        kept = 0.0
+        if isinstance(victim, Preempt):
+            kept = SAVING_SHARE if victim.suspend else POWER_OFF_SHARE
+        found[victim.vm] = victim.notice_s * (1 - kept)
+    return found
 
 
 # --- events: what a plan hears ---------------------------------------------------------------------------------------
@@ -248,17 +343,21 @@ class HostRead(Event):
     """What the agent itself says at this moment.
 
     ``recorded``: the VMs that the manager's own record has on this host: of others nothing that is said counts.
-    ``sold``: as what, for a plan that may preempt.
+    ``sold``: as what, for a plan that may preempt or waits before it does.
+    ``elsewhere``: another host that could hold the VM by deflation now, for a plan that may preempt.
+    ``at``: when, seconds since the epoch.
     """
 
     report: HostReport
     recorded: frozenset[str] = frozenset()
     sold: Mapping[str, VMSpec] = field(default_factory=dict)
+    elsewhere: str | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostBack(Event):
-    """A host that was waited for reports."""
+    """A host that was waited for reports, or guests on it were waited for long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +365,13 @@ class OperationEnded(Event):
     """A command's operation has come to its end, whichever."""
 
     operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTogether(Event):
+    """What became of each of several commands, in their order: `OperationEnded` or `HostFailed`."""
+
+    ended: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,27 +415,6 @@ class Note:
     vm: str | None
     host: str | None
     sentence: str
-
-
-class VMPhase(StrEnum):
-    """Where a VM stands in the store. ``ended`` rows are history: their names are free again."""
-
-    PLACING = "placing"
-    RUNNING = "running"
-    DELETING = "deleting"
-    STOPPING = "stopping"
-    #: Off, with its name, its host and its disk.
-    STOPPED = "stopped"
-    STARTING = "starting"
-    #: Off for lack of room, as ``stopped``; it is started again when there is some.
-    PREEMPTED = "preempted"
-    MIGRATING = "migrating"
-    FAILED = "failed"
-    ENDED = "ended"
-
-
-#: The VM's domain is off, and its disk is there.
-OFF: Final = (VMPhase.STOPPED, VMPhase.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,42 +465,6 @@ class SpawnFollowUp:
 
 
 Effect = Note | SetVM | SetPreempted | SetSpec | ReinflationPending | SpawnFollowUp
-
-
-# --- claims: what is stored together with a plan before its first action ---------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AddVM:
-    """A new VM of the plan's name; a failed one of that name, which is on no host, ends."""
-
-    host: str | None
-    spec: VMSpec
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimVM:
-    """The plan's VM is this request's; ``phase``: what it is in from now on, if that changes."""
-
-    phase: VMPhase | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimRemoval:
-    """The plan deletes its VM; ``phase``: what it is in until then."""
-
-    phase: VMPhase
-
-
-@dataclass(frozen=True, slots=True)
-class SetGeneration:
-    """The generation of a target for the plan's VM."""
-
-    generation: int
-
-
-Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

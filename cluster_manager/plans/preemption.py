@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
+from ebbtide.deflation import kernels
 from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.vms import NOTICE_S, OnPreemption, VMSpec
+from ebbtide.messages.vms import NOTICE_S, OnPreemption, VMSpec, VMStatus
 
 
 class PreemptionReason(StrEnum):
@@ -26,7 +28,8 @@ class Evidence(StrEnum):
 
     #: All VMs at their minimums would leave too little.
     MINIMUMS = "minimums"
-    #: What can be deflated was, or nothing can be, and a verified reading says that room is missing.
+    #: What can be deflated was, or nothing can be, and a verified reading says that room is missing. Guests that do not
+    #: answer yet have been waited for (`placements._wait`).
     MEASURED = "measured"
     #: A VM could not be deflated: calls of the hypervisor failed, or it is paused.
     CALLS_FAILED = "calls-failed"
@@ -73,17 +76,48 @@ def is_deleted(sold: VMSpec | None, adopted: bool) -> bool:
     return sold is not None and sold.on_preemption is OnPreemption.DELETE and not adopted
 
 
-def notice(sold: VMSpec | None, left_s: float, victims: int) -> float:
+#: For a VM of which its host does not say since when it runs, seconds.
+UNKNOWN_S: Final = 1e9
+
+
+def costs(vms: Iterable[VMStatus], sold: Mapping[str, VMSpec], now: float) -> dict[str, float]:
+    """What the preemption of each VM would cost, in seconds of its work (`kernels.preemption_cost`).
+
+    :param sold: as what, by the manager's record.
+    :param now: seconds since the epoch.
+    """
+    found = {}
+    for vm in vms:
+        spec, choice = sold.get(vm.name), kernels.STOPS
+        if is_deleted(spec, vm.adopted):
+            choice = kernels.DELETES
+        elif spec is not None and spec.on_preemption is OnPreemption.SUSPEND:
+            choice = kernels.SUSPENDS
+        # Work of which it is not known how old it is counts as older than any other.
+        work_s = UNKNOWN_S if vm.started_at is None else max(now - vm.started_at, 0.0)
+        found[vm.name] = kernels.preemption_cost(choice, vm.current.memory_mib, work_s)
+    return found
+
+
+def notice(sold: VMSpec | None, left_s: float) -> float:
     """How long a VM has to end its work, in seconds: what it was promised, as far as the arriving VM can wait.
 
+    Those that have to go together have theirs at the same time.
+
     :param left_s: of the arriving VM's deadline.
-    :param victims: how many are still to go, one after the other, this one included.
     """
     wished_s = NOTICE_S if sold is None else sold.preemption_notice_s
-    return round(min(wished_s, max(left_s, 0.0) / max(victims, 1)), 3)
+    return round(min(wished_s, max(left_s, 0.0)), 3)
 
 
 def kept_for_notice(sold: Iterable[VMSpec], left_s: float) -> float:
     """What a deflation leaves of the deadline to those that may have to go all the same: half of it at the most."""
     longest_s = max((vm.preemption_notice_s for vm in sold if vm.priority is not Priority.FIXED), default=0.0)
     return min(longest_s, max(left_s, 0.0) / 2)
+
+
+def why_preempted(reason: PreemptionReason, missing: ResourceVector, failed_layer: str | None, arriving: str) -> str:
+    """What stands in the record of a preemption: what was missing, and for whom."""
+    too_little = reason is PreemptionReason.MINIMUM
+    why = f"the minimums leave {missing} too little" if too_little else f"deflation fell short of {missing}"
+    return why + (f" in layer {failed_layer}" if failed_layer else "") + f" for {arriving}"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from cluster_manager.plans.lifecycle import AdoptionPlan, ReleasePlan, ResizePlan, StartPlan, StopPlan
+from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.migrations import MigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Plan
@@ -26,7 +27,8 @@ AnyPlan = Annotated[
     | MigrationPlan
     | AdoptionPlan
     | ReleasePlan
-    | ReturnPlan,
+    | ReturnPlan
+    | LiveMigrationPlan,
     Field(discriminator="kind"),
 ]
 _ANY: Final[TypeAdapter[Plan]] = TypeAdapter(AnyPlan)
@@ -44,6 +46,7 @@ _KINDS: Final[dict[str, type[Plan]]] = {
         AdoptionPlan,
         ReleasePlan,
         ReturnPlan,
+        LiveMigrationPlan,
     )
 }
 

@@ -25,7 +25,15 @@ from cluster_manager.plans.plans import (
     resize_notes,
     unexpected,
 )
-from cluster_manager.plans.report_queries import closed, deflatable_beside, failed_layer, missing_on, reclaim_need
+from cluster_manager.plans.report_queries import (
+    closed,
+    deflatable_beside,
+    failed_layer,
+    missing_on,
+    not_yet,
+    reclaim_need,
+    silent_on,
+)
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import ResourceVector
@@ -43,6 +51,7 @@ _PAST: Final[Mapping[str, str]] = {
     "adopt": "adopted",
     "release": "released",
     "return": "returned",
+    "live-migrate": "migrated",
 }
 
 
@@ -104,7 +113,8 @@ def make_room(
     figures = (tuple(missing), tuple(deflatable), tuple(need))
     verdict = placement_step.decide(*figures, False, False, may_reclaim=may_reclaim(state))
     if verdict != placement_step.RECLAIM:
-        return short(state, report.id, missing, deflatable)
+        why, silent = short(state, report.id, missing, deflatable), silent_on(not_yet(report, exclude))
+        return f"{why}; {silent}, cannot be deflated yet" if silent else why
     if left_s <= 0:
         return f"{report.id}: short of {missing}, and the deadline has passed"
     reclaim = Reclaim(
@@ -139,16 +149,18 @@ def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
 
 
 def without_paused(state: R, report: HostReport) -> R:
-    """The plan, which does not count on low-priority VMs that are paused: they are charged in full, given nothing."""
-    paused = [
-        vm.name
+    """The plan, which does not count on low-priority VMs that are paused or moving: charged in full, given nothing."""
+    still = {
+        vm.name: "is paused" if vm.state is VMState.PAUSED else "is moving"
         for vm in report.vms
-        if vm.state is VMState.PAUSED and vm.priority is not Priority.FIXED and vm.name not in state.left_out
-    ]
-    if not paused:
+        if vm.state in (VMState.PAUSED, VMState.MIGRATING)
+        and vm.priority is not Priority.FIXED
+        and vm.name not in state.left_out
+    }
+    if not still:
         return state
-    errors = tuple(f"{name} could not be deflated (it is paused)" for name in paused)
-    return state.having(left_out=(*state.left_out, *paused), errors=(*state.errors, *errors))
+    errors = tuple(f"{name} could not be deflated (it {why})" for name, why in still.items())
+    return state.having(left_out=(*state.left_out, *still), errors=(*state.errors, *errors))
 
 
 def may_reclaim(state: RoomPlan) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from cluster_manager.plans.plans import Purpose
+from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.allocations import Allocation, Priority, undeclared
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
-from ebbtide.deflation.sharing.proportional import Joining, joining
+from ebbtide.deflation.sharing.proportional import Joining, joining, sizes_to_reach
+from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -98,8 +99,44 @@ def allocations_of(report: HostReport) -> list[Allocation]:
 
 
 def gives_nothing(vm: VMStatus) -> bool:
-    """Whether a VM's agent takes nothing from it: it is under pressure, or paused."""
-    return bool(vm.pressure) or vm.state is VMState.PAUSED
+    """Whether a VM's agent takes nothing from it: it is under pressure, paused, or moving."""
+    return bool(vm.pressure) or vm.state in (VMState.PAUSED, VMState.MIGRATING)
+
+
+def not_yet(report: HostReport, left_out: Collection[str] = ()) -> list[VMStatus]:
+    """The low-priority VMs that cannot be deflated yet, but probably can be soon."""
+    return [
+        vm
+        for vm in report.vms
+        if vm.not_yet is not None
+        and vm.priority is not Priority.FIXED
+        and not gives_nothing(vm)
+        and vm.name not in left_out
+    ]
+
+
+def coming_mib(vms: Iterable[VMStatus]) -> float:
+    """The memory that VMs can probably be deflated by besides, once their guests answer; no more than they have."""
+    return sum(min(vm.not_yet.memory_mib, vm.allocation().deflatable.memory_mib) for vm in vms if vm.not_yet)
+
+
+def silent_on(vms: Iterable[VMStatus]) -> str:
+    """Guests that do not answer yet, and why, in words."""
+    named: dict[str, list[str]] = {}
+    for vm in vms:
+        if vm.not_yet is not None:
+            named.setdefault(vm.not_yet.why, []).append(vm.name)
+    return " and ".join(
+        f"{', '.join(names)}, which {'is' if len(names) == 1 else 'are'} {why}" for why, names in named.items()
+    )
+
+
+def row_now(vm: VMStatus) -> Allocation:
+    """A VM's row, with what cannot be taken from it now as its minimum."""
+    row = vm.allocation()
+    if gives_nothing(vm):
+        return row.keeping(row.current)
+    return row.keeping(row.minimum + ResourceVector(memory_mib=coming_mib([vm])))
 
 
 def rows_of_split(report: HostReport, left_out: Collection[str] = ()) -> list[Allocation]:
@@ -107,8 +144,8 @@ def rows_of_split(report: HostReport, left_out: Collection[str] = ()) -> list[Al
 
     :param left_out: names of VMs that give nothing.
     """
-    kept = {vm.name for vm in report.vms if gives_nothing(vm)}.union(left_out)
-    return [replace(row, minimum=row.current) if row.name in kept else row for row in allocations_of(report)]
+    rows = [row_now(vm) for vm in report.vms if vm.start_size is None]
+    return [row.keeping(row.current) if row.name in left_out else row for row in rows]
 
 
 def failed_layer(operation: Operation) -> str | None:
@@ -124,8 +161,15 @@ def failed_layer(operation: Operation) -> str | None:
 
 def deflatable_beside(report: HostReport, left_out: Collection[str]) -> ResourceVector:
     """What can be deflated on a host without some VMs; of those that give nothing its report counts nothing anyway."""
-    counted = (vm for vm in report.vms if vm.name in left_out and not gives_nothing(vm))
-    return report.deflatable.vector().less(sum((vm.allocation().deflatable for vm in counted), ZERO))
+    counted = (vm for vm in report.vms if vm.name in left_out)
+    return report.deflatable.vector().less(sum((row_now(vm).deflatable for vm in counted), ZERO))
+
+
+def room_for(spec: VMSpec, report: HostReport) -> str:
+    """That a host has room for a VM, whoever else stays, so that nobody has to go; empty if it has not."""
+    if closed(report) or not missing_on(report, demand_of(spec, report)).is_zero():
+        return ""
+    return f"{report.id} has room for {spec.name}"
 
 
 def has_template(report: HostReport, spec: VMSpec) -> bool:
@@ -133,3 +177,24 @@ def has_template(report: HostReport, spec: VMSpec) -> bool:
     if spec.xml is not None or report.templates is None:
         return True
     return any(template.name == spec.template for template in report.templates)
+
+
+def reason_to_preempt(
+    report: HostReport, missing: ResourceVector, left_out: Collection[str]
+) -> tuple[dict[str, Vector], PreemptionReason, str | None]:
+    """Why a host would have to preempt, as it is before anything changes there.
+
+    The reason is ``minimum`` only where the minimums stand in the way. Where a guest under pressure does, from which
+    nothing is taken, it is a ``shortfall`` like that of any other layer.
+
+    :returns: the size that each VM should reach, the reason, and the layer that falls short, where that is known.
+    """
+    targets, in_the_way = sizes_to_reach(allocations_of(report), missing)
+    layer = None
+    if not in_the_way and not missing.fits_in(report.deflatable.vector()):
+        pressed, silent = ", ".join(sorted(pressed_on(report))), not_yet(report, left_out)
+        why = [f"{pressed or 'one'} under pressure gives nothing"] if pressed or not silent else []
+        why += [f"no answer of {silent_on(silent)}"] if silent else []
+        layer = f"guest ({'; '.join(why)})"
+    wire = {name: Vector.of(target) for name, target in targets.items()}
+    return wire, PreemptionReason.MINIMUM if in_the_way else PreemptionReason.SHORTFALL, layer

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
-from cluster_manager.plans.lifecycle import DONE, FAILED, sold_as
+from cluster_manager.plans.lifecycle import sold_as
 from cluster_manager.plans.plans import (
     ClaimVM,
     Event,
-    Forgotten,
-    HostFailed,
-    HostRead,
-    OperationEnded,
     ReadHost,
     Reclaim,
-    Reinflate,
-    ReinflationPending,
-    SetVM,
     Start,
     Step,
     VMPhase,
     instruct,
-    unexpected,
 )
 from cluster_manager.plans.reclaim_steps import (
     LifecyclePlan,
-    concluded,
-    end,
     may_reclaim,
-    reclaimed,
     short,
-    status_in,
     without_paused,
 )
 from cluster_manager.plans.report_queries import (
@@ -43,6 +32,7 @@ from cluster_manager.plans.report_queries import (
     room_for_start,
     size_to_join,
 )
+from cluster_manager.plans.starting import advance_starting, stays_off
 from ebbtide.deflation.allocations import undeclared
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.modes import HostEvent, refusal
@@ -91,54 +81,27 @@ def start_return(plan_id: str, spec: VMSpec, host: str) -> ReturnPlan:
 
 def advance_return(state: ReturnPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
-    vm, host = state.vm, state.home
-    match state.instruction, event:
-        case ReadHost(), HostRead():
-            return _on_reading(state, event)
-        case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
-            step = _waits_on(state, event.sentence, share=False)
-            return step.also(ReinflationPending(host, True)) if uncertain and state.reclaims else step
-        case Reclaim(), (OperationEnded() | Forgotten()):
-            return reclaimed(state, event)
-        case Start(), OperationEnded(operation=operation) if operation.state is DONE:
-            sentence = f"{vm} is back on {host} after its preemption: {operation.sentence}"
-            return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence), share=False)
-        case Start(), OperationEnded(operation=operation):
-            return _waits_on(state, operation.sentence)
-        case Start(), HostFailed(uncertain=False):
-            return _waits_on(state, event.sentence)
-        case Start(), HostFailed():
-            why = f"it may have been started: {event.sentence}; {host}'s next report says"
-            return _waits_on(state, why, share=False).also(ReinflationPending(host, True))
-        case Reinflate(), (OperationEnded() | HostFailed()):
-            return concluded(state, event)
-    raise unexpected(state, event)
+    back = f"{state.vm} is back on {state.home} after its preemption: "
+    make_room = partial(_on_reading, state, event.elapsed_s)
+    return advance_starting(state, event, VMPhase.PREEMPTED, make_room, back)
 
 
-def _on_reading(state: ReturnPlan, event: HostRead) -> Step:
-    vm, report = state.vm, event.report
-    found = status_in(report, vm)
-    if found is None:
-        return _waits_on(state, f"{report.id} has no VM {vm} any more")
-    if found.state is not VMState.STOPPED:
-        if found.state is VMState.STOPPING:
-            return _waits_on(state, f"it is still being stopped on {report.id}")
-        sentence = f"{vm} runs on {report.id}"
-        return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))
+def _on_reading(state: ReturnPlan, elapsed_s: float, report: HostReport, found: VMStatus) -> Step:
+    vm = state.vm
     if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE) or closed(report):
-        return _waits_on(state, why)
+        return stays_off(state, VMPhase.PREEMPTED, why)
     state = without_paused(state, report)
     spec = to_start(state.spec, found)
     if state.start_size is None:
         plan = size_to_join(spec, report)
         if plan is None:
             missing = missing_on(report, demand_of(spec, report, spec.least_start()))
-            return _waits_on(state, short(state, report.id, missing, report.deflatable.vector()))
+            return stays_off(state, VMPhase.PREEMPTED, short(state, report.id, missing, report.deflatable.vector()))
         state = state.having(start_size=Vector.of(plan.size))
     assert state.start_size is not None
     missing = missing_on(report, demand_of(spec, report, state.start_size.vector()))
     deflatable = deflatable_beside(report, state.left_out)
-    need, left_s = reclaim_need(missing, deflatable), state.deadline_s - event.elapsed_s
+    need, left_s = reclaim_need(missing, deflatable), state.deadline_s - elapsed_s
     if not need.is_zero() and may_reclaim(state) and left_s > 0:
         reclaim = Reclaim(
             host=report.id,
@@ -152,19 +115,21 @@ def _on_reading(state: ReturnPlan, event: HostRead) -> Step:
     # What the layers did not give it does without, as long as that is enough to start with.
     size = room_for_start(spec, report, state.start_size.vector())
     if not spec.least_start().fits_in(size):
-        return _waits_on(state, short(state, report.id, missing, deflatable))
+        return stays_off(state, VMPhase.PREEMPTED, short(state, report.id, missing, deflatable))
     start = Start(host=report.id, step=state.step, vm=vm, start_size=Vector.of(size))
     return instruct(state, start, f"starting {vm} on {report.id} with {size}", start_size=Vector.of(size))
 
 
-def _waits_on(state: ReturnPlan, why: str, share: bool | None = None) -> Step:
-    sentence = f"{state.vm} stays preempted: {why}"
-    return end(state, FAILED, sentence, SetVM(state.vm, VMPhase.PREEMPTED, state.home, sentence), share=share)
-
-
 def to_start(spec: VMSpec, found: VMStatus) -> VMSpec:
-    """What a VM that is off is sold as, with the memory that its host has it boot with."""
+    """What a VM that is off is sold as, with the memory that its host has it boot with.
+
+    One that is suspended comes up with the memory that was saved, no more and no less.
+    """
     sold = sold_as(spec, found)
+    if found.saved_mib is not None and found.start_size is not None:
+        size = sold.nominal.model_copy(update={"memory_mib": found.start_size.memory_mib})
+        minimum = sold.asked_minimum().smaller(size.vector())
+        return sold.with_minimum(minimum).model_copy(update={"nominal": size, "boot_memory_mib": size.memory_mib})
     return sold.model_copy(update={"boot_memory_mib": min(found.boot_memory_mib, sold.nominal.memory_mib)})
 
 

@@ -93,7 +93,8 @@ class Store(TaskRows, KnowledgeRows):
         async def work(connection: AsyncConnection) -> None:
             table = schema.plans
             await connection.execute(update(table).where(table.c.id == state.id).values(**_moving(state, now)))
-            for effect in effects:
+            # A VM is handed over last: what else is said of it is said by the plan that still has it.
+            for effect in sorted(effects, key=lambda effect: isinstance(effect, SpawnFollowUp)):
                 await self._apply(connection, state, effect, now)
 
         await self._write(work)

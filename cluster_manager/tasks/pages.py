@@ -7,6 +7,7 @@ from cluster_manager.store.tasks import stored_task, tasks_query
 from cluster_manager.tasks.tasks import TaskService
 from ebbtide.matcher.match.tasks import Task, TaskPhase
 from ebbtide.messages.tasks import (
+    CheckpointSignal,
     EngineMachineStatus,
     EngineStatus,
     MachineOffer,
@@ -57,12 +58,15 @@ class TaskPages:
             max_attempts=order.max_attempts,
             preemption_aversion=order.preemption_aversion,
             checkpoint_s=order.checkpoint_s,
+            checkpoint_signal=CheckpointSignal(order.checkpoint_signal) if order.checkpoint_signal else None,
+            checkpoint_grace_s=order.checkpoint_grace_s,
             command=order.command,
             machine=task.machine,
             attempts=task.begun,
             preemptions=task.preemptions,
             submitted_at=task.submitted_at,
             started_at=task.began_at,
+            told_at=task.told_at,
             ended_at=task.ended_at,
             exit_code=task.exit_code,
             output=self._service.output(task),

@@ -21,6 +21,7 @@ from ebbtide.matcher.engines.records import OUTPUT
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineError, EngineRefused
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine, Look, task_of
+from ebbtide.matcher.match.notices import Notice
 from ebbtide.matcher.match.rounds import Choice, Pool
 from ebbtide.matcher.match.tasks import (
     Cancel,
@@ -29,6 +30,7 @@ from ebbtide.matcher.match.tasks import (
     Instruction,
     Release,
     SetCores,
+    Signal,
     Submit,
     Task,
     TaskOrder,
@@ -95,6 +97,8 @@ class TaskService:
         self.known: frozenset[str] = frozenset()
         #: Of machines, those that take no new task: the acquirer's, as long as it does not hold them.
         self.closed: Callable[[Iterable[str]], frozenset[str]] = lambda names: frozenset()
+        #: Machines whose VMs are being preempted now.
+        self.notices: Callable[[], Mapping[str, Notice]] = dict
         self.looked_at: float | None = None
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
@@ -109,9 +113,12 @@ class TaskService:
         """Tasks that have not ended, in the order in which they get their turn."""
         return self._tasks
 
-    async def start(self) -> None:
-        """Recall the tasks, and begin. Raises StoreError."""
+    async def recall(self) -> None:
+        """Recall the tasks. Raises StoreError."""
         self._tasks = {stored.task.name: stored.task for stored in await self._store.unfinished_tasks()}
+
+    def start(self) -> None:
+        """Begin, with the tasks that were recalled."""
         if self._engine is not None:
             self._work = asyncio.create_task(self._run(self._engine), name="tasks")
 
@@ -226,12 +233,15 @@ class TaskService:
             self._ready = True
         label = self._settings.label
         look = await engine.look({task.attempt_name(label) for task in self._tasks.values()})
+        # Before the cores: a VM whose preemption ends in between counts as off, or as being preempted, never as whole.
+        notices = self.notices()
         cores = await self._known.cores(look.machines)
         # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
         # meanwhile: what they submit gets its turn after this one, as does what they change.
         tasks, pool = dict(self._tasks), self._known.pool()
         closed = self.closed(look.machines)
-        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, self._clock(), label, closed)
+        now = self._clock()
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices)
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
@@ -259,6 +269,8 @@ class TaskService:
             elif task.preemptions > before.preemptions:
                 kind = "task-preempted"
                 sentence = f"{task.name} was broken off on {before.machine} ({before.sentence}): {task.sentence}"
+            elif task.told_at is not None and task.told_at != before.told_at:
+                kind, sentence = "task-warned", f"{task.name}: {task.sentence}"
             elif task.phase is TaskPhase.RUNNING and before.phase is not TaskPhase.RUNNING:
                 kind, sentence = "task-started", f"{task.name} runs on {task.machine}, attempt {task.attempt}"
             else:
@@ -309,6 +321,8 @@ async def _do(engine: Engine, instruction: Instruction) -> None:
             await engine.release(attempt, machine)
         case Cancel(attempt, begun_too):
             await engine.cancel(attempt, begun_too)
+        case Signal(attempt, signal, notice):
+            await engine.signal(attempt, signal, notice)
         case Forget(attempt):
             await engine.forget(attempt)
         case SetCores(machine, cores):
@@ -325,7 +339,12 @@ def _task(stored: StoredTask | None) -> Task | None:
 
 def _fingerprint(spec: TaskSpec) -> str:
     """The body as it is stored; without what is younger than stored bodies, where it was not given."""
-    younger = {"preemption_aversion": 0.0, "checkpoint_s": None}
+    younger = {
+        "preemption_aversion": 0.0,
+        "checkpoint_s": None,
+        "checkpoint_signal": None,
+        "checkpoint_grace_s": None,
+    }
     return spec.model_dump_json(exclude={name for name, silent in younger.items() if getattr(spec, name) == silent})
 
 
@@ -340,4 +359,6 @@ def _order(spec: TaskSpec, user: str | None) -> TaskOrder:
         spec.preemption_aversion,
         spec.checkpoint_s,
         user,
+        spec.checkpoint_signal.value if spec.checkpoint_signal is not None else None,
+        spec.checkpoint_grace_s,
     )

@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("start", "lifecycle.start", "ebb start web; ebb start web --anywhere --lose-disk"),
     ("resize", "lifecycle.resize", "ebb resize web --cpu-cores 4 --minimum-memory-mib 768"),
     ("migrate", "lifecycle.migrate", "ebb migrate web --host host-b --lose-disk"),
+    ("rebalance", "lifecycle.rebalance", "ebb rebalance --dry-run --lasted-s 3600"),
     ("adopt", "lifecycle.adopt", "ebb adopt web --host host-a --minimum-cpu-cores 0.5 --minimum-memory-mib 512"),
     ("release", "lifecycle.release", "ebb release web"),
     ("templates", "lifecycle.templates", "ebb templates host-a"),
@@ -68,6 +69,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("token new", "access.token_new", "ebb token new --role operator --name ci"),
     ("certificates", "access.certificates", "ebb certificates tls --manager 127.0.0.1 --host host-a=127.0.0.1"),
     ("invite", "access.invite", "ebb invite host-b --key-file /etc/ebbtide/hosts.key"),
+    ("config check", "config.check", "ebb config check; ebb config check manager.toml"),
+    ("config example", "config.example", "ebb config example hostagent > hostagent.toml"),
     ("epoch", "access.epoch", "ebb epoch; ebb epoch --state-dir /var/lib/ebbtide/agent --reset"),
     ("lab up", "lab.up", "ebb lab up --host host-a=cpu_cores=6,memory_mib=3600"),
     ("lab status", "lab.status", "ebb lab status --json"),
@@ -92,9 +95,12 @@ GROUPS = {
     "lab": "A whole cluster on this machine.",
     "lab image": "The disk image of the lab's guests.",
     "token": "Tokens with roles.",
+    "config": "Files of the daemons' options.",
     "tasks": "Long work, run where the cores will stay.",
     "sim": "Traces and simulations.",
 }
+#: Packages that only some commands need, and the extra that brings them.
+_EXTRAS = {"libvirt": "host", "psutil": "host", "scipy": "sim", "numba": "sim", "pyarrow": "sim"}
 
 
 class LazyGroup(TyperGroup):
@@ -172,6 +178,14 @@ def _tree() -> typer.Typer:
 app = _tree()
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"ebb {version('ebbtide')}")
+        raise typer.Exit
+
+
 @app.callback()
 def connection(
     ca: Annotated[
@@ -185,6 +199,9 @@ def connection(
     key: Annotated[
         Path | None, typer.Option("--key", envvar="EBB_KEY", metavar="FILE", help="The key of --certificate.")
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Deflate virtual machines instead of killing them."""
     TLS_FILES.set((ca, certificate, key))
@@ -206,6 +223,11 @@ def _guarded(work: Callable[[], object]) -> int:
     except EbbError as error:
         print_error(str(error))
         return 130 if isinstance(error, Interrupted) else 1
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        print_error(f"this needs the package {error.name}: pip install 'ebbtide[{_EXTRAS[error.name]}]'")
+        return 1
     except TimeoutError:
         print_error("the operation did not end in time; it goes on, see `ebb operations`")
         return 1

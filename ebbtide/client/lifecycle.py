@@ -77,15 +77,24 @@ class LifecycleCalls(Connection):
         lose_disk: bool = False,
         limit_s: float = 60.0,
         deadline_s: float = 60.0,
+        live: bool = False,
+        copy_storage: bool = False,
+        bandwidth_mib_s: float = 0.0,
         request_id: str | None = None,
     ) -> Operation:
-        """Stop a VM where it is and start it elsewhere; if that fails it stays where it was, off if it was stopped."""
+        """Stop a VM where it is and start it elsewhere; if that fails it stays where it was, off if it was stopped.
+
+        ``live``: move it while it runs; what has not moved within the deadline is called off, and it goes on.
+        """
         body = MigrateRequest(
             request_id=request_id or new_request_id(),
             host=host,
             lose_disk=lose_disk,
             limit_s=limit_s,
             deadline_s=deadline_s,
+            live=live,
+            copy_storage=copy_storage,
+            bandwidth_mib_s=bandwidth_mib_s,
         )
         return await self._one("POST", f"/v1/vms/{name}/migrate", Operation, body=body)
 

@@ -19,7 +19,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.commands import ModeCommand, TargetCommand
 from ebbtide.messages.common import Vector
-from ebbtide.messages.dry_runs import DryRunReport, Forecast
+from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.hosts import ForgottenHost, HostStatus, ManagerHealth, Readiness
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
@@ -125,6 +125,14 @@ class ManagerClient(LifecycleCalls, TaskCalls):
         """Who would grow if a VM were deleted; nothing is changed."""
         query = {"request_id": new_request_id(), "dry_run": "true"}
         return await self._one("DELETE", f"/v1/vms/{name}", DryRunReport, query=query)
+
+    async def dry_run_rebalancing(self, *, lasted_s: float | None = None) -> RebalancingReport:
+        """Which VMs would be moved between hosts, and what for; nothing is moved.
+
+        ``lasted_s``: for how long VMs are taken to have been deflated; default: as long as it takes to count.
+        """
+        query = {} if lasted_s is None else {"lasted_s": f"{lasted_s:g}"}
+        return await self._one("GET", "/v1/rebalancing", RebalancingReport, query=query)
 
     async def set_target(
         self,
@@ -266,14 +274,14 @@ class ManagerClient(LifecycleCalls, TaskCalls):
         self,
         operation: Operation,
         *,
-        limit_s: float = 600.0,
+        limit_s: float | None = 600.0,
         progress: Progress | None = None,
         host: str | None = None,
     ) -> Operation:
         """Follow an operation to its end; each new sentence of its progress goes to ``progress``, but for its outcome.
 
         ``host``: whose operation it is, where it is not the manager's own.
-        Raises TimeoutError after ``limit_s`` seconds; the operation itself goes on.
+        Raises TimeoutError after ``limit_s`` seconds (None: never); the operation itself goes on.
         """
         told = 0
         async with asyncio.timeout(limit_s):

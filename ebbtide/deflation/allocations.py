@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -65,6 +65,10 @@ class Allocation:
     def deflatable(self) -> ResourceVector:
         """What can still be taken: all above the minimum, nothing of a fixed VM."""
         return ZERO if self.priority is Priority.FIXED else self.current.less(self.minimum)
+
+    def keeping(self, size: ResourceVector) -> Allocation:
+        """The same VM while it cannot be taken below a size; a harvest VM may have more than its nominal size."""
+        return replace(self, minimum=size, nominal=self.nominal.larger(size))
 
     @property
     def charge(self) -> ResourceVector:

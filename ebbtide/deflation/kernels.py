@@ -28,6 +28,12 @@ FIXED: Final = 0
 DEFLATABLE: Final = 1
 HARVEST: Final = 2
 
+#: What becomes of a VM that is preempted, and how fast a slow disk takes or gives back what is saved, MiB/s.
+DELETES: Final = 0
+SUSPENDS: Final = 1
+STOPS: Final = 2
+SAVING_MIB_S: Final = 64.0
+
 WIDTH: Final = len(COMPONENTS)
 MEMORY: Final = COMPONENTS.index("memory_mib")
 QUANTA: Final = tuple(QUANTUM)
@@ -318,6 +324,21 @@ def distance(nominal: Row, current: Row, target: Row, missing: Row) -> float:
     return largest
 
 
+def preemption_cost(choice: int, state_mib: float, work_s: float) -> float:
+    """What the preemption of a VM costs, in seconds of its work that are lost or put off.
+
+    Nothing is kept of one that is deleted, by its owner's word; one that is suspended loses the time in which its
+    memory is written and read, at a slow disk's pace, and one that is stopped all that it has worked since it started.
+
+    :param choice: ``DELETES``, ``SUSPENDS`` or ``STOPS``.
+    :param state_mib: the memory that would be saved.
+    :param work_s: for how long it has run.
+    """
+    if choice == DELETES:
+        return 0.0
+    return 2.0 * state_mib / SAVING_MIB_S if choice == SUSPENDS else work_s
+
+
 def victims(
     priority: Row,
     nominal: Table,
@@ -325,6 +346,7 @@ def victims(
     charge: Table,
     missing: Row,
     targets: Table,
+    cost: Row,
     order: Row,
     chosen: Row,
 ) -> int:
@@ -332,6 +354,7 @@ def victims(
 
     :param charge: what each VM takes from its host: its current size and its overhead.
     :param targets: the size each VM should have reached.
+    :param cost: what stopping each costs, by which those are chosen that are as far (`preemption_cost`).
     :param order: see `by_name`.
     :param chosen: its beginning is filled with the places of the victims, in the order of choice.
     :returns: how many; -1 if even all would not do.
@@ -353,8 +376,9 @@ def victims(
             if not helps:
                 continue
             away = distance(nominal[i], current[i], targets[i], left)
-            # Of two that are as far the last by name.
-            if place < 0 or away >= farthest:
+            # Of two that are as far the cheaper one, of two that cost as much the last by name.
+            as_far = place >= 0 and away == farthest
+            if place < 0 or away > farthest or (as_far and cost[i] <= cost[candidates[place]]):
                 place, farthest = k, away
         if place < 0:
             break
@@ -402,6 +426,7 @@ KERNELS: Final = (
     fits,
     is_nothing,
     distance,
+    preemption_cost,
     victims,
     _cover,
 )

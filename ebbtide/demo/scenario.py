@@ -174,7 +174,8 @@ class Demo:
             await self._finish(await self._create(name, _low_spec(name)))
         hosts = {vm.name: vm.host for vm in await self._client.vms()}
         for name in LOW:
-            self._gauges[name] = Gauge(domain_name(hosts[name] or "", name), self._state.uri)
+            host = hosts[name] or ""
+            self._gauges[name] = Gauge(domain_name(host, name), self._state.uri_of(host))
             self._caches[name] = Cache(name, self._gauges[name], KEYS)
         self._report("waiting for the guests")
         try:

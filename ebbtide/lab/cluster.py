@@ -19,9 +19,10 @@ from ebbtide.client import ManagerClient
 from ebbtide.deflation.errors import DeflationError
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.errors import EbbError
-from ebbtide.lab import domains, paths, processes, services
+from ebbtide.lab import domains, own_libvirt, paths, processes, services
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.image import Image, build_image
+from ebbtide.lab.namespace import inside, outside, uri_of
 from ebbtide.lab.state import Daemon, LabHost, LabState, StateFile, make_directory, new_token, write_private
 from ebbtide.messages.common import Name, Vector
 from ebbtide.messages.hosts import HostStatus
@@ -91,8 +92,11 @@ class Lab:
         """Raises LabError if no lab is up here."""
         return self.file.running()
 
-    def up(self, hosts: Sequence[HostSlice] | None = None) -> LabState:
-        """Start the lab, or what of it does not run any more. Undone if it fails. Raises LabError."""
+    def up(self, hosts: Sequence[HostSlice] | None = None, own_libvirt: bool = False) -> LabState:
+        """Start the lab, or what of it does not run any more. Undone if it fails. Raises LabError.
+
+        :param own_libvirt: whether each host gets a libvirt of its own instead of the machine's.
+        """
         with self.file.lock():
             state = self.file.load()
             if state is not None and state.phase != "up":
@@ -102,7 +106,7 @@ class Lab:
             if state is not None:
                 return self._resume(state, hosts)
             try:
-                return self._start(tuple(hosts or DEFAULT_HOSTS))
+                return self._start(tuple(hosts or DEFAULT_HOSTS), own_libvirt)
             except BaseException as error:
                 self.report(f"undoing the start: {error or type(error).__name__}")
                 self._clear(self.file.load() or LabState())
@@ -151,7 +155,7 @@ class Lab:
                 for daemon in state.daemons
             ],
             "services_started": [process.name for process in state.services],
-            "libvirtd": services.LIBVIRTD.answers(),
+            "libvirtd": own_libvirt.answers(state),
             "hosts": [
                 {
                     "id": host.id,
@@ -190,7 +194,7 @@ class Lab:
 
     # --- up ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, hosts: tuple[HostSlice, ...]) -> LabState:
+    def _prepare(self, hosts: tuple[HostSlice, ...], own: bool = False) -> LabState:
         names = [host.id for host in hosts]
         if len(set(names)) != len(names):
             raise LabError(f"two hosts have the same name: {', '.join(names)}")
@@ -198,16 +202,23 @@ class Lab:
             make_directory(directory)
         state = LabState()
         self._save(state)
-        services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+        if not own:
+            self._ensure_libvirt(state)
         image = build_image(paths.image_cache(), progress=lambda stage, done: self.report(f"guest image: {stage}"))
         accelerator = self._probe(image)
         state.image, state.accelerator, state.accelerator_reason = image.key, accelerator.kind, accelerator.reason
-        self._describe(state, image, hosts)
+        self._describe(state, image, hosts, own)
         self._save(state)
+        if own:
+            self._ensure_libvirt(state)
         return state
 
-    def _start(self, hosts: tuple[HostSlice, ...]) -> LabState:
-        state = self._prepare(hosts)
+    def _ensure_libvirt(self, state: LabState) -> None:
+        ensure = own_libvirt.ensure_own if any(host.libvirt for host in state.hosts) else services.ensure_services
+        ensure(state, self.logs, lambda: self._save(state), self.report)
+
+    def _start(self, hosts: tuple[HostSlice, ...], own: bool) -> LabState:
+        state = self._prepare(hosts, own)
         for daemon in state.daemons:
             self.report(f"starting {daemon.name}")
             daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
@@ -223,10 +234,10 @@ class Lab:
         if wanted and wanted != {(host.id, host.capacity.vector()) for host in state.hosts}:
             raise LabError("a lab with other hosts is up; take it down first with `ebb lab down`")
         ended = [daemon for daemon in state.daemons if processes.running(daemon.process) is None]
-        if not ended and services.LIBVIRTD.answers():
+        if not ended and own_libvirt.answers(state):
             self.report(f"the lab is already up in {self.directory}")
             return state
-        services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+        self._ensure_libvirt(state)
         for daemon in ended:
             self.report(f"{daemon.name} had ended; starting it again")
             daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
@@ -238,7 +249,7 @@ class Lab:
         self.report("probing the accelerator")
         return probe_accelerator(image.kernel, None, paths.accelerator_cache())
 
-    def _describe(self, state: LabState, image: Image, hosts: tuple[HostSlice, ...]) -> None:
+    def _describe(self, state: LabState, image: Image, hosts: tuple[HostSlice, ...], own: bool) -> None:
         """Fill in ports, tokens and command lines."""
         tokens, manager_dir = self.directory / "tokens", self.directory / "manager"
         make_directory(tokens)
@@ -267,6 +278,10 @@ class Lab:
             agent += ["--state-dir", str(agent_state), "--disk-dir", str(disks), "--image-dir", str(image.base.parent)]
             agent += ["--uri", state.uri, "--accelerator", state.accelerator]
             agent += ["--acpi-verdict", str(paths.acpi_verdict())]
+            folders = home / "libvirt" if own else None
+            if folders is not None:
+                own_libvirt.make_folders(folders)
+                agent = inside(folders, [*agent, "--migration-uri", uri_of(folders)])
             state.daemons.append(Daemon(name=host.id, argv=agent, log=self.logs / f"{host.id}.log"))
             state.hosts.append(
                 LabHost(
@@ -275,6 +290,7 @@ class Lab:
                     url=f"http://{LOOPBACK}:{port}",
                     token_file=token,
                     disk_dir=disks,
+                    libvirt=folders,
                 )
             )
 
@@ -299,12 +315,16 @@ class Lab:
 
             def revive() -> None:
                 make_directory(self.logs)
-                services.ensure_services(state, self.logs, lambda: self._save(state), self.report)
+                self._ensure_libvirt(state)
 
-            if domains.domains_left(host_ids) and not services.LIBVIRTD.answers():
+            own = [host for host in state.hosts if host.libvirt is not None]
+            left = [domains.domains_left(None, outside(host.uri, domains.RUN)) for host in own]
+            if (any(left) or (not own and domains.domains_left(host_ids))) and not own_libvirt.answers(state):
                 revive()
-            if services.LIBVIRTD.answers():
-                domains.remove_domains(state.uri, host_ids, self.report, revive)
+            if own_libvirt.answers(state):
+                # In a libvirt of the lab's own there is nothing of others.
+                for uri in [host.uri for host in own] or [state.uri]:
+                    domains.remove_domains(uri, None if own else host_ids, self.report, revive)
                 domains.remove_logs(host_ids)
         services.stop_services(state, self.report)
         # The state file goes last, so that a `down` that was interrupted can be repeated.

@@ -16,6 +16,7 @@ from hostagent.state import intents
 
 RUN = Path("/run/libvirt/qemu")
 LOGS = Path("/var/log/libvirt/qemu")
+DEFINITIONS = Path("/etc/libvirt/qemu")
 REMOVE_S = 30.0
 #: How often a libvirtd that ended in the middle is brought back before it is given up.
 REVIVALS = 3
@@ -27,7 +28,7 @@ class _LibvirtGone(LabError):
 
 def remove_domains(
     uri: str,
-    host_ids: Iterable[str],
+    host_ids: Iterable[str] | None,
     report: Callable[[str], None],
     revive: Callable[[], None] | None = None,
 ) -> list[str]:
@@ -36,9 +37,10 @@ def remove_domains(
     A domain is one of ours if its name begins with ``ebb-HOST.`` and its metadata names HOST as the owner; one that has
     only the name is left and reported. Raises LabError when libvirt refuses.
 
+    :param host_ids: None: all domains, whoever owns them.
     :param revive: makes libvirt answer again where it has ended meanwhile, so that no domain is left without it.
     """
-    hosts, removed = list(host_ids), list[str]()
+    hosts, removed = None if host_ids is None else list(host_ids), list[str]()
     for attempt in range(1, REVIVALS + 1):
         try:
             _remove_all(uri, hosts, report, removed)
@@ -51,7 +53,7 @@ def remove_domains(
     return removed
 
 
-def _remove_all(uri: str, host_ids: list[str], report: Callable[[str], None], removed: list[str]) -> None:
+def _remove_all(uri: str, host_ids: list[str] | None, report: Callable[[str], None], removed: list[str]) -> None:
     """Adds the names of those that are gone to ``removed``, also where it raises."""
     import libvirt
 
@@ -62,12 +64,7 @@ def _remove_all(uri: str, host_ids: list[str], report: Callable[[str], None], re
     try:
         for domain in connection.listAllDomains():
             name = domain.name()
-            hosts = [host for host in host_ids if name.startswith(domain_name(host, ""))]
-            if not hosts:
-                continue
-            owner = _owner(domain)
-            if owner not in hosts:
-                report(f"{name} is left alone: its owner is {owner or 'not known'}")
+            if host_ids is not None and not _is_of(domain, name, host_ids, report):
                 continue
             report(f"removing {name}")
             _remove(connection, domain.UUIDString(), name)
@@ -79,6 +76,14 @@ def _remove_all(uri: str, host_ids: list[str], report: Callable[[str], None], re
     finally:
         with contextlib.suppress(libvirt.libvirtError):
             connection.close()
+
+
+def _is_of(domain: Any, name: str, host_ids: list[str], report: Callable[[str], None]) -> bool:
+    hosts = [host for host in host_ids if name.startswith(domain_name(host, ""))]
+    owner = _owner(domain) if hosts else None
+    if hosts and owner not in hosts:
+        report(f"{name} is left alone: its owner is {owner or 'not known'}")
+    return owner in hosts
 
 
 def _is_gone(error: Any) -> bool:
@@ -116,9 +121,18 @@ def _remove(connection: Any, uuid: str, name: str) -> None:
     raise LabError(f"{name} could not be removed within {REMOVE_S:g} s: {problem}")
 
 
-def domains_left(host_ids: Iterable[str], run: Path = RUN) -> bool:
-    """Whether QEMU processes of these hosts may be alive though libvirtd is not: it keeps a pid file for each."""
-    return any(any(run.glob(domain_name(host, "*.pid"))) for host in host_ids)
+def domains_left(host_ids: Iterable[str] | None, run: Path = RUN, definitions: Path = DEFINITIONS) -> bool:
+    """Whether anything of these hosts is left though libvirtd does not answer: QEMU processes, by libvirtd's pid files,
+    or definitions, which a later lab would take for VMs of another manager.
+
+    :param host_ids: None: processes of any; their libvirt's folders go with the lab.
+    """
+    if host_ids is None:
+        return any(run.glob("*.pid"))
+    return any(
+        any(run.glob(domain_name(host, "*.pid"))) or any(definitions.glob(domain_name(host, "*.xml")))
+        for host in host_ids
+    )
 
 
 def remove_logs(host_ids: Iterable[str], logs: Path = LOGS) -> None:

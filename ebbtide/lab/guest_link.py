@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import secrets
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -39,7 +40,13 @@ class LabLink:
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_unix_connection(str(path), limit=2 * LINE_BYTES)
+                # By its directory: in a lab's own folders the path may be longer than a socket's may be (unix(7)).
+                directory = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    short = f"/proc/self/fd/{directory}/{Path(path).name}"
+                    reader, writer = await asyncio.open_unix_connection(short, limit=2 * LINE_BYTES)
+                finally:
+                    os.close(directory)
                 link = cls(reader, writer)
                 while not await link._answers():
                     pass
@@ -109,6 +116,8 @@ class LabLink:
                 line = await self._reader.readline()
             except ValueError as error:
                 raise LinkError("the guest sent more than a line may hold") from error
+            except OSError as error:
+                raise LinkError(f"the channel was cut: {error.strerror or error}") from error
             if not line:
                 raise LinkError("the channel was closed by QEMU: the guest is gone")
             try:

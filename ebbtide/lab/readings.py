@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ebbtide.lab.errors import LabError, ReadingError
 from ebbtide.lab.guest_link import LabLink, channel_path
+from ebbtide.lab.namespace import outside
 from ebbtide.lab.services import open_libvirt
 
 PROC = Path("/proc")
@@ -112,12 +113,12 @@ class Gauge:
         try:
             view, balloon_mib = await asyncio.to_thread(self._from_libvirt)
             async with asyncio.timeout(60):
-                limit_mib, rss_mib, online = await self._from_guest(view.lab_socket)
+                limit_mib, rss_mib, online = await self._from_guest(outside(self.uri, view.lab_socket))
         except ReadingError:
             raise
         except (LabError, TimeoutError) as error:
             raise ReadingError(f"{self.domain} could not be read: {error or 'no answer in time'}") from error
-        pid = qemu_pid(self.domain)
+        pid = qemu_pid(self.domain, outside(self.uri, PID_FILES))
         return Reading(
             memcached_limit_mib=limit_mib,
             memcached_rss_mib=rss_mib,
@@ -131,7 +132,7 @@ class Gauge:
     async def link(self) -> LabLink:
         """The lab channel of the guest; the caller closes it."""
         view, _ = await asyncio.to_thread(self._from_libvirt)
-        return await LabLink.connect(view.lab_socket)
+        return await LabLink.connect(outside(self.uri, view.lab_socket))
 
     async def _from_guest(self, socket: Path) -> tuple[float, float, tuple[int, ...]]:
         link = await LabLink.connect(socket)

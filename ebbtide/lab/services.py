@@ -21,6 +21,7 @@ import psutil
 
 from ebbtide.lab import kvm_device, processes
 from ebbtide.lab.errors import LabError
+from ebbtide.lab.namespace import inside
 from ebbtide.lab.state import LabState, Process
 
 BRIDGE = Path("/sys/class/net/virbr0")
@@ -36,25 +37,28 @@ class Service:
     sockets: tuple[Path, ...]
     argv: tuple[str, ...]
     package: str
+    #: Where it has folders of its own for libvirt's (`ebbtide.lab.namespace`); None: it sees the machine's.
+    folders: Path | None = None
 
     def answers(self) -> bool:
         """Whether a process accepts connections on one of its sockets; a stale socket file does not count."""
         return any(_accepts(path) for path in self.sockets)
 
 
+PACKAGE = "libvirt-daemon-system"
 DBUS = Service(
     "dbus",
     (Path("/run/dbus/system_bus_socket"), Path("/var/run/dbus/system_bus_socket")),
     ("dbus-daemon", "--system", "--nofork", "--nopidfile"),
     "dbus",
 )
-VIRTLOGD = Service("virtlogd", (Path("/run/libvirt/virtlogd-sock"),), ("virtlogd",), "libvirt-daemon-system")
+VIRTLOGD = Service("virtlogd", (Path("/run/libvirt/virtlogd-sock"),), ("virtlogd",), PACKAGE)
 # The second socket is that of the modular daemon, which has taken libvirtd's place elsewhere.
 LIBVIRTD = Service(
     "libvirtd",
     (Path("/run/libvirt/libvirt-sock"), Path("/run/libvirt/virtqemud-sock")),
     ("libvirtd",),
-    "libvirt-daemon-system",
+    PACKAGE,
 )
 SERVICES = (DBUS, VIRTLOGD, LIBVIRTD)
 
@@ -64,10 +68,7 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
 
     ``save`` is called after each start. Raises LabError with the end of the log of a service that does not come up.
     """
-    for process in [process for process in state.services if processes.running(process) is None]:
-        log = logs / f"{process.name}.log"
-        report(f"{process.name} (pid {process.pid}) {processes.how_ended(process)}; its log:\n{processes.tail(log)}")
-        state.services.remove(process)
+    forget_ended(state, logs, report)
     if LIBVIRTD.answers():
         return
     if Path("/run/systemd/system").is_dir():
@@ -80,18 +81,34 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
         save()
     bridge_was_there = BRIDGE.exists()
     for service in SERVICES:
-        if service.answers():
-            continue
-        report(f"starting {service.name}")
-        for path in service.sockets[:1]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        log = logs / f"{service.name}.log"
-        process = processes.start(service.name, (_program(service), *service.argv[1:]), log)
-        state.services.append(process)
-        save()
-        _await(service, process, log)
+        start_service(service, state, logs, save, report)
     state.network_started = not bridge_was_there and _network_is_active(state.uri)
     save()
+
+
+def forget_ended(state: LabState, logs: Path, report: Callable[[str], None]) -> None:
+    """Take services that have ended out of the state, and say how they did."""
+    for process in [process for process in state.services if processes.running(process) is None]:
+        log = logs / f"{process.name}.log"
+        report(f"{process.name} (pid {process.pid}) {processes.how_ended(process)}; its log:\n{processes.tail(log)}")
+        state.services.remove(process)
+
+
+def start_service(
+    service: Service, state: LabState, logs: Path, save: Callable[[], None], report: Callable[[str], None]
+) -> None:
+    """Start a service that does not answer; it stands in ``state.services`` then. Raises LabError as the others."""
+    if service.answers():
+        return
+    report(f"starting {service.name}")
+    for path in service.sockets[:1]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{service.name}.log"
+    argv = [_program(service), *service.argv[1:]]
+    process = processes.start(service.name, argv if service.folders is None else inside(service.folders, argv), log)
+    state.services.append(process)
+    save()
+    _await(service, process, log)
 
 
 def restart_libvirtd(state: LabState, logs: Path, save: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.kvm_device import DeviceAccess
+from ebbtide.lab.namespace import uri_of
 from ebbtide.messages.common import Name, Vector
 
 FILE = "lab.json"
@@ -49,6 +50,13 @@ class LabHost(BaseModel):
     url: str
     token_file: Path
     disk_dir: Path
+    #: The folders of a libvirt of its own; None: it shares the machine's with the other hosts.
+    libvirt: Path | None = None
+
+    @property
+    def uri(self) -> str:
+        """Its libvirt, for who is not in its namespace."""
+        return "qemu:///system" if self.libvirt is None else uri_of(self.libvirt)
 
 
 class LabState(BaseModel):
@@ -70,6 +78,13 @@ class LabState(BaseModel):
     network_started: bool = False
     #: Who could open /dev/kvm before the lab opened it to libvirt's QEMU user; None if nothing was changed.
     kvm_before: DeviceAccess | None = None
+
+    def uri_of(self, host_id: str) -> str:
+        """The libvirt of one of its hosts. Raises LabError for a name that no host has."""
+        for host in self.hosts:
+            if host.id == host_id:
+                return host.uri
+        raise LabError(f"no host of the lab is called {host_id}; there are {', '.join(h.id for h in self.hosts)}")
 
     def daemon(self, name: str) -> Daemon:
         """Raises LabError for a name that no daemon has."""

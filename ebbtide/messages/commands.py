@@ -50,6 +50,21 @@ class StopCommand(Command):
     reason: Literal["stop", "minimum", "shortfall"] = Field(
         "stop", description="minimum or shortfall: it is preempted, and its guest is told first"
     )
+    suspend: bool = Field(
+        False, description="preempted: save its memory where there is room and time, so that it goes on where it was"
+    )
+
+    def comparable(self) -> dict[str, Any]:
+        # Earlier versions did not know it: their commands are repeated as they were.
+        body = super().comparable()
+        return body if self.suspend else {key: value for key, value in body.items() if key != "suspend"}
+
+
+class WithdrawCommand(Command):
+    """POST /v1/vms/NAME/withdrawal: the VM stays, whose guest was told that it is preempted."""
+
+    preemption: RequestId = Field(description="the request that preempts it, while its notice runs")
+    reason: Annotated[str, Field(max_length=200), AfterValidator(cleaned_text)] = ""
 
 
 class StartCommand(Command):

@@ -101,3 +101,42 @@ class DryRunReport(Body):
     preempted: tuple[Name, ...] = Field((), description="who would be stopped: the last resort")
     reason: Literal["minimum", "shortfall"] | None = Field(None, description="why a VM would be preempted")
     steps: tuple[str, ...] = Field((), description="what would be done, a sentence a step")
+
+
+class ProposedMove(Body):
+    """A VM that would move to another host while it runs."""
+
+    vm: Name
+    source: Name
+    target: Name
+    memory_mib: float = Field(description="to be copied, by the size that it has")
+    copies_disk: bool = Field(description="its disk is on its host alone: copying that comes on top")
+    given_back: Vector = Field(description="to itself and to those that it leaves behind")
+    core_hours: float = Field(description="given back for as long as the deflation is expected to last")
+    gib_hours: float
+    worth: float = Field(description="core-hours, with GiB-hours by their worth, per GiB copied")
+    sentence: str
+
+
+class LeftOut(Body):
+    """A host that takes no part, or a VM of a deflated host that lacks something and cannot move."""
+
+    host: Name
+    vm: Name | None = Field(None, description="null: all of the host")
+    sentence: str
+
+
+class RebalancingReport(Body):
+    """GET /v1/rebalancing of the manager: what would be moved, by the hosts' last reports. Nothing is moved."""
+
+    lasted_s: float = Field(description="for how long VMs are taken to have been deflated: reports do not say")
+    hosts: int = Field(description="that take part")
+    deflated_hosts: int = Field(description="of these, with VMs that lack what is worth a resize")
+    unready_hosts: int = Field(description="that do not answer, or whose hypervisor does not: they take no part")
+    moves: tuple[ProposedMove, ...] = Field(description="each after those before it")
+    more: bool = Field(False, description="there may be more moves than are looked for")
+    memory_mib: float = Field(description="to be copied by all of them")
+    core_hours: float
+    gib_hours: float
+    left_out: tuple[LeftOut, ...] = Field((), description="at most 200 of them")
+    sentence: str

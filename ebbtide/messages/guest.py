@@ -171,6 +171,12 @@ class PreemptionTold(GuestBody):
     running: Annotated[int, Field(ge=0, le=1000)]
 
 
+class PreemptionWithdrawn(GuestBody):
+    """Answer to ``preemption.withdrawn``: whether the guest had had that notice."""
+
+    known: bool
+
+
 class GuestAmounts(GuestBody):
     """Amounts by resource; what is left out is 0."""
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import LARGEST, MOST_VMS, Address, Body, Health, Name, Page, Rows, Sentence, Size, Vector
 from ebbtide.messages.machines import CoreChange
+from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMStatus
 
 
@@ -59,6 +60,7 @@ class HostReport(Body):
     templates: tuple[HostTemplate, ...] | None = Field(
         None, max_length=MOST_VMS, description="null: not said, so any may be there"
     )
+    migration: MigrationAddress | None = Field(None, description="null: it takes part in no live migration")
 
 
 class ReportReply(Body):

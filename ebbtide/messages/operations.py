@@ -94,7 +94,11 @@ class Operation(Body):
         "migrate",
         "adopt",
         "release",
+        "withdraw",
         "return",
+        "arrive",
+        "depart",
+        "live-migrate",
     ]
     state: OperationState
     sentence: Sentence

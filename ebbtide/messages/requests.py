@@ -10,6 +10,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import (
+    MOST,
     Body,
     DomainName,
     DryRun,
@@ -112,13 +113,22 @@ class ResizeRequest(Body):
 
 
 class MigrateRequest(Body):
-    """POST /v1/vms/NAME/migrate of the manager: stop it where it is, start it elsewhere."""
+    """POST /v1/vms/NAME/migrate of the manager: stop it where it is, start it elsewhere; or move it while it runs."""
 
     request_id: RequestId
     host: Name | None = Field(None, description="where to; default: where it fits best")
     lose_disk: bool = Field(False, strict=True, description="what is on a disk that is not shared may be lost")
     limit_s: StopSeconds = Field(60.0, description="for the guest's own power-off")
-    deadline_s: Seconds = 60.0
+    deadline_s: Seconds = Field(60.0, description="for finding room; live: and once more for the move, then called off")
+    live: bool = Field(False, strict=True, description="while it runs, at the size that it has")
+    copy_storage: bool = Field(False, strict=True, description="live: copy a disk that is not shared")
+    bandwidth_mib_s: float = Field(0.0, ge=0, le=MOST, allow_inf_nan=False, description="live: at most; 0: no limit")
+
+    @model_validator(mode="after")
+    def _check_live(self) -> Self:
+        if not self.live and (self.copy_storage or self.bandwidth_mib_s):
+            raise InvalidField("live", "must be true, since copy_storage and bandwidth_mib_s are for that")
+        return self
 
 
 class AdoptRequest(Body):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ebbtide.deflation.errors import InvalidField
 from ebbtide.messages.common import Body, Name, Page, RequestId
 
 #: A word of a command; no NUL, which no program can be given.
@@ -19,6 +20,18 @@ Duration = Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False, stric
 PreemptionAversion = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 #: Up to thirty days.
 Checkpoint = Annotated[float, Field(gt=0, le=2_592_000, allow_inf_nan=False, strict=True)]
+
+
+#: Up to the longest notice.
+CheckpointGrace = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, strict=True)]
+
+
+class CheckpointSignal(StrEnum):
+    """What a command may ask to get before its machine goes."""
+
+    TERM = "TERM"
+    USR1 = "USR1"
+    USR2 = "USR2"
 
 
 class TaskState(StrEnum):
@@ -50,6 +63,18 @@ class TaskSpec(Body):
     checkpoint_s: Checkpoint | None = Field(
         None, description="it saves its work every so often, and goes on from there; null: it begins again"
     )
+    checkpoint_signal: CheckpointSignal | None = Field(
+        None, description="its command gets it when the VM under it is to be preempted; null: it is not told"
+    )
+    checkpoint_grace_s: CheckpointGrace | None = Field(
+        None, description="so long it needs to save its work then; null: it has half of the VM's notice, in any case"
+    )
+
+    @model_validator(mode="after")
+    def _grace_has_a_signal(self) -> Self:
+        if self.checkpoint_grace_s is not None and self.checkpoint_signal is None:
+            raise InvalidField("checkpoint_grace_s", "says nothing without checkpoint_signal")
+        return self
 
 
 class TaskRequest(Body):
@@ -70,12 +95,15 @@ class ManagedTask(Body):
     max_attempts: int
     preemption_aversion: float = 0.0
     checkpoint_s: float | None = None
+    checkpoint_signal: CheckpointSignal | None = None
+    checkpoint_grace_s: float | None = None
     command: tuple[str, ...]
     machine: str | None = Field(None, description="where it runs, or ran last")
     attempts: int = Field(ge=0, description="how often it has begun")
     preemptions: int = Field(ge=0, description="how often it was broken off")
     submitted_at: float
     started_at: float | None = Field(None, description="when its last attempt began")
+    told_at: float | None = Field(None, description="when the command of that attempt got its checkpoint signal")
     ended_at: float | None = None
     exit_code: int | None = None
     output: str | None = Field(None, description="the file with what its last attempt prints, on the machines")

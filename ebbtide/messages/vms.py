@@ -45,6 +45,8 @@ class OnPreemption(StrEnum):
 
     #: It is told, powers off, and waits for room with its disk.
     STOP = "stop"
+    #: It is told, its memory is saved to disk, and it goes on where it was; stopped where disk or time do not allow it.
+    SUSPEND = "suspend"
     #: It goes at once, with its disk.
     DELETE = "delete"
 
@@ -64,7 +66,9 @@ class VMSpec(Body):
     xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
     on_preemption: OnPreemption = Field(
-        OnPreemption.STOP, description="stop: it keeps its disk and waits for room; delete: it goes with its disk"
+        OnPreemption.STOP,
+        description="stop: it keeps its disk and waits for room; suspend: its memory is saved, too, where disk and "
+        "time allow that; delete: it goes with its disk",
     )
     preemption_notice_s: StopSeconds = Field(
         NOTICE_S, description="for ending its work when it is preempted; no longer than the arriving VM can wait"
@@ -129,6 +133,16 @@ class VMState(StrEnum):
     PAUSED = "paused"
     #: Off: it holds no room, and keeps its disk.
     STOPPED = "stopped"
+    #: On its way to another host, or from one: it is charged here, and nothing changes its size.
+    MIGRATING = "migrating"
+
+
+class NotYetDeflatable(Body):
+    """Memory of a VM that cannot be taken now, but probably can be soon: its guest agent does not answer yet."""
+
+    memory_mib: float = Field(ge=0, le=MOST, description="what can probably be taken then, above the minimum")
+    in_s: float = Field(ge=0, le=MOST, description="in how many seconds, by what its boots took so far: a guess")
+    why: Sentence = Field(description='why it does not answer, to go on with after "which is"')
 
 
 class VMStatus(Body):
@@ -148,6 +162,7 @@ class VMStatus(Body):
     guest_connected: bool
     template: Name = "lab"
     boot_memory_mib: float = Field(ge=0, le=MOST)
+    not_yet: NotYetDeflatable | None = Field(None, description="memory that can be taken soon; null: now, or never")
     pressure: Sentence | None = Field(None, description="why the guest is under pressure; null if it is not")
     pressure_budget_s: float = Field(
         BUDGET_S, description="for how long the guest's claims of pressure still count; it comes back while none does"
@@ -167,9 +182,19 @@ class VMStatus(Body):
     start_size: Size | None = Field(
         None, description="off, on command or by itself: the size it comes up with; it holds no room"
     )
+    saved_mib: float | None = Field(
+        None,
+        ge=0,
+        le=MOST,
+        description="suspended: what its saved memory takes on disk; it goes on where it was",
+    )
+    started_at: Amount | None = Field(
+        None, description="since when its work is under way, seconds since the epoch; null: unknown"
+    )
     off_reason: Sentence | None = Field(None, description="why it is off or paused, where no command has made it so")
     at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
     adopted: bool = Field(False, description="another program's domain: it is never removed, only released")
+    uuid: Sentence | None = Field(None, description="of its domain; null: not known yet")
 
     def allocation(self) -> Allocation:
         """The row that policies read."""
@@ -224,6 +249,9 @@ class ClusterVM(Body):
     on_preemption: OnPreemption = OnPreemption.STOP
     preemption_notice_s: float = NOTICE_S
     preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
+    saved_mib: float | None = Field(
+        None, description="suspended: what its saved memory takes on its host's disk; null: it is not"
+    )
 
 
 class VMPage(Page):

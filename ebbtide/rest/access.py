@@ -13,10 +13,9 @@ from urllib.parse import quote
 import aiohttp
 import structlog
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from ebbtide.rest.errors import Refused
-from ebbtide.rest.problems import Handler
 from ebbtide.rest.rates import Buckets, Rate, counted
 from ebbtide.rest.roles import OPEN_ROUTES, Role, allowed, covers, needed, same_kind
 from ebbtide.rest.tls import common_name

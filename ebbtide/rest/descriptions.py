@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, TypeVar
 
-from aiohttp import web
+from aiohttp.typedefs import Handler
 from pydantic import BaseModel, TypeAdapter
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 H = TypeVar("H", bound=Handler)
 #: Whose token a route asks for: that of people and programs, that of host agents, or none.
 Security = Literal["client", "agent", "none"]

@@ -30,3 +30,7 @@ class Refused(RestError):
 
 class AccessError(RestError):
     """Tokens, certificates or an address that a server cannot start with. The sentence holds no secret."""
+
+
+class OptionsError(AccessError):
+    """Options that a daemon cannot start with; one sentence a line, each of which names where the option stands."""

@@ -102,9 +102,9 @@ class Gate:
         found = read_tokens(path) if path is not None else ()
         return (*self._own, *found)
 
-    def revoked(self, host: str) -> bool:
-        """Whether a host is called lost: nothing of it counts, and nothing is sent to it."""
-        return host in self.access.principals.revoked
+    def revoked(self) -> frozenset[str]:
+        """The hosts that are called lost: nothing of them counts, and nothing is sent to them."""
+        return self.access.principals.revoked
 
     def _revoked(self) -> frozenset[str]:
         path = self._settings.tokens_file

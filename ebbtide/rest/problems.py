@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.messages.common import Problem, problem_of
@@ -14,7 +14,6 @@ from ebbtide.rest.errors import Refused
 
 log = structlog.get_logger()
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: The answer to one of a daemon's own errors, see `answer_problem`; None for an error that it does not know.
 Known = Callable[[web.Request, Exception], web.Response | None]
 

@@ -31,6 +31,9 @@ class Role(StrEnum):
 ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/report"): Role.AGENT,
     ("PUT", "/v1/epoch"): Role.MANAGER,
+    # Where a VM's memory is sent, and what may come here with another one's identity.
+    ("POST", "/v1/vms/{name}/arrival"): Role.MANAGER,
+    ("POST", "/v1/vms/{name}/departure"): Role.MANAGER,
 }
 #: Routes that need no token.
 OPEN_ROUTES: Final = frozenset({"/", "/healthz", "/readyz"})

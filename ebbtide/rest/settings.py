@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.rest.access import Rates
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.listener import ConnectionLimits
+from ebbtide.rest.options import DaemonOptions
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.tls import KeyPair
 
@@ -41,37 +41,7 @@ class AccessSettings:
         return "http" if self.own is None else "https"
 
 
-def add_options(parser: argparse.ArgumentParser, rates: Rates) -> None:
-    """The options of a server.
-
-    :param rates: the daemon's defaults.
-    """
-    add = parser.add_argument_group("access (docs/reference/security.md)").add_argument
-    add(
-        "--tokens-file",
-        type=Path,
-        metavar="FILE",
-        help="TOML: more tokens, with roles; see `ebb token new --help`",
-    )
-    add("--tls-certificate", type=Path, metavar="FILE", help="PEM, with its chain: serve HTTPS")
-    add("--tls-key", type=Path, metavar="FILE", help="PEM, the key of --tls-certificate")
-    add(
-        "--client-ca",
-        type=Path,
-        metavar="FILE",
-        help="PEM: mutual TLS between manager and agents, signed by it",
-    )
-    add("--requests-per-s", type=float, default=rates.people.per_s, help="of one token, default %(default)g")
-    add("--burst", type=float, default=rates.people.burst, help="of requests at once, default %(default)g")
-    add("--reports-per-s", type=float, default=rates.agents.per_s, help="of one host agent, default %(default)g")
-    limits = ConnectionLimits()
-    add("--connections", type=int, default=limits.in_all, help="open at a time, default %(default)d")
-    add("--connections-per-address", type=int, default=limits.per_address, help="of those, default %(default)d")
-    add("--idle-timeout-s", type=float, default=limits.idle_s, help="for the head of a request, default %(default)g")
-    add("--body-timeout-s", type=float, default=10.0, help="for the body of a request, default %(default)g")
-
-
-def settings_of(options: argparse.Namespace, host: str) -> AccessSettings:
+def settings_of(options: DaemonOptions, host: str) -> AccessSettings:
     """What the options say.
 
     :param host: where the server is going to listen.

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from typing import Final
 
 from aiohttp import web
 
-from ebbtide.messages.commands import AdoptCommand, ReleaseCommand, SpecCommand, StartCommand, StopCommand
+from ebbtide.messages.commands import (
+    AdoptCommand,
+    ReleaseCommand,
+    SpecCommand,
+    StartCommand,
+    StopCommand,
+    WithdrawCommand,
+)
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import TemplateList
+from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand, MigrationAddress
 from ebbtide.messages.vms import VMSpec
 from ebbtide.rest.descriptions import describe
 from ebbtide.rest.parameters import check_parameters
@@ -18,6 +27,12 @@ from hostagent.api.routes import NAME, STARTED
 
 #: A command about the VM in the path, which begins an operation.
 _describe: Final = partial(describe, tag="vms", path=(NAME,), answers={202: STARTED}, problems=(404, 409))
+_ADDRESS: Final = MigrationAddress(
+    uri="qemu+tls://host-b.example/system",
+    listen="host-b.example",
+    disk_dir="/var/lib/ebbtide/disks",
+    image_dir="/var/lib/ebbtide/image",
+)
 _SPEC: Final = VMSpec(name="web", nominal=Vector(cpu_cores=1.0, memory_mib=512.0))
 
 routes = web.RouteTableDef()
@@ -31,6 +46,16 @@ routes = web.RouteTableDef()
 )
 async def _stop(request: web.Request) -> web.Response:
     return await begin(request, StopCommand, request.app[AGENT].lifecycle.stop)
+
+
+@routes.post("/v1/vms/{name}/withdrawal")
+@_describe(
+    "Call off the preemption of a VM whose notice runs: it stays",
+    body=WithdrawCommand,
+    example=WithdrawCommand(request_id="stop-web.withdrawal", preemption="stop-web", reason="room has appeared"),
+)
+async def _withdraw(request: web.Request) -> web.Response:
+    return await begin(request, WithdrawCommand, request.app[AGENT].lifecycle.withdraw)
 
 
 @routes.post("/v1/vms/{name}/start")
@@ -51,6 +76,28 @@ async def _start(request: web.Request) -> web.Response:
 )
 async def _resize(request: web.Request) -> web.Response:
     return await begin(request, SpecCommand, request.app[AGENT].lifecycle.resize)
+
+
+@routes.post("/v1/vms/{name}/arrival")
+@_describe(
+    "Keep room for a VM that is to move here while it runs",
+    body=ArrivalCommand,
+    example=ArrivalCommand(
+        request_id="arrive-web", vm=_SPEC, size=_SPEC.nominal, boot_memory_mib=384.0, uuid=str(uuid.UUID(int=1))
+    ),
+)
+async def _arrive(request: web.Request) -> web.Response:
+    return await begin(request, ArrivalCommand, request.app[AGENT].migrations.arrive)
+
+
+@routes.post("/v1/vms/{name}/departure")
+@_describe(
+    "Move a running VM to another host",
+    body=DepartureCommand,
+    example=DepartureCommand(request_id="depart-web", to="host-b", address=_ADDRESS),
+)
+async def _depart(request: web.Request) -> web.Response:
+    return await begin(request, DepartureCommand, request.app[AGENT].migrations.depart)
 
 
 @routes.post("/v1/adoptions")

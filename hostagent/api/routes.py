@@ -15,7 +15,7 @@ from ebbtide.messages.commands import (
     ReinflateCommand,
     TargetCommand,
 )
-from ebbtide.messages.common import Health, Name, RequestId, Vector
+from ebbtide.messages.common import Health, Name, RequestId, StopSeconds, Vector
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation
@@ -37,6 +37,7 @@ _ORDER: Final = Parameter(
     "order", Annotated[int, Field(ge=0, le=2**53)], "counts a manager's commands; a lower one is late", default=0
 )
 _REASON: Final = Parameter("reason", Literal["delete", "minimum", "shortfall"], "why it is stopped", default="delete")
+_NOTICE: Final = Parameter("notice_s", StopSeconds, "preempted: how long its guest is told before", default=0.0)
 _WAIT: Final = Parameter(
     "wait_s", Annotated[float, Field(ge=0, le=MAX_WAIT_S)], "how long to wait for its end, seconds", default=0.0
 )
@@ -106,7 +107,7 @@ async def _create(request: web.Request) -> web.Response:
     "Stop a VM and remove it",
     tag="vms",
     path=(NAME,),
-    query=(_REQUEST, _EPOCH, _ORDER, _REASON),
+    query=(_REQUEST, _EPOCH, _ORDER, _REASON, _NOTICE),
     answers={202: STARTED},
     problems=(404, 409),
 )
@@ -115,7 +116,7 @@ async def _delete(request: web.Request) -> web.Response:
     command = Command(request_id=query["request_id"], epoch=query["epoch"], order=query["order"])
     check_leads(request, command.epoch, command.order)
     name = request.match_info["name"]
-    return answer(await request.app[AGENT].creations.delete(name, command, query["reason"]), 202)
+    return answer(await request.app[AGENT].creations.delete(name, command, query["reason"], query["notice_s"]), 202)
 
 
 @routes.put("/v1/vms/{name}/target")

@@ -12,18 +12,19 @@ from typing import Final
 
 import structlog
 
+from ebbtide.deflation.cascade.readiness import Silence
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO
 from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
-from hostagent.control.start_admission import admit, turn_off_again
+from hostagent.control.start_admission import admit, admit_arrival, turn_off_again
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
 from hostagent.vm.executor import twice
 from hostagent.vm.host import CONCURRENT, RESIZING, Host
-from hostagent.vm.managed_vm import ManagedVM
+from hostagent.vm.managed_vm import MOVING, ManagedVM
 
 #: How often all domains are surveyed, in seconds.
 SURVEY_S: Final = 2.0
@@ -58,9 +59,11 @@ class Reconciler:
         self._foreign: set[str] = set()
         host.hypervisor.on_lifecycle(self._on_lifecycle)
 
-    def _on_lifecycle(self, domain: str) -> None:
+    def _on_lifecycle(self, domain: str, rebooted: bool) -> None:
         for vm in self._host.vms.values():
             if vm.domain == domain:
+                if rebooted:
+                    vm.guest_boots(Silence.REBOOTING)
                 vm.request_check()
         self._host.check_requested.set()
 
@@ -117,6 +120,7 @@ class Reconciler:
         """Begin a close check where there is reason for one."""
         if not self._host.holds(vm):
             return
+        vm.uuid = summary.uuid if summary is not None else vm.uuid
         if summary is not None and summary.state == "running":
             vm.drift_repair.sample(summary.vcpus, summary.vcpu_seconds)
             vm.pressure.sample(summary.usable_mib, summary.major_faults, summary.said_at)
@@ -140,6 +144,7 @@ class Reconciler:
             and not vm.drift_repair.unsettled
             and not vm.record.uncertain
             and vm.intent.phase is Phase.SETTLED
+            and not vm.plug_is_due()
             and now - at < CHECK_S * (1 if vm.deflated else 2)
         )
         if calm or vm.lock.locked():
@@ -197,7 +202,10 @@ class Reconciler:
         if vm.intent.phase is Phase.STOPPING and vm.intent.cause is not None and vm.intent.cause.kind == "start":
             await turn_off_again(self._host, vm)
             return
-        if vm.intent.phase in (Phase.STOPPING, Phase.STARTING):
+        if vm.intent.phase is Phase.ARRIVING and summary.state == "running":
+            # libvirt lets it run here once it does not run there any more.
+            await admit_arrival(self._host, vm)
+        if vm.intent.phase in (Phase.STOPPING, Phase.STARTING, *MOVING):
             return  # an operation is about it
         if await self._follow_state(vm, summary.state):
             await self._repair(vm)
@@ -256,8 +264,11 @@ class Reconciler:
 
     async def _repair(self, vm: ManagedVM) -> None:
         """Try a resize again that failed, or put drift right."""
+        await vm.tell_that_it_stays()
         modes, pace, now = self._host.modes, vm.drift_repair.pace, asyncio.get_running_loop().time()
         if vm.intent.phase not in RESIZING:
+            if vm.plug_is_due():
+                await vm.resizer.plug(repairs=modes.does(HostEvent.DRIFT))
             await vm.drift_repair.check("" if modes.does(HostEvent.DRIFT) else modes.sentence)
         elif modes.does(HostEvent.UNFINISHED) and pace.due(now):
             pace.tried(now)
@@ -270,6 +281,11 @@ class Reconciler:
         for domain in await self._host.hypervisor.domains():
             if domain.intent.adopted is not None:
                 continue  # of another owner: never removed
+            if domain.intent.phase is Phase.ARRIVING and domain.state != "stopped":
+                # It moves, or has moved: once it runs here it runs nowhere else.
+                if domain.state == "running" and domain.intent.spec.name not in self._host.vms:
+                    self._host.adopt(domain.name, domain.intent, running=True)
+                continue
             if domain.name not in known and domain.name not in {vm.domain for vm in self._host.vms.values()}:
                 log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
                 await self._host.hypervisor.destroy(domain.name)

@@ -7,7 +7,10 @@ balloon, which only a running guest can fill) must fit into what is free, or the
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from ebbtide.deflation.allocations import Allocation, check_target, undeclared
 from ebbtide.deflation.cascade.reconcile import SLACK
@@ -20,11 +23,14 @@ from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.vms import XML_TEMPLATE
-from hostagent.errors import RequestRefused
+from hostagent.errors import HostAgentError, RequestRefused
 from hostagent.libvirt.hypervisor import domain_name
 from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import RESIZING, Host
 from hostagent.vm.managed_vm import ManagedVM
+
+#: For saving again what could not go on where it was saved, seconds.
+SAVE_AGAIN_S: Final = 300.0
 
 
 async def admit(host: Host, vm: ManagedVM) -> bool:
@@ -48,7 +54,7 @@ async def admit(host: Host, vm: ManagedVM) -> bool:
     # Settled only when it runs: a settled VM that is found paused was paused by another program, and stays so.
     await host.hypervisor.resume(vm.domain)
     vm.paused = False
-    await vm.record.store(phase=Phase.SETTLED)
+    await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
     host.note(vm.name, DecisionKind.ADMIT, "started from outside and admitted at its committed size", inputs)
     vm.request_check()
     return True
@@ -76,14 +82,42 @@ async def charge_memory(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, floa
     return True, inputs
 
 
+async def admit_arrival(host: Host, vm: ManagedVM) -> None:
+    """Look after a VM that has moved here and runs: it is charged what it can touch, whether that fits or not.
+
+    Under the VM's lock.
+
+    :raises HypervisorError: it could not be read or stored; the reconciler tries again.
+    """
+    fits, inputs = await charge_memory(host, vm)
+    committed = vm.intent.committed.vector()
+    if not fits:
+        grown = committed.with_component("memory_mib", committed.memory_mib + inputs["more_mib"])
+        committed = grown.smaller(vm.allocation().upper)
+    await vm.record.store(phase=Phase.SETTLED, committed=Vector.of(committed), target=Vector.of(committed))
+    vm.running, vm.paused = True, False
+    vm.start()
+    vm.request_check()
+    host.note(vm.name, DecisionKind.ADMIT, f"it has moved here and runs with {committed}", inputs)
+    host.changed.set()
+
+
 async def turn_off_again(host: Host, vm: ManagedVM) -> None:
     """Have a VM off whose start failed. Under its lock; until it is off it is STOPPING, and charged.
+
+    One that was suspended and could not go on is saved again.
 
     :raises DomainGone: there is nothing to turn off.
     :raises HypervisorError: it may still be on; the reconciler tries again.
     """
+    saved_mib = vm.intent.saved_mib
+    if saved_mib is not None:
+        with contextlib.suppress(HostAgentError):
+            await host.hypervisor.save(vm.domain, SAVE_AGAIN_S)
     await host.hypervisor.shut_down(vm.domain, 0.0)
-    await vm.record.store(phase=Phase.STOPPED)
+    if saved_mib is not None:
+        saved_mib = await host.hypervisor.saved_mib(vm.domain)
+    await vm.record.store(phase=Phase.STOPPED, saved_mib=saved_mib)
     vm.running = vm.paused = False
     host.changed.set()
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +28,9 @@ from hostagent.state.intents import Before, Intent
 
 _CONFIG: Final = libvirt.VIR_DOMAIN_AFFECT_CONFIG
 _LIVE: Final = libvirt.VIR_DOMAIN_AFFECT_LIVE
+
+#: After a look that libvirt did not answer in time.
+LOOK_AGAIN_S: Final = 60.0
 
 log = structlog.get_logger()
 
@@ -77,26 +83,37 @@ class LibvirtAdoption:
     """See `hostagent.libvirt.hypervisor.Adoption`.
 
     :param path: names the adopted domains; None: they are remembered for as long as this process lives.
+    :param monotonic: seconds that never go back.
     """
 
-    def __init__(self, host_id: str, connection: LibvirtConnection, path: Path | None) -> None:
+    def __init__(
+        self,
+        host_id: str,
+        connection: LibvirtConnection,
+        path: Path | None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self._host_id = host_id
         self._connection = connection
         self.names = AdoptedDomains(path)
-        self._looked = False
+        #: When to look for more of ours (monotonic seconds); never again once it was done.
+        self._look_at = 0.0
 
     async def look_once(self) -> None:
         """Once: domains that bear our metadata under a name of their own, though our file does not name them."""
         prefix = domain_name(self._host_id, "")
-        if not self._looked:
-            try:
-                for name in await self._connection.call(
-                    lambda c: _bearing_our_metadata(c, self._host_id, prefix), limit_s=5.0
-                ):
-                    await asyncio.to_thread(self.names.add, name)
-            except HypervisorTimeout as error:
-                log.warning("it is not known whether domains of others bear our metadata", why=str(error))
-            self._looked = True
+        if self._monotonic() < self._look_at:
+            return
+        try:
+            for name in await self._connection.call(
+                lambda c: _bearing_our_metadata(c, self._host_id, prefix), limit_s=5.0
+            ):
+                await asyncio.to_thread(self.names.add, name)
+            self._look_at = math.inf
+        except HypervisorTimeout as error:
+            self._look_at = self._monotonic() + LOOK_AGAIN_S
+            log.warning("it is not known whether domains of others bear our metadata", why=str(error))
 
     async def examine(self, domain: str) -> Candidate:
         if domain.startswith("ebb-"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.mechanisms import Finding
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
+from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMSpec
 from hostagent.state.intents import Before, Intent
 
@@ -108,6 +109,26 @@ class DomainSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class ToSave:
+    """What saving a domain's memory to disk takes, MiB."""
+
+    #: The guest's memory that is in use.
+    state_mib: float
+    #: The memory that it comes up with again: all that its guest may touch.
+    memory_mib: float
+    #: What is free on the disk for saved memory; None: it is not known.
+    free_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A domain's memory that was saved to disk."""
+
+    mib: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A domain that may be adopted."""
 
@@ -164,6 +185,9 @@ class DomainSizes(Protocol):
         :returns: why it did not get there; empty if it did.
         """
 
+    async def hold_back(self, domain: str) -> None:
+        """Ask the guest to plug no more than it has now: what it was to plug at its boot is plugged later."""
+
     async def call_off(self, domain: str) -> None:
         """Ask the guest for no more and no less memory than it has now: what an earlier attempt asked of it is over."""
 
@@ -209,6 +233,54 @@ class Adoption(Protocol):
         """Put an adopted domain's shares and quota back, take our metadata out of it and forget it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A move of a domain to another host."""
+
+    #: Its name there, and the intent that it has there at first.
+    domain: str
+    intent: Intent
+    address: MigrationAddress
+    #: Whether its disk goes with it.
+    copies: bool
+    #: MiB/s at most; 0: no limit.
+    bandwidth_mib_s: float
+    #: What has not moved by then is called off, seconds.
+    deadline_s: float
+
+
+#: Where a domain is that was to leave: here, on its way, on the other host by what the hypervisor says, or just off.
+Whereabouts = Literal["here", "moving", "left", "off"]
+
+
+class Moves(Protocol):
+    """Domains that move between hosts while they run. Raises as `Hypervisor`."""
+
+    @property
+    def address(self) -> MigrationAddress | None:
+        """Where others reach this host; None: it takes part in no live migration."""
+
+    async def receive(self, domain: str, identity: str, intent: Intent) -> None:
+        """Define a domain, with a disk, that one of this identity can move into. Undone on failure."""
+
+    async def send(self, domain: str, move: Departure, told: Callable[[str], None]) -> str:
+        """Move a running domain; it returns when it runs there and is off here.
+
+        :param told: called with how far it is.
+        :returns: how it went, in words.
+        :raises HypervisorError: it did not move, or what became of it is not known: see `whereabouts`.
+        """
+
+    async def whereabouts(self, domain: str) -> Whereabouts:
+        """Where a domain is that was to leave.
+
+        :raises DomainGone: it is not even defined here.
+        """
+
+    async def stop_move(self, domain: str) -> None:
+        """Call a move off that is under way; the domain goes on here."""
+
+
 class Hypervisor(Protocol):
     """The domains of one host.
 
@@ -222,6 +294,10 @@ class Hypervisor(Protocol):
     @property
     def adoption(self) -> Adoption:
         """What is done to domains of other owners."""
+
+    @property
+    def moves(self) -> Moves:
+        """Live migration."""
 
     async def domains(self) -> list[DomainState]:
         """Our domains: those whose intent names this host as their owner."""
@@ -245,7 +321,10 @@ class Hypervisor(Protocol):
         """
 
     async def start(self, domain: str, intent: Intent) -> None:
-        """Start a domain that is off, paused; where its intent says so, its definition is written again first."""
+        """Start a domain that is off, paused; where its intent says so, its definition is written again first.
+
+        One whose memory is saved goes on where it was, as what it was.
+        """
 
     async def redefine(self, domain: str, intent: Intent) -> None:
         """Write the definition of a domain that is off again, by what its VM is sold as now."""
@@ -255,6 +334,18 @@ class Hypervisor(Protocol):
 
         :returns: how it ended, in words; a domain that is off already is no error.
         """
+
+    async def to_save(self, domain: str) -> ToSave:
+        """What saving the memory of a running domain takes, and what there is for it."""
+
+    async def save(self, domain: str, limit_s: float) -> Saved:
+        """Save a domain's memory to disk and end it; the domain and its disk stay.
+
+        After ``limit_s`` it is called off, which is an error: the domain is still there.
+        """
+
+    async def saved_mib(self, domain: str) -> float | None:
+        """What the saved memory of a domain takes, MiB; None: it runs, or has none."""
 
     def templates(self) -> tuple[TemplateInfo, ...]:
         """The templates of this host, by name."""
@@ -277,8 +368,9 @@ class Hypervisor(Protocol):
     async def guest_channel(self, domain: str) -> Path | None:
         """The socket of the guest agent's channel; None while the domain does not run."""
 
-    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
-        """Call back on the event loop with the domain's name whenever it starts, stops or reboots."""
+    def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:
+        """Call back on the event loop with a domain's name whenever it starts, stops or reboots, and whether it did
+        the last."""
 
     async def close(self) -> None:
         """Let go of the hypervisor; domains stay as they are."""

@@ -13,6 +13,7 @@ import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,11 +26,12 @@ from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from hostagent.domain_xml.templates import TemplateError
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError
-from hostagent.libvirt import disks, plugged
+from hostagent.libvirt import disks, plugged, saving
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
-from hostagent.libvirt.hypervisor import DomainState, DomainSummary, domain_name
+from hostagent.libvirt.hypervisor import DomainState, DomainSummary, Saved, ToSave, domain_name
 from hostagent.libvirt.libvirt_readings import kib, limit_cpu, state_of, summary_of
+from hostagent.libvirt.moves import LibvirtMoves
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
@@ -37,7 +39,10 @@ from hostagent.limits.network import Networks, interfaces_of
 from hostagent.state import intents
 from hostagent.state.intents import Intent
 
+_ELEMENT: Final = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
+#: A start may take so long, and longer for each MiB of saved memory that is read: seconds, MiB/s.
+START_S, RESTORE_MIB_S = 60.0, 16.0
 #: How often it is checked whether the guest has powered off, in seconds.
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.
@@ -49,18 +54,21 @@ class _LifecycleEvents:
 
     def __init__(self, connection: LibvirtConnection) -> None:
         self._loop = asyncio.get_running_loop()
-        self.callbacks: list[Callable[[str], None]] = []
+        self.callbacks: list[Callable[[str, bool], None]] = []
         connection.on_open(self._register)
 
     def _register(self, connection: Any) -> None:
         """Runs in a pool thread; the callbacks below run in libvirt's event thread."""
-        for event in (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT):
-            connection.domainEventRegisterAny(None, event, self._tell, None)
+        for event, tell in (
+            (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, partial(self._tell, False)),
+            (libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, partial(self._tell, True)),
+        ):
+            connection.domainEventRegisterAny(None, event, tell, None)
 
-    def _tell(self, _connection: Any, domain: Any, *_details: Any) -> None:
+    def _tell(self, rebooted: bool, _connection: Any, domain: Any, *_details: Any) -> None:
         name = domain.name()
         for callback in self.callbacks:
-            self._loop.call_soon_threadsafe(callback, name)
+            self._loop.call_soon_threadsafe(callback, name, rebooted)
 
 
 class LibvirtHypervisor:
@@ -74,6 +82,7 @@ class LibvirtHypervisor:
         self._networks = Networks(self._connection)
         self._definitions = Definitions(settings)
         self._sizes = LibvirtSizes(settings, self._connection, self._networks)
+        self._moves = LibvirtMoves(settings, self._connection, self._definitions)
         self._adoption = LibvirtAdoption(settings.host_id, self._connection, settings.adopted)
 
     @property
@@ -83,6 +92,10 @@ class LibvirtHypervisor:
     @property
     def adoption(self) -> LibvirtAdoption:
         return self._adoption
+
+    @property
+    def moves(self) -> LibvirtMoves:
+        return self._moves
 
     async def domains(self) -> list[DomainState]:
         prefix = domain_name(self._settings.host_id, "")
@@ -95,8 +108,7 @@ class LibvirtHypervisor:
                 if not domain.name().startswith(prefix) and domain.name() not in taken:
                     continue
                 try:
-                    text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
-                    intent = intents.from_element(text)
+                    intent = intents.from_element(_metadata_of(domain))
                     if intent is not None and intent.owner == self._settings.host_id:
                         found.append(DomainState(domain.name(), state_of(domain), intent))
                 except libvirt.libvirtError as error:
@@ -157,10 +169,13 @@ class LibvirtHypervisor:
         await asyncio.to_thread(disks.kept, directory)
 
     async def start(self, domain: str, intent: Intent) -> None:
-        if intent.redefine:
-            await self.redefine(domain, intent)
-        await self.prepare_start(domain, intent.committed.vector())
-        await self._connection.change(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), 60.0)
+        saved_mib = await self.saved_mib(domain)
+        if saved_mib is None:
+            if intent.redefine:
+                await self.redefine(domain, intent)
+            await self.prepare_start(domain, intent.committed.vector())
+        limit_s = START_S + (saved_mib or 0.0) / RESTORE_MIB_S
+        await self._connection.change(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), limit_s)
 
     async def redefine(self, domain: str, intent: Intent) -> None:
         present = await self._connection.call(lambda connection: inactive_xml(connection.lookupByName(domain)))
@@ -180,6 +195,20 @@ class LibvirtHypervisor:
         how = await _shut_down(self._connection, domain, limit_s)
         await self._networks.forget(how.devices)
         return how.sentence
+
+    async def to_save(self, domain: str) -> ToSave:
+        return await saving.to_save(self._connection, domain, self._settings.save_dir)
+
+    async def save(self, domain: str, limit_s: float) -> Saved:
+        devices = await self._connection.call(
+            lambda c: [i.device for i in interfaces_of(ElementTree.fromstring(c.lookupByName(domain).XMLDesc()))]
+        )
+        saved = await saving.save(self._connection, domain, self._settings.save_dir, limit_s)
+        await self._networks.forget(devices)
+        return saved
+
+    async def saved_mib(self, domain: str) -> float | None:
+        return await saving.saved_mib(self._connection, domain, self._settings.save_dir)
 
     async def resume(self, domain: str) -> None:
         await self._connection.change(domain, lambda d: d.resume())
@@ -255,7 +284,7 @@ class LibvirtHypervisor:
 
         return await self._connection.call(find)
 
-    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+    def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:
         self._events.callbacks.append(callback)
 
     async def close(self) -> None:
@@ -304,6 +333,16 @@ async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float)
         else f"it was {state}"
     )
     return _Ended(f"its power was cut: {why}", devices)
+
+
+def _metadata_of(domain: Any) -> str:
+    """The intent as it is stored: one that goes on where it was saved has, while it runs, the one of that time."""
+    try:
+        return str(domain.metadata(_ELEMENT, intents.NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:
+            raise
+        return str(domain.metadata(_ELEMENT, intents.NAMESPACE))  # its definition was removed while it runs
 
 
 def _asking(domain: str, flags: int) -> Any:

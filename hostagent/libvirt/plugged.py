@@ -184,6 +184,16 @@ async def _request(connection: LibvirtConnection, domain: str, size_mib: float) 
     await connection.call(request, modifies=domain)
 
 
+def request_no_more(domain: Any) -> None:
+    """Ask the guest for what its virtio-mem device has now, neither more nor less. Blocks."""
+    device = Plugged.of(ElementTree.fromstring(domain.XMLDesc())).device
+    requested = device.find("target/requested") if device is not None else None
+    current = device.find("target/current") if device is not None else None
+    if device is not None and requested is not None and current is not None and requested.text != current.text:
+        requested.text = current.text
+        domain.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+
 async def _unplug(connection: LibvirtConnection, domain: str, dimm: Element, until: float) -> str:
     """One whole DIMM; gone is what the XML no longer has, whatever libvirt answered."""
     slot = _slot(dimm)

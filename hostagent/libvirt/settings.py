@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
-from hostagent.mechanisms.host_facts import ACPI_VERDICT
+from hostagent.state.files import ACPI_VERDICT
+
+#: Where libvirt keeps saved memory, unless it was built otherwise.
+SAVE_DIR: Final = Path("/var/lib/libvirt/qemu/save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +32,10 @@ class LibvirtSettings:
     library: TemplateLibrary | None = None
     #: Below these the files of XML in requests must lie; none: no XML is taken.
     image_prefixes: tuple[Path, ...] = ()
+    #: Where libvirt keeps saved memory.
+    save_dir: Path = SAVE_DIR
     #: Names the adopted domains; None: they are remembered for as long as this process lives.
     adopted: Path | None = None
+    #: Where other hosts' libvirt reaches this one, and where memory arrives; None: no live migration.
+    migration_uri: str | None = None
+    migration_listen: str = "127.0.0.1"

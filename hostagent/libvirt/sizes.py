@@ -122,14 +122,12 @@ class LibvirtSizes:
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         return await vcpus.bring(self._connection, domain, count, limit_s)
 
+    async def hold_back(self, domain: str) -> None:
+        await self._connection.change(domain, plugged.request_no_more)
+
     async def call_off(self, domain: str) -> None:
         def call_off(d: Any) -> None:
-            device = plugged.Plugged.of(ElementTree.fromstring(d.XMLDesc())).device
-            requested = device.find("target/requested") if device is not None else None
-            current = device.find("target/current") if device is not None else None
-            if device is not None and requested is not None and current is not None and requested.text != current.text:
-                requested.text = current.text
-                d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            plugged.request_no_more(d)
             d.setMemoryFlags(d.memoryStats()["actual"], libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
         await self._connection.change(domain, call_off)

@@ -141,6 +141,23 @@ def emulator_resident_mib(smaps: str, guest_mib: Iterable[float]) -> float:
     return own_kib / 1024
 
 
+def guest_resident_mib(domain: str, root: ElementTree.Element, pid_files: Path = PID_FILES) -> float:
+    """The guest's memory that is in memory or in swap: QEMU's mappings of the sizes of its regions.
+
+    :param root: the domain's live XML.
+    :raises CgroupError: the domain does not run, or its mappings cannot be read.
+    """
+    guest_kib = {round(mib * 1024) for mib in memory_of(root)[1]}
+    resident_kib, size = 0, 0
+    rows = re.findall(r"^(Size|Rss|Swap):\s+(\d+) kB", _smaps(qemu_pid(domain, pid_files)), re.MULTILINE)
+    for name, kib in rows:
+        if name == "Size":
+            size = int(kib)
+        elif size in guest_kib:
+            resident_kib += int(kib)
+    return resident_kib / 1024
+
+
 def _smaps(pid: int) -> str:
     try:
         return (PROC / str(pid) / "smaps").read_text()

@@ -6,7 +6,7 @@ import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import libvirt
 import psutil
@@ -15,9 +15,7 @@ from ebbtide.deflation.cascade.mechanisms import Finding
 from hostagent.limits.cgroups import cgroup_layout
 from hostagent.mechanisms import acpi_probe
 from hostagent.mechanisms.layers import HostFacts, examine
-
-#: Where ``ebb doctor --probe-acpi`` leaves its verdict and the agent reads it.
-ACPI_VERDICT: Final = Path("/var/cache/ebbtide/acpi-unplug.json")
+from hostagent.state.files import ACPI_VERDICT
 
 
 @dataclass(frozen=True, slots=True)

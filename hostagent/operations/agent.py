@@ -12,6 +12,7 @@ from hostagent.operations.adoption_commands import AdoptionCommands
 from hostagent.operations.creation_commands import CreationCommands
 from hostagent.operations.dry_run import DryRun
 from hostagent.operations.lifecycle_commands import LifecycleCommands
+from hostagent.operations.migration_commands import MigrationCommands
 from hostagent.operations.mode_commands import ModeCommands
 from hostagent.operations.requests import Requests
 from hostagent.operations.resuming import Resuming
@@ -35,7 +36,8 @@ class Agent:
         self.sizes = SizeCommands(host, self.requests, self.harvest)
         self.lifecycle = LifecycleCommands(host, self.requests, boot_mib)
         self.adoptions = AdoptionCommands(host, self.requests)
-        kinds = self.lifecycle.resumed() | self.adoptions.resumed()
+        self.migrations = MigrationCommands(host, self.requests, self.harvest)
+        kinds = self.lifecycle.resumed() | self.adoptions.resumed() | self.migrations.resumed()
         self._resuming = Resuming(host, self.requests.operations, self.creations, kinds)
         self.mode_commands = ModeCommands(host, self.requests, self.sizes)
         self.dry_run = DryRun(host, self.sizes, self.harvest)
@@ -47,7 +49,9 @@ class Agent:
         for found in await self.host.hypervisor.domains():
             # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
             running = found.state == "running" and found.intent.phase is not Phase.STOPPED
-            self.host.adopt(found.name, found.intent, running=running)
+            vm = self.host.adopt(found.name, found.intent, running=running)
+            # It may have been started without all its memory.
+            vm.resizer.late.started(asyncio.get_running_loop().time())
         await self.host.hypervisor.sweep()
         self._resuming.resume()
         self._supervised = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -15,13 +16,15 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
-from hostagent.errors import DomainGone, RequestRefused
+from hostagent.errors import DomainGone, NoticeWithdrawn, RequestRefused
+from hostagent.operations.ending import stays
 from hostagent.operations.operations import Run, done
-from hostagent.operations.requests import Requests, answer
+from hostagent.operations.requests import Requests, answer, check_not_arrived
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
+from hostagent.vm.notice import give_notice
 
 
 class CreationCommands:
@@ -104,16 +107,18 @@ class CreationCommands:
     async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
         size = vm.allocation().current
         await self._host.record_change(vm.name, ZERO, size, operation.request_id)
-        await vm.record.store(phase=Phase.SETTLED)
+        await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
         vm.running = True
+        vm.guest_boots()
         vm.start()
         sentence = f"{vm.name} runs with {size}"
         self._host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(size), "free": sizes(self._host.free())})
         return done(operation, sentence)
 
-    async def delete(self, name: str, command: Command, reason: str) -> Operation:
+    async def delete(self, name: str, command: Command, reason: str, notice_s: float = 0.0) -> Operation:
         """Stop a VM and remove it.
 
+        :param notice_s: how long its guest is told before, in seconds.
         :raises RequestRefused: no such VM, or the request is not acceptable.
         """
 
@@ -126,7 +131,8 @@ class CreationCommands:
             vm = self._host.vm(name)
             return partial(self.remove, vm=vm, cause=request.cause(vm.allocation().current))
 
-        return await self._requests.take("delete", command, accept, name=name, reason=reason)
+        told = {"notice_s": f"{notice_s:g}"} if notice_s else {}
+        return await self._requests.take("delete", command, accept, name=name, reason=reason, **told)
 
     async def _call_off(self, operation: Operation, name: str) -> Operation:
         await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
@@ -136,8 +142,13 @@ class CreationCommands:
         vm.resizer.mark_terminating("it is being removed")
         try:
             async with vm.lock:
-                size = vm.allocation().current
+                size, how = vm.allocation().current, ""
+                await check_not_arrived(self._host, vm)
                 if self._host.holds(vm):
+                    try:
+                        how = await self._tell(vm, cause)
+                    except NoticeWithdrawn as error:
+                        return await stays(operation, self._host, vm, error)
                     with contextlib.suppress(DomainGone):
                         await vm.record.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
                     await self._host.record_change(vm.name, size, ZERO, operation.request_id)
@@ -147,8 +158,20 @@ class CreationCommands:
             vm.resizer.terminating = ""
         reason = cause.body["reason"]
         what = f"preempted {vm.name}, reason {reason}" if reason != "delete" else f"stopped and removed {vm.name}"
-        sentence = f"{what}: {size} came free"
+        sentence = f"{what}{how}: {size} came free"
         self._host.note(
             vm.name, DecisionKind.REMOVE, sentence, {"request_id": operation.request_id, "size": sizes(size)}
         )
         return done(operation, sentence)
+
+    @staticmethod
+    async def _tell(vm: ManagedVM, cause: Cause) -> str:
+        """Tell a guest that it goes, where it has a notice and an earlier agent had not begun to remove it.
+
+        :returns: what became of that, in words.
+        """
+        notice_s = float(cause.body.get("notice_s", 0.0))
+        if not notice_s or not vm.running or vm.intent.phase is Phase.DELETING:
+            return ""
+        told = {"request_id": cause.request_id, "kind": "delete", "reason": str(cause.body["reason"])}
+        return f" ({await give_notice(vm.link, vm.notice, told, notice_s, kept_s=0.0)})"

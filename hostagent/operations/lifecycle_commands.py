@@ -15,13 +15,14 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand
+from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand, WithdrawCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.control.start_admission import charge_memory, turn_off_again
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, NoticeWithdrawn, RequestRefused
+from hostagent.operations.ending import Ending, stays
 from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
 from hostagent.operations.respec import (
@@ -37,13 +38,10 @@ from hostagent.operations.resuming import HELLO_S, Resume, state_of
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all
-from hostagent.vm.managed_vm import ManagedVM
-from hostagent.vm.notice import give_notice
+from hostagent.vm.managed_vm import MOVING, ManagedVM
 
 #: A size that is this near to the wanted one counts as reached.
 NEAR: Final = ResourceVector(cpu_cores=0.02, memory_mib=4.0, disk_mib_s=1.0, network_mib_s=1.0)
-#: A notice that a restart of the agent has cut off is at least so long, where so much was promised, seconds.
-LEAST_S: Final = 5.0
 _OFF: Final = (Phase.STOPPED, Phase.SETTLED)
 _GOING: Final = (Phase.CREATING, Phase.STOPPING, Phase.DELETING)
 
@@ -58,6 +56,7 @@ class LifecycleCommands:
         self._host = host
         self._requests = requests
         self._boot_mib = boot_mib
+        self._ending = Ending(host)
 
     def resumed(self) -> dict[str, Resume]:
         """How each kind is resumed after a kill."""
@@ -80,6 +79,8 @@ class LifecycleCommands:
             if vm.intent.phase in (Phase.CREATING, Phase.DELETING):
                 doing = "made" if vm.intent.phase is Phase.CREATING else "removed"
                 raise RequestRefused(409, f"{name} is being {doing}")
+            if vm.intent.phase in MOVING:
+                raise RequestRefused(409, f"{name} is moving to another host; try again when it has", "name")
             vm.resizer.mark_terminating("it is being stopped")
             return partial(self._stop, vm=vm, request=request)
 
@@ -100,13 +101,28 @@ class LifecycleCommands:
                     await vm.record.store(phase=Phase.STOPPING, cause=request.cause(size))
                 cause = cause_of(vm)
                 try:
-                    how = await self._power_off(vm, cause, resumed=request is None)
+                    try:
+                        how = await self._power_off(vm, cause, resumed=request is None)
+                    except NoticeWithdrawn as error:
+                        return await stays(operation, host, vm, error)
                     vm.running = False
                     await host.record_change(vm.name, size, ZERO, operation.request_id)
                     intent = off(vm.intent, self._boot_mib)
+                    if cause.body.get("suspend") and (saved := await host.hypervisor.saved_mib(vm.domain)) is not None:
+                        told = operation.request_id
+                        intent = vm.intent.changed(saved_mib=saved, target=vm.intent.committed, told=told)
                     if not intent.redefine:
                         await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
-                    fields = {"spec", "committed", "target", "boot_mib", "at_next_start", "redefine"}
+                    fields = {
+                        "spec",
+                        "committed",
+                        "target",
+                        "boot_mib",
+                        "at_next_start",
+                        "redefine",
+                        "saved_mib",
+                        "told",
+                    }
                     await vm.record.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
                 except HostAgentError:
                     # No check looks after one that is being stopped; it stays charged. What cannot be written now,
@@ -132,18 +148,28 @@ class LifecycleCommands:
         :param resumed: whether an earlier agent had begun; the guest's programs may run for it.
         :returns: how it ended, in words.
         """
-        limit_s, reason = float(cause.body["limit_s"]), str(cause.body.get("reason", "stop"))
-        if reason == "stop":
-            return await self._host.hypervisor.shut_down(vm.domain, limit_s)
-        until = now() + max(limit_s - max(time.time() - cause.started_at, 0.0), min(limit_s, LEAST_S))
-        if resumed:
-            await vm.wait_for_hello(left(until) / 3)
-        left_s, told = await give_notice(vm.link, cause.request_id, reason, left(until))
-        return f"{told}; {await self._host.hypervisor.shut_down(vm.domain, left_s)}"
+        if cause.body.get("reason", "stop") == "stop":
+            return await self._host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
+        return await self._ending.end(vm, cause, resumed)
+
+    async def withdraw(self, name: str, command: WithdrawCommand) -> Operation:
+        """Call off the preemption of a VM whose notice runs: it stays, and its guest is told.
+
+        :raises RequestRefused: no such VM, or no such notice of it runs any more.
+        """
+
+        async def accept(request: Request) -> Run:
+            vm = self._host.vm(name)
+            if vm.notice.request_id != command.preemption:
+                raise RequestRefused(409, f"no notice of {command.preemption} runs for {name}", "preemption")
+            vm.notice.withdrawn = command.reason or "it is not needed any more"
+            return answer(f"the preemption of {name} is called off")
+
+        return await self._requests.take("withdraw", command, accept, name=name)
 
     async def _define(self, vm: ManagedVM) -> None:
         """Write the definition of a VM that is off, so that any start brings it up as what it is sold as."""
-        if not vm.intent.redefine:
+        if not vm.intent.redefine or vm.intent.saved_mib is not None:
             return
         try:
             await self._host.hypervisor.redefine(vm.domain, vm.intent)
@@ -180,7 +206,7 @@ class LifecycleCommands:
             if vm.intent.phase not in _OFF or vm.paused or vm.lock.locked():
                 raise RequestRefused(409, f"{name} cannot be started now: it is {vm.status().state}", "name")
             before = vm.intent
-            intent = off(before, self._boot_mib)
+            intent = off(before, self._boot_mib) if before.saved_mib is None else before
             if command.start_size is not None:
                 intent = starting_at(intent, command.start_size.vector())
             row = intent.spec.allocation(intent.committed.vector(), self._host.slice.vm_overhead_mib)
@@ -208,7 +234,8 @@ class LifecycleCommands:
         try:
             if state == "stopped":
                 await host.hypervisor.start(vm.domain, vm.intent)
-                vm.record.intent = vm.intent.changed(redefine=False)
+                if vm.intent.saved_mib is None:
+                    vm.record.intent = vm.intent.changed(redefine=False)
             if state == "running":
                 # By an earlier agent, or past it: it is not known how.
                 await host.hypervisor.suspend(vm.domain)
@@ -222,11 +249,14 @@ class LifecycleCommands:
             await host.hypervisor.resume(vm.domain)
             size = vm.allocation().current
             await host.record_change(vm.name, ZERO, size, operation.request_id)
-            await vm.record.store(phase=Phase.SETTLED)
+            # One that goes on where it was has worked since it was started.
+            at = vm.intent.started_at if vm.intent.saved_mib is not None else time.time()
+            await vm.record.store(phase=Phase.SETTLED, saved_mib=None, started_at=at)
         except Exception:
             await self._off_again(vm)
             raise
         vm.running = True
+        vm.guest_boots()
         vm.start()
         vm.request_check()
         sentence = f"{vm.name} runs with {size}"
@@ -359,8 +389,12 @@ class LifecycleCommands:
     async def _resize_off(self, operation: Operation, vm: ManagedVM, new: VMSpec, request: Request | None) -> Operation:
         if vm.intent.adopted is not None:
             raise RequestRefused(409, f"{vm.name} is adopted and off: its definition is not ours", "name")
+        if vm.intent.saved_mib is not None and _sizes_of(vm.intent.spec) != _sizes_of(new):
+            raise RequestRefused(409, f"{vm.name} is suspended, its memory saved as it is: resize it when it runs")
         before = vm.allocation()
         intent = resized_while_off(vm.intent, new, self._boot_mib)
+        if vm.intent.saved_mib is not None:
+            intent = vm.intent.changed(spec=new)
         if vm.intent.phase is not Phase.STOPPED:
             row = intent.spec.allocation(intent.committed.vector(), before.overhead_mib)
             if not self._host.fits(row, before.charge):
@@ -393,3 +427,9 @@ class LifecycleCommands:
 def _defined(spec: VMSpec) -> tuple[float, float, Vector | None]:
     """What of a spec stands in a domain's definition."""
     return spec.nominal.cpu_cores, spec.nominal.memory_mib, spec.ceiling
+
+
+def _sizes_of(spec: VMSpec) -> VMSpec:
+    """A spec without what may change while a VM's memory is saved."""
+    kept = ("on_preemption", "preemption_notice_s")
+    return spec.model_copy(update={field: VMSpec.model_fields[field].default for field in kept})

@@ -23,7 +23,20 @@ from hostagent.errors import HostAgentError, RequestRefused
 REMEMBERED: Final = 1000
 
 Kind = Literal[
-    "create", "delete", "target", "reclaim", "reinflate", "mode", "stop", "start", "resize", "adopt", "release"
+    "create",
+    "delete",
+    "target",
+    "reclaim",
+    "reinflate",
+    "mode",
+    "stop",
+    "start",
+    "resize",
+    "adopt",
+    "release",
+    "withdraw",
+    "arrive",
+    "depart",
 ]
 #: Carries an operation out: gets its record and returns it as it ended.
 Run = Callable[[Operation], Awaitable[Operation]]
@@ -103,7 +116,7 @@ class Operations:
     def resizing(self) -> list[Operation]:
         """Those under way that may change sizes on command."""
         running = (record.operation for record in self._records.values() if not record.ended.is_set())
-        return [operation for operation in running if operation.kind not in ("delete", "mode", "stop")]
+        return [operation for operation in running if operation.kind not in ("delete", "mode", "stop", "depart")]
 
     async def ended(self, request_id: str) -> None:
         """Wait for the end of an operation, however long it takes."""

@@ -13,7 +13,7 @@ from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
 from hostagent.errors import RequestRefused
 from hostagent.operations.operations import Kind, Operations, Run, done
-from hostagent.state.intents import Cause, Request
+from hostagent.state.intents import Cause, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
@@ -106,6 +106,17 @@ def check_present(host: Host, vm: ManagedVM) -> None:
     """:raises RequestRefused: the VM was removed while its lock was waited for."""
     if not host.holds(vm):
         raise RequestRefused(404, f"there is no VM {vm.name} any more", "name")
+
+
+async def check_not_arrived(host: Host, vm: ManagedVM) -> None:
+    """That a VM which was to come runs on its old host, as who removes it here thinks.
+
+    :raises RequestRefused: it runs here by now, so that it runs nowhere else (409).
+    :raises HypervisorError: that is not known.
+    """
+    if vm.intent.phase is Phase.ARRIVING and (await host.domain_states()).get(vm.domain) == "running":
+        vm.request_check()
+        raise RequestRefused(409, f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name")
 
 
 def cause_of(vm: ManagedVM) -> Cause:

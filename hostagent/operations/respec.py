@@ -145,15 +145,22 @@ def off(intent: Intent, boot_mib: BootMib) -> Intent:
     waiting, spec = intent.at_next_start, intent.spec
     if intent.redefine:
         intent = intent.changed(boot_mib=boot_mib(spec.nominal.memory_mib, spec.boot_memory_mib))
-    intent = _fitted(intent.changed(at_next_start=None))
+    intent = _fitted(intent.changed(at_next_start=None, saved_mib=None, told=""))
     return intent if waiting is None else resized_while_off(intent, waiting, boot_mib)
 
 
 def starting_at(intent: Intent, size: ResourceVector) -> Intent:
-    """The intent of a VM that is off and comes up at another size: as far as it is sold so, and can boot so."""
+    """The intent of a VM that is off and comes up at another size: as far as it is sold so, and can boot so.
+
+    What one that is suspended has of memory is saved as it is.
+    """
     spec = intent.spec
     least, most = spec.allocation(spec.nominal.vector()).minimum, spec.nominal.vector()
-    return _fitted(intent.changed(committed=Vector.of(size.larger(least).smaller(most))))
+    size = size.larger(least).smaller(most)
+    if intent.saved_mib is not None:
+        kept = Vector.of(size.with_component("memory_mib", intent.committed.memory_mib))
+        return intent.changed(committed=kept, target=kept)
+    return _fitted(intent.changed(committed=Vector.of(size)))
 
 
 def _fitted(intent: Intent) -> Intent:

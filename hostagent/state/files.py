@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+#: Where ``ebb doctor --probe-acpi`` leaves its verdict and the agent reads it.
+ACPI_VERDICT: Final = Path("/var/cache/ebbtide/acpi-unplug.json")
 
 
 def replace(path: Path, text: str) -> None:

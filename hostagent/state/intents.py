@@ -39,6 +39,9 @@ class Phase(StrEnum):
     STOPPED = "stopped"
     #: Started on command, and charged from here on.
     STARTING = "starting"
+    #: Moves to another host, and from one. Its size is fixed, and it is charged on both.
+    LEAVING = "leaving"
+    ARRIVING = "arriving"
 
 
 class Cause(Body):
@@ -105,6 +108,12 @@ class Intent(Body):
     was: VMSpec | None = None
     #: Whether its definition is to be written again before it starts.
     redefine: bool = False
+    #: Off, its memory saved to disk, where it takes so many MiB: it goes on where it was; None: it boots.
+    saved_mib: float | None = None
+    #: When it was started last, other than from what was saved; None: by an agent that did not note it.
+    started_at: float | None = None
+    #: The notice of preemption that its guest has had and is still to be told the end of; empty: there is none.
+    told: str = ""
     #: A domain of another owner: it is never removed, only released.
     adopted: Before | None = None
 

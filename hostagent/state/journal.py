@@ -1,4 +1,7 @@
-"""Journal of the agent: unacknowledged core changes, epoch, mode and budget, which no domain's metadata can hold."""
+"""Journal of the agent: unacknowledged core changes, epoch, mode, budget and boot times.
+
+No domain's metadata can hold these.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ebbtide.deflation.cascade.readiness import BootTimes
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.machines import CoreChange
@@ -55,6 +59,8 @@ class Journal:
         self.epoch = 0
         self.mode = StoredMode()
         self.budget = StoredBudget()
+        #: How long guests took to boot.
+        self.boots = BootTimes()
         self._sequence = 0
         #: The last change of each machine, as (cause, cores after): one that a kill made us repeat is known by it.
         self._last: dict[str, tuple[str, float]] = {}
@@ -71,6 +77,7 @@ class Journal:
             if "budget" in state:
                 number, granted, room = state["budget"]
                 self.budget = StoredBudget(number, ResourceVector.of(granted), ResourceVector.of(room))
+            self.boots = BootTimes(state.get("boots"))
         if self._changes_path.exists():
             for line in self._changes_path.read_text().splitlines():
                 try:
@@ -167,6 +174,14 @@ class Journal:
         with self._lock:
             self._change_state("the mode", mode=StoredMode(mode, reason, since))
 
+    def add_boot(self, vm: str, seconds: float) -> None:
+        """Remember how long a guest took to boot.
+
+        :raises JournalError: it could not be written; nothing was learned.
+        """
+        with self._lock:
+            self._change_state("a boot", boots=self.boots.with_boot(vm, seconds))
+
     def grant(self, number: int, room: ResourceVector) -> None:
         """Remember a budget.
 
@@ -211,6 +226,7 @@ class Journal:
             "deleted": self.deleted,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
+            "boots": self.boots.seen,
         }
         _replace(self._state_path, json.dumps(state))
 

@@ -104,7 +104,7 @@ class DriftRepair:
             reading.disk_mib_s,
             reading.network_mib_s,
             reading.cpu_shares,
-            young=status is not None and status.uptime_s < YOUNG_S,
+            young=status is not None and (status.uptime_s < YOUNG_S or resizer.late.expected),
         )
         # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
         wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed

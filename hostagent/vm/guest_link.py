@@ -72,6 +72,8 @@ class GuestLink:
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._number = 0
+        #: Whether the domain has a channel at all: without one no agent will ever answer.
+        self.has_channel = True
         #: Set while the guest answers; a call that runs into its time limit clears it until the next hello.
         self.connected = False
         #: Messages that answered nothing and were no notification of this protocol.
@@ -87,10 +89,16 @@ class GuestLink:
             # A hypervisor that does not say where the channel is may say so the next time.
             with contextlib.suppress(GuestUnreachable, HypervisorError, OSError):
                 path = await self._find_channel()
+                self.has_channel = path is not None
                 if path is not None:
                     await self._converse(path)
             self.connected = False
             await asyncio.sleep(RETRY_S)
+
+    def hang_up(self) -> None:
+        """Begin anew with a hello: the guest has been reset, and nobody in it knows of this conversation."""
+        self._broken.set()
+        self.connected = False
 
     async def call(self, method: str, params: Mapping[str, Any], answer: type[Answer], limit_s: float) -> Answer:
         """Call a method of the guest.
@@ -104,8 +112,7 @@ class GuestLink:
             said = _checked(answer, await self._exchange(method, params, limit_s))
         except TimeoutError:
             # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
-            self._broken.set()
-            self.connected = False
+            self.hang_up()
             raise GuestUnreachable(
                 f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
             ) from None
@@ -198,8 +205,7 @@ class GuestLink:
         if isinstance(error := message.get("error"), dict):
             if error.get("code") == HELLO_FIRST:
                 # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
-                self._broken.set()
-                self.connected = False
+                self.hang_up()
             future.set_exception(GuestRefused(str(error.get("message", "no reason given"))[:300]))
         else:
             future.set_result(message.get("result"))

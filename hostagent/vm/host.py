@@ -22,7 +22,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
 from ebbtide.messages.operations import VMOutcome
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.history import History
 from hostagent.state.intents import Intent, Phase, Request
@@ -153,6 +153,7 @@ class Host:
                 HostTemplate(name=template.name, shared_disk=template.shared_disk)
                 for template in self.hypervisor.templates()
             ),
+            migration=self.hypervisor.moves.address,
         )
         if self._last_report is not None and report != self._last_report:
             # Counted where something changed only: the same body again tells the manager that there is no news.
@@ -260,6 +261,8 @@ class Host:
             self._attempt,
             self.is_overcommitted,
             lambda: not self.unavailable,
+            lambda: self.journal.boots,
+            self.take_hello,
         )
         vm = ManagedVM(domain, intent, side, running)
         self.vms[vm.name] = vm
@@ -310,6 +313,16 @@ class Host:
                 self.journal.add, name, self.slice.host_id, time.time(), before.cpu_cores, after.cpu_cores, cause
             )
         self.changed.set()
+
+    async def take_hello(self, name: str, boot_s: float | None) -> None:
+        """Let the manager hear that a guest answers, and remember how long it took to boot, if it did."""
+        self.changed.set()
+        if boot_s is None:
+            return
+        try:
+            await asyncio.to_thread(self.journal.add_boot, name, boot_s)
+        except JournalError as error:
+            log.warning("nothing was learned of a boot", vm=name, why=str(error))
 
     def is_overcommitted(self) -> bool:
         """Whether the VMs hold more than the host may hand out: a guest did not give back what it was not to have."""

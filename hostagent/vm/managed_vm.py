@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+import math
 
-from ebbtide.deflation.allocations import Allocation
+from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.cascade.instructions import Mode
-from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.cascade.readiness import NotYet, Readiness, Silence
+from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
-from ebbtide.messages.guest import Hello, Notice
+from ebbtide.messages.guest import Hello, Notice, PreemptionWithdrawn
 from ebbtide.messages.operations import VMOutcome
-from ebbtide.messages.vms import VMState, VMStatus
-from hostagent.errors import HypervisorError
+from ebbtide.messages.vms import NotYetDeflatable, VMState, VMStatus
+from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.state.intents import Intent, Phase
 from hostagent.supervised_task import guarded
 from hostagent.vm.drift_repair import DriftRepair
 from hostagent.vm.guest_link import GuestLink
 from hostagent.vm.guest_pressure import GuestPressure
 from hostagent.vm.intent_record import IntentRecord
+from hostagent.vm.notice import RunningNotice
 from hostagent.vm.resizer import HostSide, Resizer
 
 #: What the API calls a running VM in each phase.
@@ -35,9 +37,15 @@ STATES = {
     Phase.STOPPING: VMState.STOPPING,
     Phase.STOPPED: VMState.STOPPED,
     Phase.STARTING: VMState.STARTING,
+    Phase.LEAVING: VMState.MIGRATING,
+    Phase.ARRIVING: VMState.MIGRATING,
 }
+#: For telling a guest that it is not preempted any more, seconds.
+TOLD_LIMIT_S = 5.0
+#: Phases in which a VM is on its way between two hosts.
+MOVING = (Phase.LEAVING, Phase.ARRIVING)
 #: Kinds of commands after which a VM may be off.
-TURN_OFF = ("stop", "start", "adopt", "release", "resize")
+TURN_OFF = ("stop", "start", "adopt", "release", "resize", "depart")
 
 
 class ManagedVM:
@@ -60,11 +68,17 @@ class ManagedVM:
             self._on_pressure,
             lambda kind, sentence, inputs: host.note(self.name, kind, sentence, inputs),
         )
+        #: The notice of a preemption that its guest has now.
+        self.notice = RunningNotice()
+        #: Of its domain; None until it was first surveyed.
+        self.uuid: str | None = None
         #: What the VM wants under pressure and its host cannot spare.
         self.asks = ZERO
         self.resizer = Resizer(domain, self.record, self.link, self.pressure, host)
         self.drift_repair = DriftRepair(self.resizer)
         self._hello = asyncio.Event()
+        self._readiness = Readiness()
+        self._telling: asyncio.Task[None] | None = None
         self._link_task: asyncio.Task[None] | None = None
 
     @property
@@ -98,11 +112,57 @@ class ManagedVM:
         """Whether the VM has less than it was sold."""
         return not self.intent.spec.nominal.vector().fits_in(self.intent.committed.vector())
 
+    @property
+    def _gives_nothing(self) -> bool:
+        """A VM under pressure gives nothing (rule 6), nor does one that is paused or moving."""
+        return self.paused or bool(self.pressure.sentence) or self.intent.phase in MOVING
+
     def row(self) -> Allocation:
-        """The row by which a need is split: a VM under pressure gives nothing (rule 6), nor does one that is paused."""
+        """The row by which a need is split: as its minimum counts what cannot be taken now."""
         allocation = self.allocation()
-        gives_nothing = self.paused or bool(self.pressure.sentence)
-        return replace(allocation, minimum=allocation.current) if gives_nothing else allocation
+        if self._gives_nothing:
+            return allocation.keeping(allocation.current)
+        kept_mib = allocation.minimum.memory_mib + (self._not_yet_mib() if self._not_yet() else 0.0)
+        return allocation.keeping(allocation.minimum.with_component("memory_mib", kept_mib))
+
+    def guest_boots(self, why: Silence = Silence.BOOTING) -> None:
+        """Its guest begins to boot: until its agent says hello, no memory can be taken from it."""
+        self.link.hang_up()
+        self.link.has_channel = True
+        self._readiness.booting(_now(), why)
+        self.host.request_check()
+
+    def _not_yet(self) -> NotYet | None:
+        """When its guest will answer, if it does not now but probably will."""
+        if not self.running:
+            if not self.paused:
+                self._readiness.off()
+            return None
+        if not self.link.has_channel:
+            return None
+        return self._readiness.not_yet(_now(), self.link.connected, self.host.boots(), self.name)
+
+    def _not_yet_mib(self) -> float:
+        """The memory above its minimum that only a guest that answers can give: not what is not plugged yet."""
+        return max(self.allocation().deflatable.memory_mib - self._late_mib(), 0.0)
+
+    def _late_mib(self) -> float:
+        return self.resizer.late.missing_mib(self.allocation().current.memory_mib)
+
+    @property
+    def boots_small(self) -> bool:
+        """Whether it was started without all its memory, and does not have the rest yet."""
+        return self.resizer.late.held_mib is not None
+
+    def plug_is_due(self) -> bool:
+        """Whether it is to have the memory that it was started without."""
+        return self.running and self.resizer.late.due(_now(), bool(self.pressure.sentence))
+
+    def _not_yet_deflatable(self) -> NotYetDeflatable | None:
+        soon, memory_mib = self._not_yet(), self._not_yet_mib()
+        if soon is None or memory_mib <= 0 or self._gives_nothing:
+            return None
+        return NotYetDeflatable(memory_mib=memory_mib, in_s=math.ceil(soon.in_s), why=soon.why)
 
     def status(self) -> VMStatus:
         """What the API says of this VM."""
@@ -123,6 +183,7 @@ class ManagedVM:
             guest_connected=self.link.connected and self.host.is_available(),
             template=spec.template,
             boot_memory_mib=self.intent.boot_mib,
+            not_yet=self._not_yet_deflatable(),
             pressure=self.pressure.sentence or None,
             asks=Vector.of(self.asks if self.pressure.sentence else ZERO),
             pressure_budget_s=30.0 * round(self.pressure.budget_s / 30),
@@ -132,12 +193,17 @@ class ManagedVM:
             throttled_share=self.drift_repair.throttled_share,
             held=self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
             start_size=self.intent.committed if stopped else None,
+            saved_mib=self.intent.saved_mib if stopped else None,
+            started_at=None if stopped else self.intent.started_at,
             off_reason=self._off_reason(),
             at_next_start=self.intent.at_next_start,
             adopted=self.intent.adopted is not None,
+            uuid=self.uuid,
         )
 
     def _state(self) -> VMState:
+        if self.intent.phase in MOVING:
+            return VMState.MIGRATING
         if self.resizer.terminating and self.running and self.intent.phase is not Phase.DELETING:
             return VMState.STOPPING
         if self.running or self.intent.phase in (Phase.CREATING, Phase.STARTING):
@@ -164,9 +230,20 @@ class ManagedVM:
         """
         committed, nominal = self.intent.committed.vector(), self.intent.spec.nominal.vector()
         sizes = self.host.hypervisor.sizes
+        low = self.intent.spec.priority is not Priority.FIXED and self.intent.adopted is None
+        if boots_small := low and committed.memory_mib > self.intent.boot_mib + SLACK.memory_mib:
+            # What it needs to boot; the rest is plugged when its agent has said hello.
+            await sizes.hold_back(self.domain)
         reading = await sizes.read(self.domain)
         cores, vcpus = committed.cpu_cores, reading.vcpus
         await sizes.set_quota(self.domain, quota_of(cores, vcpus), cap_of(cores, vcpus))
+        held_mib = reading.bound(None).memory_mib
+        if boots_small and (rest_mib := committed.memory_mib - held_mib) > SLACK.memory_mib:
+            self.resizer.late.started(_now(), held_mib)
+            if self.link.connected:
+                self.resizer.late.heard(_now())  # it was only paused
+            sentence = f"it boots with {held_mib:g} MiB; {rest_mib:g} more are plugged once its agent has said hello"
+            self.host.note(self.name, DecisionKind.ADMIT, sentence, {"held_mib": held_mib})
         for component, limit in (
             ("disk_mib_s", sizes.set_disk),
             ("network_mib_s", sizes.set_network),
@@ -241,7 +318,7 @@ class ManagedVM:
             return False
         size = self.allocation().current
         await self.host.record_change(self.name, size, ZERO, "stopped from outside")
-        await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False)
+        await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False, saved_mib=None)
         self.running = self.paused = False
         self.host.note(
             self.name, DecisionKind.STOPPED, f"{self.name} is off ({why}): {size} came free; it keeps its disk", {}
@@ -267,11 +344,29 @@ class ManagedVM:
         why = "it is paused: another program did that while it was being resized"
         return outcome.model_copy(update={"errors": (why, *outcome.errors), "sentence": f"{outcome.sentence}; {why}"})
 
+    async def tell_that_it_stays(self) -> None:
+        """Tell a guest that had notice of its preemption, and runs on, that this is over; once. Under the VM's lock.
+
+        :raises HypervisorError: it could not be written down; the guest is told again.
+        """
+        if not self.intent.told or not self.link.connected:
+            return
+        params = {"request_id": self.intent.told, "reason": "it runs on"}
+        with contextlib.suppress(GuestRefused):  # an older guest agent knows of no end
+            try:
+                await self.link.call("preemption.withdrawn", params, PreemptionWithdrawn, TOLD_LIMIT_S)
+            except GuestUnreachable:
+                return
+        await self.record.store(told="")
+
     # --- what asks for a check -----------------------------------------------------------------------------------
 
     def _on_hello(self, hello: Hello) -> None:
         """The guest agent has connected (again): after a reset all CPUs are on line, so its size is checked."""
         self._hello.set()
+        boot_s = self._readiness.heard(_now(), hello.boot_id)
+        self.resizer.late.heard(_now())
+        self._telling = asyncio.create_task(self.host.take_hello(self.name, boot_s), name=f"hello:{self.name}")
         self.request_check()
 
     def _on_notice(self, notice: Notice) -> None:
@@ -300,3 +395,7 @@ def _shortfall(before: ResourceVector, after: ResourceVector, target: ResourceVe
             for was, now, goal in zip(before, after, target, strict=True)
         )
     )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

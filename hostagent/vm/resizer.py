@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
@@ -15,9 +16,10 @@ from ebbtide.deflation.cascade.asking import Refusal, mode_of_asking
 from ebbtide.deflation.cascade.cascade import Cascade
 from ebbtide.deflation.cascade.instructions import Mode, Outcome
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
-from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.cascade.readiness import BootTimes
+from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import Reinflation
-from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
@@ -27,6 +29,7 @@ from hostagent.vm.executor import Executor
 from hostagent.vm.guest_link import GuestLink
 from hostagent.vm.guest_pressure import GuestPressure
 from hostagent.vm.intent_record import IntentRecord
+from hostagent.vm.late_memory import LateMemory
 from hostagent.vm.running import Interrupt, run
 
 #: What cannot be used on a guest that does not answer, and what besides it to take memory: that is done by fresh
@@ -37,6 +40,8 @@ NEED_THE_GUEST_TO_TAKE = (
     Mechanism.BALLOON,
     Mechanism.MEMORY_LIMIT,
 )
+#: Time for plugging what a VM was started without, in seconds.
+PLUG_DEADLINE_S = 30.0
 
 log = structlog.get_logger()
 
@@ -61,6 +66,10 @@ class HostSide:
     is_overcommitted: Callable[[], bool]
     #: Whether the hypervisor answers: of guests on one that does not, nothing is assumed.
     is_available: Callable[[], bool]
+    #: How long this host's guests take to boot.
+    boots: Callable[[], BootTimes]
+    #: Told of each hello of a guest agent: (name, how long the guest took to boot; None: not seen).
+    take_hello: Callable[[str, float | None], Coroutine[Any, Any, None]]
 
 
 class Resizer:
@@ -78,6 +87,8 @@ class Resizer:
         self._refusal: Refusal | None = None
         #: Whether the guest may still be asked for something: by an earlier agent, or because a resize broke off.
         self._unsure = record.intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
+        #: What the VM was started without.
+        self.late = LateMemory()
         #: Why the VM will have no more resizes; empty as long as it may.
         self.terminating = ""
         #: Whether something is being taken from it now.
@@ -89,9 +100,42 @@ class Resizer:
 
         :raises HypervisorError: its size cannot be read.
         """
-        outcome = await self._reach(target, deadline_s, mode)
+        held_mib = self.late.held_mib
+        if held_mib is None:
+            outcome = await self._reach(target, deadline_s, mode)
+        else:
+            # What is not plugged yet needs no guest: it is plugged later, or never.
+            now = target.with_component("memory_mib", min(target.memory_mib, held_mib))
+            outcome = await self._reach(now, deadline_s, mode)
+            outcome = with_late_memory(outcome, target, self.record.intent.committed.memory_mib)
+            self.late.held_mib = min(held_mib, outcome.after.memory_mib)
         self._unsure = not outcome.measured
         return outcome
+
+    async def reach_at_end(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
+        """As `reach`, for a VM that is being stopped and is to be smaller before. A removal stops it all the same."""
+        why, self.terminating = self.terminating, ""
+        try:
+            return await self.reach(target, deadline_s, mode)
+        finally:
+            self.terminating = self.terminating or why
+
+    async def plug(self, repairs: bool) -> None:
+        """Give the VM the memory that it was started without, as its size allows. Under its lock.
+
+        :param repairs: whether to give it also where it is not known who has taken it.
+        :raises HypervisorError: it could not be given yet.
+        """
+        committed, late_mib = self.record.intent.committed.vector(), self.late.held_mib
+        has = (await self.host.hypervisor.sizes.read(self.domain)).bound(None).memory_mib
+        if has < committed.memory_mib - SLACK.memory_mib and (repairs or late_mib is not None):
+            outcome = await self._reach(committed, PLUG_DEADLINE_S, Mode.ASK)
+            await self.commit(outcome, committed, outcome.after.size.larger(committed), "start")
+            sentence = f"it has the memory that it was started without: {outcome.sentence}"
+            self.host.note(
+                self.record.intent.spec.name, DecisionKind.REINFLATE, sentence, {"held_mib": late_mib or has}
+            )
+        self.late.plugged()
 
     async def undone(self) -> ResourceVector:
         """The size of a VM whose operation is given up: what was taken is given back, what was given stays as it is.
@@ -238,6 +282,28 @@ class Resizer:
             else finding
             for finding in found
         )
+
+
+def with_late_memory(outcome: Outcome, target: ResourceVector, committed_mib: float) -> Outcome:
+    """The outcome of a resize of a VM that was started with less memory than its size: what was not plugged counts.
+
+    :param target: of the resize, with that memory.
+    :param committed_mib: what the VM was charged with.
+    """
+    before, after = outcome.before, outcome.after
+    late_before_mib = max(committed_mib - before.memory_mib, 0.0)
+    late_after_mib = max(target.memory_mib - after.memory_mib, 0.0)
+    taken_mib = late_before_mib - late_after_mib
+    entry = LedgerEntry(Layer.GUEST, "memory_mib", taken_mib, taken_mib, taken_mib, 0.0, "not plugged yet")
+    more = f"; {taken_mib:g} MiB of its memory had not been plugged yet" if taken_mib > 0 else ""
+    return replace(
+        outcome,
+        before=replace(before, plugged_mib=before.plugged_mib + late_before_mib),
+        after=replace(after, plugged_mib=after.plugged_mib + late_after_mib),
+        target=target,
+        ledger=(*outcome.ledger, entry) if taken_mib > 0 else outcome.ledger,
+        sentence=outcome.sentence + more,
+    )
 
 
 def joined(down: Outcome, up: Outcome) -> Outcome:

@@ -239,7 +239,7 @@ class ChaosAgent(FakeAgent):
         """Charged when it is admitted, as a real agent does; carried out a moment later."""
         self.trouble.never_ends = True
         said: dict[str, Any] = {}
-        reason = self.reasons.get(name, "delete") if kind == "delete" else "delete"
+        reason = self.reasons.get(name, "delete") if kind == "delete" else getattr(command, "reason", "stop")
         if kind == "create":
             said = work()
             self.vms[name] = self.vms[name].model_copy(update={"state": VMState.STARTING})
@@ -259,7 +259,7 @@ class ChaosAgent(FakeAgent):
                 return self._end_start(name)
             if isinstance(command, TargetCommand) and (why := self._no_target(name, command)):
                 return {"state": OperationState.FAILED, "sentence": why}
-            if reason != "delete":
+            if reason not in ("delete", "stop"):
                 self._watch.preempted[name] = reason
             return work()
 

@@ -9,12 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.allocations import Priority, deflatable_capacity
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.proportional import share_room
 from ebbtide.deflation.sharing.undo import SMALLEST_GROWTH
 from tests.chaos.agent import ChaosAgent, Watch
 from tests.chaos.histories import disagreements
 from tests.chaos.workload import Client
+from tests.manager.fake_lifecycle import runs
+from tests.manager.plan_events import gives
+
+#: Phases of VMs that nothing is done with.
+AT_REST = ("running", "stopped", "preempted")
 
 
 def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
@@ -42,6 +48,29 @@ async def settled(database: Path, limit_s: float) -> list[tuple[Any, ...]]:
     return await asyncio.to_thread(unsettled, database)
 
 
+def waiting_beside_room(database: Path, agents: Sequence[ChaosAgent]) -> list[str]:
+    """Preempted VMs that could start in what their host has free or could deflate."""
+    waiting = rows(database, "SELECT name, host FROM vms WHERE phase = 'preempted'")
+    found = []
+    for agent in agents:
+        others = [vm for vm in agent.vms.values() if runs(vm)]
+        room = agent.free() + deflatable_capacity(vm.allocation() for vm in others if gives(vm))
+        for vm in (agent.vms[name] for name, host in waiting if host == agent.id and name in agent.vms):
+            boots = ResourceVector(memory_mib=min(vm.boot_memory_mib, vm.nominal.memory_mib))
+            least = vm.minimum.vector().larger(boots) + ResourceVector(memory_mib=agent.overhead_mib)
+            if least.fits_in(room):
+                found.append(f"{vm.name} waits on {agent.id} for {least}, which has {room}")
+    return found
+
+
+async def returned(database: Path, agents: Sequence[ChaosAgent], limit_s: float) -> None:
+    """Give those that were preempted the time to come back: returns are patient."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while await asyncio.to_thread(unsettled, database) or waiting_beside_room(database, agents):
+                await asyncio.sleep(0.1)
+
+
 async def grown(agents: Sequence[ChaosAgent], limit_s: float) -> None:
     """Give those that are deflated beside free room the time to grow: growth is patient."""
     with contextlib.suppress(TimeoutError):
@@ -56,12 +85,12 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
     stored = await asyncio.to_thread(
         rows, database, "SELECT name, host, phase, sentence FROM vms WHERE phase <> 'ended' ORDER BY name"
     )
-    managed = {(name, host) for name, host, phase, _ in stored if phase in ("running", "stopped")}
+    managed = {(name, host) for name, host, phase, _ in stored if phase in AT_REST}
     present = {(name, agent.id) for agent in agents for name in agent.vms}
     if managed != present:
         found.append(f"only in the store: {managed - present}; only on hosts: {present - managed}")
     for name, host, phase, why in stored:
-        if phase not in ("running", "stopped") and (phase != "failed" or host):
+        if phase not in AT_REST and (phase != "failed" or host):
             found.append(f"{name} is {phase} on {host}: {why}")
     for agent in agents:
         if names := deflated_beside_room(agent):
@@ -69,11 +98,13 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
     events = await asyncio.to_thread(
         rows, database, "SELECT vm, sentence FROM events WHERE kind IN ('preempting', 'preempted')"
     )
+    found += await asyncio.to_thread(waiting_beside_room, database, agents)
     for name, reason in watch.preempted.items():
         if not any(vm == name and f"reason {reason}" in sentence for vm, sentence in events):
             found.append(f"{name} was preempted (reason {reason}) without a record")
-    found += _lost(client, {name for name, _ in present}, {vm for vm, _ in events})
-    found += disagreements(client, await client.vms(), agents)
+    preempted = {vm for vm, _ in events}
+    found += _lost(client, {name for name, _ in present}, preempted)
+    found += disagreements(client, await client.vms(), agents, preempted)
     doubled = await asyncio.to_thread(
         rows, database, "SELECT request_id, count(*) FROM plans GROUP BY request_id HAVING count(*) > 1"
     )
@@ -97,7 +128,9 @@ def deflated_beside_room(agent: ChaosAgent) -> list[str]:
 
 
 def _lost(client: Client, present: set[str], preempted: set[str]) -> list[str]:
-    """VMs that were placed, that nobody deleted or preempted (by the record), and that are nowhere."""
+    """VMs that were placed, that nobody deleted, nor preempted for good (by the record), and that are nowhere."""
     placed = {r.vm for r in client.requests if r.kind == "create" and r.end and r.end["state"] == "done"}
     deleted = {r.vm for r in client.requests if r.kind == "delete" and r.accepted}
-    return [f"{name} is lost" for name in sorted(placed - deleted - preempted - present)]
+    kept = {r.vm for r in client.requests if r.body and r.body.get("vm", {}).get("on_preemption") == "stop"}
+    dropped = {r.vm for r in client.requests if r.body and r.body.get("vm", {}).get("on_preemption") == "delete"}
+    return [f"{name} is lost" for name in sorted(placed - deleted - (preempted - (kept - dropped)) - present)]

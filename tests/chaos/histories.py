@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,13 @@ def fates(client: Client, rows: dict[str, dict[str, Any]]) -> dict[str, Fate]:
     return found
 
 
-def disagreements(client: Client, shown: Sequence[dict[str, Any]], agents: Sequence[ChaosAgent]) -> list[str]:
-    """Where history, the manager's answers and the hosts tell different stories, a sentence each."""
+def disagreements(
+    client: Client, shown: Sequence[dict[str, Any]], agents: Sequence[ChaosAgent], preempted: Collection[str]
+) -> list[str]:
+    """Where history, the manager's answers and the hosts tell different stories, a sentence each.
+
+    :param preempted: VMs that ever were: whether these run is not the client's doing alone.
+    """
     rows = {row["name"]: row for row in shown}
     expected, found = fates(client, rows), []
     for agent in agents:
@@ -82,13 +87,14 @@ def disagreements(client: Client, shown: Sequence[dict[str, Any]], agents: Seque
             if row is None:
                 found.append(f"{name} on {agent.id} is not shown")
                 continue
-            state = "running" if runs(vm) else "stopped"
-            if (row["state"], row["host"]) != (state, agent.id):
-                found.append(f"{name} is {state} on {agent.id}, and shown as {row['state']} on {row['host']}")
+            states = ("running",) if runs(vm) else ("stopped", "preempted") if name in preempted else ("stopped",)
+            if row["state"] not in states or row["host"] != agent.id:
+                found.append(f"{name} is {states[0]} on {agent.id}, and shown as {row['state']} on {row['host']}")
             told = {key: row[key] for key in ("priority", "nominal", "minimum", "ceiling")}
             if told != (has := sold(vm)):
                 found.append(f"{name} is sold as {has}, and shown as {told}")
             if (fate := expected.get(name)) is not None:
+                fate.runs = None if name in preempted else fate.runs
                 found += _unlike(fate, vm, agent.id)
     return found
 

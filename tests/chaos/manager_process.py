@@ -24,10 +24,11 @@ import structlog
 from cluster_manager import main as manager_main
 from cluster_manager.execution import operations
 from cluster_manager.inventory.agents import Agents
-from cluster_manager.plans import growth
+from cluster_manager.plans import growth, returns
 from cluster_manager.settings import AgentLimits, Settings
 from cluster_manager.store.store import Store
 from ebbtide.deflation.sharing.hysteresis import Pace
+from ebbtide.deflation.sharing.return_queue import ReturnPace
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
 from ebbtide.rest.gate import Gate
@@ -42,6 +43,7 @@ LIMITS = AgentLimits(answer_s=0.8, absence_s=1.2, poll_s=0.3, pause_s=0.02, grac
 SILENT_AFTER_S = 1.5
 RETRY_S = 0.3
 PACE = Pace(hold_s=0.6, rest_s=0.6)
+RETURN_PACE = ReturnPace(hold_s=0.6, rest_s=0.6, pause_s=0.6, longest_s=2.0)
 
 
 def kill_at_record(number: int, before: bool) -> None:
@@ -88,7 +90,7 @@ def settings_of(directory: Path, address: str, port: int) -> tuple[Settings, Gat
     arguments = ["--listen", f"127.0.0.1:{port}", "--database", str(directory / "manager.sqlite")]
     arguments += ["--token-file", str(directory / "token"), "--hosts-key-file", str(directory / "hosts.key")]
     arguments += ["--requests-per-s", "10000", "--reports-per-s", "10000", "--policy", "first-fit"]
-    settings, gate = manager_main._settings(manager_main._parser().parse_args(arguments))
+    settings, gate = manager_main.settings_of_all(manager_main.options_of(arguments).options)
     # In network namespaces of the test's own, where no other program listens.
     settings = replace(settings, host=address, insecure=True)
     return replace(settings, silent_after_s=SILENT_AFTER_S, agents=limits), gate
@@ -109,6 +111,7 @@ def main() -> None:
     operations.SHARE_S = RETRY_S
     vars(growth)["FIRST_PAUSE_S"] = RETRY_S
     vars(operations)["Growth"] = functools.partial(growth.Growth, PACE)
+    vars(operations)["Returns"] = functools.partial(returns.Returns, RETURN_PACE)
     if where := os.environ.get(RECORD):
         number, _, when = where.partition(":")
         kill_at_record(int(number), when == "before")

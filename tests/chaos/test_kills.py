@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.agent import CALM, ROUGH, Aim, ChaosAgent, Watch, Weather
-from tests.chaos.checks import grown, settled, violations
+from tests.chaos.checks import grown, returned, settled, violations
 from tests.chaos.manager_process import LIMITS
 from tests.chaos.process import ManagerProcess
 from tests.chaos.workload import Client
@@ -60,6 +60,7 @@ class Cluster:
         await self.client.in_calm()
         left = await settled(self.process.database, 20)
         assert not left, f"{when}: not settled: {left}"
+        await returned(self.process.database, self.agents, 20)
         await grown(self.agents, 20)
         for agent in self.agents:
             await agent.settle()

@@ -177,8 +177,8 @@ def create(client: Client, request_id: str) -> Request:
     vm: dict[str, Any] = {"name": name, "priority": priority, "nominal": nominal}
     if priority != "fixed":
         vm["minimum"] = {"cpu_cores": 0.5, "memory_mib": 300.0}
-        # One that is kept comes back by itself, which the client's history of requests knows nothing of.
-        vm["on_preemption"] = "delete"
+        vm["on_preemption"] = chance.choice(("stop", "delete"))
+        vm["preemption_notice_s"] = 0.1
     if priority == "harvest":
         vm["ceiling"] = {key: value * 2 for key, value in nominal.items()}
     client.priority[name] = priority

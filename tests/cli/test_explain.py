@@ -21,7 +21,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, FindingRow, PastResize, VMExplanation
 from ebbtide.messages.operations import VMOutcome
-from ebbtide.messages.vms import OnPreemption, Preempted, VMStatus
+from ebbtide.messages.vms import NotYetDeflatable, OnPreemption, Preempted, VMStatus
 from hostagent.control import reconciler
 from hostagent.mechanisms import fixes
 from hostagent.mechanisms.layers import HostFacts, examine
@@ -128,6 +128,20 @@ async def test_each_layer_alone_blocked_prints_its_fix_and_no_other(
     assert out.count("BLOCKED") == 1
     told = f"\nTo put it right; XML counts from the VM's next start:\n\n[{mechanism.value}]\n{fix}\n\ndecisions:\n"
     assert told in out
+
+
+async def test_of_a_guest_that_boots_it_is_told_when_its_memory_can_be_taken(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await lab.create("low-1")
+    found = VMExplanation.model_validate(await lab.cluster.get("/v1/vms/low-1/explain"))
+    assert found.explanation is not None
+    soon = NotYetDeflatable(memory_mib=700.0, in_s=12.0, why="booting")
+    vm = found.explanation.vm.model_copy(update={"not_yet": soon})
+    told = found.model_copy(update={"explanation": found.explanation.model_copy(update={"vm": vm})})
+    capsys.readouterr()
+    print_explanation("low-1", told)
+    assert "\nit is booting: 700 MiB can be taken later, probably in 12 s\n" in capsys.readouterr().out
 
 
 async def test_where_nothing_is_blocked_nothing_is_to_be_put_right(

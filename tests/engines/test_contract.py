@@ -179,8 +179,50 @@ async def test_cancelling_ends_what_has_begun_unless_it_is_to_be_spared(engine_h
     assert engine_host.lines(attempt) == ["begun"]
 
 
+@pytest.mark.parametrize("signal", ["USR1", "TERM"])
+async def test_a_signal_reaches_a_command_once_for_each_notice_and_its_record_stays_fresh(
+    engine_host: EngineHost, signal: str
+) -> None:
+    attempt = engine_host.attempt()
+    script = f'trap "echo told >> $1" {signal}; echo begun >> $1; until [ -e $1.go ]; do sleep 0.1; done'
+    order = TaskOrder("told", ("/bin/sh", "-c", script, "task", str(engine_host.runs(attempt))))
+    await engine_host.engine.submit(attempt, order)
+    await engine_host.engine.release(attempt, "n1")
+    await engine_host.becomes(attempt, RUNNING)
+
+    async def wrote(*lines: str) -> None:
+        async def so() -> bool:
+            return engine_host.lines(attempt) == list(lines)
+
+        await until(so)
+
+    await wrote("begun")
+    for _ in range(2):
+        await engine_host.engine.signal(attempt, signal, "100.000")
+    await wrote("begun", "told")
+    another = engine_host.new_engine()
+    await another.start()
+    await another.look([attempt])
+    await another.signal(attempt, signal, "100.000")
+    await another.signal(attempt, signal, "200.000")
+    await another.stop()
+    await wrote("begun", "told", "told")
+    claim = engine_host.directory / attempt / "claim"
+    touched = claim.stat().st_mtime
+
+    async def beats() -> bool:
+        return claim.stat().st_mtime > touched
+
+    await until(beats)
+    assert (await engine_host.becomes(attempt, RUNNING)).silent_s is not None
+    assert engine_host.lines(attempt) == ["begun", "told", "told"]
+    # It would keep its cores from the next test.
+    engine_host.runs(attempt).with_name(f"{engine_host.runs(attempt).name}.go").touch()
+    await engine_host.becomes(attempt, ENDED)
+
+
 async def test_usable_cores_hold_for_what_comes_and_not_for_what_runs(engine_host: EngineHost) -> None:
-    running = await engine_host.running("n1", cores=2)
+    running = await engine_host.running("n1", seconds=150.0, cores=2)
     await engine_host.engine.set_usable_cores("n1", 2)
     assert (await engine_host.look()).machines["n1"].usable_cores == 2
     waiting = await engine_host.held(0.1, cores=2)
@@ -192,6 +234,8 @@ async def test_usable_cores_hold_for_what_comes_and_not_for_what_runs(engine_hos
     await engine_host.engine.set_usable_cores("n1", 4)
     assert (await engine_host.becomes(waiting, ENDED)).exit_code == 0
     assert (await engine_host.becomes(running, RUNNING)).machine == "n1"
+    await engine_host.engine.cancel(running)
+    await engine_host.becomes(running, ENDED, GONE)
 
 
 async def test_a_machine_without_cores_runs_nothing_new(engine_host: EngineHost) -> None:

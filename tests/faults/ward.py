@@ -42,8 +42,8 @@ from hostagent.state import intents
 from hostagent.state.intents import Phase
 from hostagent.state.journal import Journal
 from hostagent.vm import executor, guest_link
-from hostagent.vm.guest_link import GuestLink
 from hostagent.vm.host import Host, Slice
+from hostagent.vm.managed_vm import ManagedVM
 from tests.faults.hand import GuestHand
 from tests.faults.invariants import SLACK, Picture, Seen, broken, not_nominal
 
@@ -197,12 +197,13 @@ class Ward:
             raise AssertionError(f"not within {limit_s:g} s: {what}") from None
 
     async def connected(self, *names: str) -> None:
-        """Until the guests answer their agent: one whose agent was replaced is greeted anew only when it is asked."""
+        """Until the guests have their memory and answer: one whose agent was replaced is greeted only when asked."""
         for name in names or tuple(self.host.vms):
-            link = self.host.vm(name).link
+            vm = self.host.vm(name)
 
-            async def answers(link: GuestLink = link) -> bool:
-                return link.connected and await executor.guest_status(link, brief=True) is not None
+            async def answers(vm: ManagedVM = vm) -> bool:
+                ready = vm.link.connected and not vm.boots_small
+                return ready and await executor.guest_status(vm.link, brief=True) is not None
 
             await self.until(f"{name} answers", answers, 240.0)
 

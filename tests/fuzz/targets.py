@@ -123,7 +123,7 @@ REPORT = (
 SLURM = (
     b'{"errors": [], "jobs": [{"job_id": 7, "name": "ebb.train.0a.1", "user_id": 0, "job_state": "RUNNING", "cpus": 2, '
     b'"nodes": "n[1-2]", "job_resources": {"allocated_nodes": {"0": {"nodename": "n1", "cores": {"0": "allocated"}}}}},'
-    b'{"job_id": 8, "name": "x", "user_id": {"set": true, "number": 5}, "job_state": "FAILED", "exit_code": 256, '
+    b'{"job_id": 8, "name": "x", "user_id": {"set": true, "number": 5}, "job_state": ["FAILED"], "exit_code": 256, '
     b'"state_reason": "NonZeroExitCode"}, {"job_id": 9, "job_state": "PENDING", "priority": 0, "required_nodes": ""}]}',
     b'{"nodes": [{"name": "n1", "cpus": 4, "gres": "gpu:1,vcore:3", "state": "idle", "reason": "gres/vcore count '
     b'changed", "state_flags": ["DRAIN"]}]}',

@@ -136,6 +136,7 @@ class Bench:
         self.adapters_dir.mkdir(mode=0o755)
         self.preempt_dir = root / "preempt.d"
         self.preempt_dir.mkdir(mode=0o755)
+        self.told_people: list[str] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(root / "port"))
         self._listener.listen()
@@ -150,6 +151,7 @@ class Bench:
             owner_uid=os.getuid(),
             trigger=trigger,
             preempt_dir=str(self.preempt_dir),
+            tell_people=self.told_people.append,
         )
         self._thread = threading.Thread(target=self.agent.run, name="agent")
         self._hosts: list[Host] = []

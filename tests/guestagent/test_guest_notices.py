@@ -164,7 +164,7 @@ def test_without_a_host_there_is_nobody_to_ask(guest: Bench) -> None:
         (b"rubbish", "not JSON"),
         (b"\xff", "not JSON"),
         (b"[]", "a request is a JSON object"),
-        (b'{"jsonrpc": "2.0", "id": 1, "method": "status"}', "no method status"),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "hello"}', "no method hello"),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "request"}', "memory_mib: or cpu_cores must be more than 0"),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "request", "params": {"memory_mib": -1}}', "memory_mib: must be"),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "request", "params": {"memory_mib": 1e10}}', "memory_mib: must be at"),
@@ -197,7 +197,7 @@ def test_somebody_who_never_finishes_a_request_holds_nobody_up_for_long(host: Ho
 
 def test_the_socket_is_for_root_and_one_group_and_goes_with_the_agent(tmp_path: Path) -> None:
     passed_on: list[Any] = []
-    made = requests.RequestSocket(str(tmp_path), os.getgid(), passed_on.append)
+    made = requests.RequestSocket(str(tmp_path), os.getgid(), passed_on.append, dict)
     info = (tmp_path / "request.sock").stat()
     assert stat.S_ISSOCK(info.st_mode)
     assert (info.st_mode & 0o777, info.st_gid) == (0o660, os.getgid())
@@ -210,7 +210,7 @@ def test_a_socket_that_a_killed_agent_left_is_replaced(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(tmp_path / name))
     passed_on: list[Any] = []
-    made = requests.RequestSocket(str(tmp_path), -1, passed_on.append)
+    made = requests.RequestSocket(str(tmp_path), -1, passed_on.append, dict)
     requests.ask_for_more(str(tmp_path), 5, 0, "")
     made.close()
     assert [notice.memory_mib for notice in passed_on] == [5]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline
+from app_adapters.errors import ApplicationError
+from app_adapters.server import HookServer
+from guestagent.people import write_to_terminals
 from guestagent.preemption import PROGRAMS, read_programs
 from tests.guestagent.harness import Bench, Host, bench
 
@@ -114,3 +122,120 @@ def test_a_notice_that_is_none_changes_nothing(guest: Bench, host: Host, field: 
     assert code == -32602
     assert said.startswith(field)
     assert not (guest.run_dir / "preemption.json").exists()
+
+
+# --- those who are told besides ---------------------------------------------------------------------------------------
+
+
+def test_people_and_applications_are_told_once_and_of_the_end(guest: Bench, host: Host, tmp_path: Path) -> None:
+    adapter = Told()
+    server = HookServer(adapter, str(tmp_path / "hook.sock"), str(guest.run_dir / "token")).start()
+    try:
+        guest.register_url("told", f"unix:{tmp_path / 'hook.sock'}")
+        for seconds in (20.0, 19.0):
+            host.result("preemption", **{**NOTICE, "kind": "suspend", "seconds_left": seconds})
+        adapter.until([(20.0, "suspend", "shortfall")])
+        assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
+        adapter.until([(20.0, "suspend", "shortfall"), (None, "withdrawn", "it runs on")])
+    finally:
+        server.stop()
+    _until(lambda: len(guest.told_people) == 2)
+    assert guest.told_people == [
+        "This machine is preempted: it is suspended in 20 s (shortfall).",
+        "This machine is not preempted any more (it runs on).",
+    ]
+
+
+class Told(Adapter):
+    """An application that takes note of what it is told."""
+
+    def __init__(self) -> None:
+        self.notices: list[tuple[float | None, str, str]] = []
+
+    def capabilities(self) -> Capabilities:
+        raise ApplicationError("asked for nothing here")
+
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        raise ApplicationError("asked for nothing here")
+
+    def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+        raise ApplicationError("asked for nothing here")
+
+    def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:
+        self.notices.append((seconds_left, kind, reason))
+
+    def until(self, notices: list[tuple[float | None, str, str]]) -> None:
+        _until(lambda: self.notices == notices)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it does not come")
+
+
+def test_a_notice_that_is_over_leaves_no_file_and_programs_hear_of_it(guest: Bench, host: Host, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    program(guest, "10-save", f'echo "$@" >> {record}')
+    until_ended(host, **NOTICE)
+    assert host.result("preemption.withdrawn", request_id="another", reason="") == {"known": False}
+    assert (guest.run_dir / "preemption.json").exists()
+    assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
+    assert not (guest.run_dir / "preemption.json").exists()
+    _until(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
+    assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": False}
+    # The next notice is one of its own.
+    assert until_ended(host, **{**NOTICE, "request_id": "p-2"}) == {"programs": 1, "running": 0}
+
+
+def test_an_application_without_the_method_is_told_in_vain_and_nothing_else_suffers(
+    guest: Bench, host: Host, tmp_path: Path
+) -> None:
+    guest.register_url("gone", f"unix:{tmp_path / 'none.sock'}")
+    assert host.result("preemption", **NOTICE) == {"programs": 0, "running": 0}
+    assert host.result("status", brief=True)["boot_id"]
+
+
+def test_the_status_command_tells_of_a_notice_and_its_exit_status(guest: Bench, host: Host, tmp_path: Path) -> None:
+    quiet = status(guest.run_dir)
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert quiet.stdout.startswith("VM vm1, its host connected; CPUs on line: [0, 1, 2, 3]; memory: 1024.0 MiB")
+    assert quiet.stdout.endswith("not preempted\n")
+    host.result("preemption", **{**NOTICE, "kind": "delete"})
+    told = status(guest.run_dir)
+    assert told.returncode == 3
+    assert re.search(r"preempted: delete in (20\.0|1\d\.\d) s \(reason shortfall\)\n$", told.stdout)
+    found = json.loads(status(guest.run_dir, "--json").stdout)
+    assert found["preemption"]["kind"] == "delete"
+    assert 0 < found["preemption"]["seconds_left"] <= 20
+    host.result("preemption.withdrawn", request_id="p-1", reason="it runs on")
+    assert json.loads(status(guest.run_dir, "--json").stdout)["preemption"] is None
+    nobody = status(tmp_path)
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "cannot be asked through" in nobody.stderr
+
+
+def status(run_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "guestagent", "--run-dir", str(run_dir), "status", *options]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_terminals_whose_users_take_messages_are_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    try:
+        directory, number = os.path.split(os.ttyname(theirs))
+        with monkeypatch.context() as only:
+            only.setattr(os, "listdir", lambda _: [number, "ptmx"])
+            os.fchmod(theirs, 0o600)
+            assert write_to_terminals("one", directory) == 0
+            os.fchmod(theirs, 0o620)
+            assert write_to_terminals("two", directory) == 1
+        assert os.read(ours, 100).strip() == b"two"
+        assert write_to_terminals("three", str(tmp_path / "none")) == 0
+        (tmp_path / "7").write_text("")
+        assert write_to_terminals("four", str(tmp_path)) == 0, "no terminal"
+    finally:
+        os.close(ours)
+        os.close(theirs)

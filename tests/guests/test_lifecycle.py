@@ -83,7 +83,10 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             await resized(client, nominal=SMALLER)
             found = await client.vm(NAME)
             assert (found.nominal.cpu_cores, found.current.memory_mib) == (1.0, 512.0)
-            assert (await asyncio.to_thread(sizes, domain))[1] == 512
+            # What it did not boot with is plugged a moment after its hello.
+            async with asyncio.timeout(120):
+                while (await asyncio.to_thread(sizes, domain))[1] != 512:
+                    await asyncio.sleep(0.5)
             grown = await resized(client, nominal=PartialVector(memory_mib=640.0))
             assert (await client.vm(NAME)).current.memory_mib == 640.0, grown.sentence
             await done(

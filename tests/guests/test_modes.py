@@ -49,7 +49,13 @@ async def answering(client: ManagerClient) -> Explanation:
     async with asyncio.timeout(300):
         while True:
             found = (await client.explain(NAME)).explanation
-            if found is not None and any(r.available and r.mechanism is Mechanism.CPU_OFFLINE for r in found.findings):
+            if (
+                found is not None
+                and any(r.available and r.mechanism is Mechanism.CPU_OFFLINE for r in found.findings)
+                # It boots with less, and gets the rest once its agent has said hello.
+                and found.bound is not None
+                and found.bound.memory_mib >= NOMINAL.memory_mib
+            ):
                 return found
             await asyncio.sleep(1.0)
 

@@ -16,8 +16,9 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
-from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
+from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading, Saved, ToSave
 from hostagent.state.intents import Before, Intent
+from tests.hostagent.fake_moves import NoMoves
 
 #: What no domain of the world has.
 NOT_HERE = (Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
@@ -29,7 +30,10 @@ class FakeHypervisor:
     def __init__(self, socket: Path, host_id: str = "host-a") -> None:
         self._socket = socket
         self._host_id = host_id
+        self.moves = NoMoves()
         self._numbers = itertools.count()
+        #: Who is told that a domain has started, stopped or rebooted.
+        self.listeners: list[Callable[[str, bool], None]] = []
 
     async def _call(self, method: str, **params: Any) -> Any:
         reader, writer = await asyncio.open_unix_connection(str(self._socket))
@@ -83,9 +87,10 @@ class FakeHypervisor:
         return (TemplateInfo(name="lab", description="as in the make-believe world"),)
 
     async def start(self, domain: str, intent: Intent) -> None:
-        if intent.redefine:
-            await self.redefine(domain, intent)
-        await self.prepare_start(domain, intent.committed.vector())
+        if await self.saved_mib(domain) is None:
+            if intent.redefine:
+                await self.redefine(domain, intent)
+            await self.prepare_start(domain, intent.committed.vector())
         await self._call("start", domain=domain)
 
     async def redefine(self, domain: str, intent: Intent) -> None:
@@ -95,6 +100,16 @@ class FakeHypervisor:
 
     async def shut_down(self, domain: str, limit_s: float) -> str:
         return str(await self._call("shut_down", domain=domain, limit_s=limit_s))
+
+    async def to_save(self, domain: str) -> ToSave:
+        return ToSave(*await self._call("to_save", domain=domain))
+
+    async def save(self, domain: str, limit_s: float) -> Saved:
+        return Saved(*await self._call("save", domain=domain, limit_s=limit_s))
+
+    async def saved_mib(self, domain: str) -> float | None:
+        found = await self._call("saved_mib", domain=domain)
+        return None if found is None else float(found)
 
     async def most(self, domain: str) -> ResourceVector:
         return ResourceVector(*await self._call("most", domain=domain))
@@ -184,6 +199,9 @@ class FakeHypervisor:
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         return str(await self._call("set_vcpus", domain=domain, count=count))
 
+    async def hold_back(self, domain: str) -> None:
+        await self._call("hold_back", domain=domain)
+
     async def call_off(self, domain: str) -> None:
         await self._call("call_off", domain=domain)
 
@@ -202,8 +220,8 @@ class FakeHypervisor:
     async def guest_channel(self, domain: str) -> Path | None:
         return self._socket.parent / f"{domain}.sock"
 
-    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
-        pass
+    def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:
+        self.listeners.append(callback)
 
     async def close(self) -> None:
         pass

@@ -142,8 +142,11 @@ class StandInDomain(_Noted):
     def state(self) -> list[int]:
         return [self._state, 0]
 
-    def metadata(self, kind: int, namespace: str) -> str:
+    def metadata(self, kind: int, namespace: str, flags: int = 0) -> str:
         return self._metadata
+
+    def hasManagedSaveImage(self) -> int:
+        return 0
 
     def setMetadata(self, kind: int, text: str, prefix: str, namespace: str, flags: int) -> None:
         self._metadata = text

@@ -217,6 +217,12 @@ class Conversation:
         failed = [{"cpu": cpu, "reason": "no such CPU"} for cpu in wanted if cpu >= self._vcpus]
         return {"result": {"online": sorted(guest.online - guest.secret), "failed": failed}}
 
+    def _preemption(self, params: Reply) -> Reply:
+        return {"result": {"programs": 0, "running": 0}}
+
+    def _preemption_withdrawn(self, params: Reply) -> Reply:
+        return {"result": {"known": True}}
+
     def _application_deflate(self, params: Reply) -> Reply:
         guest, request_id = self._guest, params["request_id"]
         if self._priority() is Priority.FIXED:

@@ -16,8 +16,9 @@ from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from hostagent.control.reconciler import OWNERS_S
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
-from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading
+from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading, Saved, ToSave
 from hostagent.state.intents import Before, Intent, Phase
+from tests.hostagent.fake_moves import NoMoves
 from tests.hostagent.local_fence import Faults as Faults
 from tests.hostagent.local_fence import Fence as Fence
 from tests.hostagent.local_fence import FencedJournal as FencedJournal
@@ -40,6 +41,7 @@ class LocalHypervisor:
         self._host_id = host_id
         self._fence = fence
         self._faults = faults
+        self.moves = NoMoves()
 
     @property
     def sizes(self) -> LocalHypervisor:
@@ -93,8 +95,10 @@ class LocalHypervisor:
             found = self._ours(domain)
             if found.state != "stopped":
                 raise HypervisorError("Requested operation is not valid: domain is already running")
-            _define(found, intent, intent.redefine)
-            found.start(self._world.now())
+            if found.saved_mib is None:
+                _define(found, intent, intent.redefine)
+                found.start(self._world.now())
+            found.saved_mib, found.moved_at = None, self._world.now()
             found.state = "paused"
 
         await self._change("start", domain, start, CALL_LIMIT_S * 4)
@@ -111,6 +115,27 @@ class LocalHypervisor:
 
         await self._change("shut_down", domain, shut_down, CALL_LIMIT_S * 4)
         return "its guest powered off"
+
+    async def to_save(self, domain: str) -> ToSave:
+        await self._ask("to_save")
+        found = self._world.running(domain)
+        return ToSave(min(found.guest.needs_mib, found.held_mib), found.held_mib, self._world.save_room_mib)
+
+    async def save(self, domain: str, limit_s: float) -> Saved:
+        def save() -> None:
+            found = self._ours(domain)
+            if found.saved_mib is None:
+                found.saved_mib = min(self._world.running(domain).guest.needs_mib, found.held_mib)
+            found.state = "stopped"
+            found.hang_up()
+
+        await self._change("save", domain, save, CALL_LIMIT_S * 4)
+        return Saved(self._world.domains[domain].saved_mib or 0.0, 0.5)
+
+    async def saved_mib(self, domain: str) -> float | None:
+        await self._ask("saved_mib")
+        found = self._world.domains.get(domain)
+        return found.saved_mib if found is not None else None
 
     async def most(self, domain: str) -> ResourceVector:
         await self._ask("most")
@@ -252,6 +277,9 @@ class LocalHypervisor:
             await self._request_plugged(domain, await self._size(domain, lambda d: d.plugged_mib), takes=False)
         return reason
 
+    async def hold_back(self, domain: str) -> None:
+        await self._request_plugged(domain, (await self.read(domain)).plugged_mib, takes=False)
+
     async def call_off(self, domain: str) -> None:
         found = await self.read(domain)
         await self._request_plugged(domain, found.plugged_mib)
@@ -277,7 +305,7 @@ class LocalHypervisor:
         found = self._world.domains.get(domain)
         return Path("/guests") / domain if found is not None and found.state == "running" else None
 
-    def on_lifecycle(self, callback: Callable[[str], None]) -> None:
+    def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:
         self._world.listeners[:] = [callback]
 
     async def close(self) -> None:

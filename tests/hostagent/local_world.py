@@ -41,6 +41,8 @@ class Domain:
     guest: Guest
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     state: str = "paused"
+    #: Of its memory that was saved to disk, from which it goes on; None: there is none.
+    saved_mib: float | None = None
     quota: float | None = None
     #: Cap of the whole domain, in cores.
     cap: float | None = None
@@ -164,10 +166,12 @@ class LocalWorld:
     domains: dict[str, Domain] = field(default_factory=dict)
     #: Swap that backs limits on memory, MiB.
     swap_mib: float = 0.0
+    #: Room on the disk for saved memory, MiB.
+    save_room_mib: float = 4000.0
     blames: list[str] = field(default_factory=list)
     #: Names of domains that an agent has been told to remove and has not removed yet.
     terminating: set[str] = field(default_factory=set)
-    listeners: list[Callable[[str], None]] = field(default_factory=list)
+    listeners: list[Callable[[str, bool], None]] = field(default_factory=list)
     slowest_s: float = 0.05
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     diary: deque[str] = field(default_factory=lambda: deque(maxlen=40))
@@ -212,7 +216,7 @@ class LocalWorld:
 
     def request_check(self, name: str) -> None:
         for listener in self.listeners:
-            listener(name)
+            listener(name, False)
 
     # --- the judge -----------------------------------------------------------------------------------------------
 

@@ -237,7 +237,9 @@ class HostMachine(RuleBasedStateMachine):
         for vm in host.vms.values():
             allocation, domain = vm.allocation(), self.world.domains.get(vm.domain)
             least = f"{vm.name} is charged with {allocation.current}, below {allocation.minimum}"
-            assert vm.intent.phase is Phase.STOPPED or allocation.minimum.fits_in(allocation.current + ROUNDING), least
+            gone = vm.intent.phase is Phase.DELETING and (domain is None or domain.state == "stopped")
+            off = gone or vm.intent.phase is Phase.STOPPED
+            assert off or allocation.minimum.fits_in(allocation.current + ROUNDING), least
             charged += allocation.current + ResourceVector(memory_mib=parts.OVERHEAD_MIB)
             if domain is None or domain.state != "running" or domain.intent.owner != HOST:
                 continue

@@ -65,8 +65,12 @@ class Domain:
     applications: dict[str, float] = field(default_factory=dict)
     #: The most memory that it can be given while it runs; 0: what it has now.
     most_mib: float = 0.0
+    #: What the guest is asked to have plugged, where it does not have that at once.
+    requested_mib: float = 0.0
     #: Why it cannot be adopted.
     why_not: str = ""
+    #: Off, its memory saved to disk, MiB.
+    saved_mib: float | None = None
 
     @property
     def bound_mib(self) -> float:
@@ -88,15 +92,30 @@ class World:
     guest_calls: list[tuple[str, str]] = field(default_factory=list)
     #: Notices of a preemption that guests have had.
     notices: list[Reply] = field(default_factory=list)
+    #: How many of their programs run on.
+    programs_run: int = 0
+    #: Those that guests were told the end of.
+    withdrawn: list[str] = field(default_factory=list)
     delay: Callable[[], float] = lambda: 0.0
     #: The hypervisor's error that every call of a method ends in, while it stands here.
     failures: dict[str, str] = field(default_factory=dict)
     #: The smallest sum of available memory ever seen in any guest: below 0 its kernel would have killed something.
     least_available_mib: float = 1e9
     guests_answer: bool = True
+    #: Whether a new domain has what is plugged into it before its guest has booted.
+    plugs_at_once: bool = True
     has_swap: bool = False
+    #: What is free on the disk for saved memory.
+    save_room_mib: float | None = 10_000.0
     #: How often a domain that was off was started.
     starts: int = 0
+    #: Domains that move to another host: set when that is called off. And those that have left.
+    moving: dict[str, asyncio.Event] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    #: How long a move takes: until this is set, or it is called off.
+    move_ends: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Called with each call that changes something, before it is carried out.
+    before: Callable[[str, str], Awaitable[None]] | None = None
     _servers: list[asyncio.Server] = field(default_factory=list)
     _guests: dict[str, asyncio.Server] = field(default_factory=dict)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -143,6 +162,8 @@ class World:
         if method in self.failures:
             return {"error": self.failures[method]}
         try:
+            if self.before is not None:
+                await self.before(method, str(params.get("domain", "")))
             return {"result": await getattr(self, f"_do_{method}")(**params)}
         except KeyError as error:
             return {"error": f"no domain {error}", "gone": True}
@@ -155,7 +176,9 @@ class World:
     async def _do_create(
         self, domain: str, intent: str, vcpus: int, boot_mib: float, plugged_mib: float, shares: int = 1024
     ) -> None:
-        made = Domain(intent, vcpus, boot_mib, plugged_mib, balloon_mib=boot_mib, online=set(range(vcpus)))
+        held = plugged_mib if self.plugs_at_once else 0.0
+        made = Domain(intent, vcpus, boot_mib, held, balloon_mib=boot_mib, online=set(range(vcpus)))
+        made.requested_mib = plugged_mib
         made.shares = shares
         made.vcpu_seconds = [0.0] * vcpus
         self.domains[domain] = made
@@ -204,15 +227,35 @@ class World:
     async def _do_start(self, domain: str) -> None:
         d = self.domains[domain]
         assert d.state == "stopped", "a domain that runs cannot be started"
-        d.state, d.quota, d.cap, d.balloon_mib, d.online = "paused", None, None, d.boot_mib, set(range(d.vcpus))
         d.vcpu_seconds = [0.0] * d.vcpus
+        self.starts += 1
+        if d.saved_mib is not None:
+            # What it had is in what was saved; its limits are not.
+            d.state, d.quota, d.cap, d.saved_mib = "paused", None, None, None
+            return
+        d.state, d.quota, d.cap, d.balloon_mib, d.online = "paused", None, None, d.boot_mib, set(range(d.vcpus))
         d.plugged_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
         d.cache_mib = 0.0
-        self.starts += 1
 
     async def _do_shut_down(self, domain: str, limit_s: float) -> str:
         self.domains[domain].state = "stopped"
         return f"its guest powered off within {limit_s:g} s"
+
+    async def _do_to_save(self, domain: str) -> list[Any]:
+        d = self.domains[domain]
+        if d.state == "stopped":
+            raise DomainOff
+        return [min(d.used_mib + d.cache_mib, d.bound_mib), d.bound_mib, self.save_room_mib]
+
+    async def _do_save(self, domain: str, limit_s: float) -> list[float]:
+        d = self.domains[domain]
+        if d.state == "stopped" and d.saved_mib is None:
+            raise DomainOff
+        d.state, d.saved_mib = "stopped", d.used_mib + d.cache_mib
+        return [d.saved_mib, 0.5]
+
+    async def _do_saved_mib(self, domain: str) -> float | None:
+        return self.domains[domain].saved_mib
 
     async def _do_most(self, domain: str) -> list[float]:
         d = self.domains[domain]
@@ -227,6 +270,7 @@ class World:
         d.shares, d.quota, d.cap, d.intent = shares or d.shares, quota, cap, ""
 
     async def _do_destroy(self, domain: str) -> None:
+        self.left.discard(domain)
         del self.domains[domain]
         self._guests.pop(domain).close()
 
@@ -248,8 +292,56 @@ class World:
             "shares": d.shares,
         }
 
+    async def _do_receive(self, domain: str, identity: str, intent: str, boot_mib: float) -> None:
+        assert all(d.uuid != identity or name == domain for name, d in self._defined_beside(domain)), "one identity"
+        await self._do_create(domain, intent, 1, boot_mib, 0.0)
+        self.domains[domain].state, self.domains[domain].uuid = "stopped", identity
+
+    def _defined_beside(self, domain: str) -> list[tuple[str, Domain]]:
+        host = domain.partition(".")[0]
+        return [(name, d) for name, d in self.domains.items() if name.startswith(f"{host}.")]
+
+    async def _do_send(self, domain: str, to: str, intent: str) -> str:
+        here, there = self.domains[domain], self.domains[to]
+        if here.state != "running":
+            raise DomainOff
+        assert there.state == "stopped", "it runs there"
+        assert there.uuid == here.uuid, "it is another one there"
+        called_off = self.moving[domain] = asyncio.Event()
+        kept, there.intent, there.state = there.intent, intent, "paused"
+        try:
+            waits = [asyncio.create_task(event.wait()) for event in (called_off, self.move_ends)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in waits:
+                task.cancel()
+            if called_off.is_set() or here.state != "running" or self.domains.get(to) is not there:
+                there.intent, there.state = kept, "stopped"
+                raise DomainOff
+            for name in ("vcpus", "boot_mib", "plugged_mib", "balloon_mib", "cache_mib", "quota", "cap", "shares"):
+                setattr(there, name, getattr(here, name))
+            there.online, there.vcpu_seconds = set(here.online), list(here.vcpu_seconds)
+            here.state, there.state = "stopped", "running"
+            self.left.add(domain)
+        finally:
+            del self.moving[domain]
+        return "it moved"
+
+    async def _do_whereabouts(self, domain: str) -> str:
+        if domain in self.moving:
+            return "moving"
+        if self.domains[domain].state == "stopped":
+            return "left" if domain in self.left else "off"
+        return "here"
+
+    async def _do_stop_move(self, domain: str) -> None:
+        if (called_off := self.moving.get(domain)) is not None:
+            called_off.set()
+
     async def _do_set_shares(self, domain: str, shares: int) -> None:
         self.domains[domain].shares = shares
+
+    async def _do_hold_back(self, domain: str) -> None:
+        self.domains[domain].requested_mib = self.domains[domain].plugged_mib
 
     async def _do_call_off(self, domain: str) -> None:
         self.domains[domain]
@@ -319,6 +411,7 @@ class World:
             "application.status": self._application_status,
             "application.reinflate": self._reinflate,
             "preemption": self._preemption,
+            "preemption.withdrawn": self._withdrawn,
         }[method]
         return {"result": handler(d, params)}
 
@@ -349,7 +442,11 @@ class World:
 
     def _preemption(self, d: Domain, params: Reply) -> Reply:
         self.notices.append(params)
-        return {"programs": 1, "running": 0}
+        return {"programs": 1, "running": self.programs_run}
+
+    def _withdrawn(self, d: Domain, params: Reply) -> Reply:
+        self.withdrawn.append(params["request_id"])
+        return {"known": True}
 
     def _cpus_set(self, d: Domain, params: Reply) -> Reply:
         d.online = set(params["online"])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,9 +39,10 @@ from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMState, VMStatus
 from ebbtide.rest.credentials import command_token, report_token
+from tests.hostagent.fake_moves import ADDRESS
 from tests.manager.fake_lifecycle import FakeLifecycle, json_answer, runs
 from tests.manager.outcomes import outcome_of
-from tests.manager.plan_events import gives
+from tests.manager.plan_events import row_of
 
 HOSTS_KEY = "hosts-key"
 REPORT_S = 0.05
@@ -61,6 +63,8 @@ class Trouble:
     mute: bool = False
     #: Operations are accepted and do not end, unless by ``end_pending``.
     never_ends: bool = False
+    #: The same, of some kinds only.
+    pend: tuple[str, ...] = ()
     #: The status that every command is refused with.
     refuses: int | None = None
 
@@ -74,6 +78,7 @@ class FakeAgent(FakeLifecycle):
         self.overhead_mib = overhead_mib
         self.vms: dict[str, VMStatus] = {}
         self.domains: dict[str, ResourceVector] = {}
+        self.peers: dict[str, FakeLifecycle] = {}
         self.trouble = Trouble()
         self.mode = HostMode.ACTIVE
         self.templates: tuple[HostTemplate, ...] | None = None
@@ -173,7 +178,7 @@ class FakeAgent(FakeLifecycle):
             sequence=next(self._reports),
             capacity=Vector.of(self.capacity),
             free=Vector.of(self.free()),
-            deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in self.vms.values() if gives(vm))),
+            deflatable=Vector.of(deflatable_capacity(row_of(vm) for vm in self.vms.values())),
             vm_overhead_mib=self.overhead_mib,
             accelerator="qemu",
             mode=self.mode,
@@ -185,6 +190,7 @@ class FakeAgent(FakeLifecycle):
             budget=Vector.of(self.budget),
             budget_number=self.budgets[-1].number if self.budgets else 0,
             templates=self.templates,
+            migration=ADDRESS if self.peers else None,
         )
 
     def cores(self, name: str) -> float:
@@ -296,6 +302,7 @@ class FakeAgent(FakeLifecycle):
                 guest_connected=True,
                 boot_memory_mib=384,
                 template=spec.template,
+                uuid=str(uuid.uuid4()),
             )
             self.add_change(spec.name, 0.0, initial.cpu_cores)
             return {"sentence": f"{spec.name} runs"}
@@ -314,7 +321,7 @@ class FakeAgent(FakeLifecycle):
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        query = {name: value for name, value in request.query.items() if name != "reason"}
+        query = {name: value for name, value in request.query.items() if name not in ("reason", "notice_s")}
         command = Command.model_validate_strings(query, strict=False)
         if name not in self.vms and command.request_id not in self._operations:
             self.fence = self.fence.after(command.epoch, command.order)
@@ -340,7 +347,7 @@ class FakeAgent(FakeLifecycle):
         self.budget = ZERO
 
         def work() -> dict[str, Any]:
-            rows = [vm.allocation() for vm in self.vms.values() if vm.name not in command.exclude and runs(vm)]
+            rows = [row_of(vm) for vm in self.vms.values() if vm.name not in command.exclude and runs(vm)]
             ended = self._resize(dict(split_need(rows, command.need.vector()).targets))
             freed = sum((o.before.vector().less(o.after.vector()) for o in ended["vms"]), ZERO)
             short = command.need.vector().less(freed)
@@ -441,17 +448,26 @@ class FakeAgent(FakeLifecycle):
             host=self.id,
             started_at=time.time(),
         )
-        if self.trouble.never_ends:
+        if self.trouble.never_ends or kind in self.trouble.pend:
             self._pending[command.request_id] = lambda: self._end(operation, work)
             return operation
         return self._end(operation, work)
 
     def end_pending(self) -> None:
         """End the operations that did not end."""
-        self.trouble.never_ends = False
+        self.trouble.never_ends, self.trouble.pend = False, ()
         for request_id, end in self._pending.items():
             self._operations[request_id] = (end(), self._operations[request_id][1])
         self._pending.clear()
+
+    def end_partly(self, request_id: str, sentence: str) -> bool:
+        """End one of them in part; whether it was there."""
+        if self._pending.pop(request_id, None) is None:
+            return False
+        operation, body = self._operations[request_id]
+        ended = operation.model_copy(update={"state": OperationState.PARTIAL, "sentence": sentence})
+        self._operations[request_id] = (ended, body)
+        return True
 
     def _end(self, operation: Operation, work: Callable[[], dict[str, Any]]) -> Operation:
         kind = operation.kind

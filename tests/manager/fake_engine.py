@@ -32,6 +32,9 @@ class FakeEngine:
         self.attempts: dict[str, Running] = {}
         self.begun: list[str] = []
         self.calls: list[tuple[str, ...]] = []
+        #: What each attempt was told last, and all that commands got.
+        self.told: dict[str, tuple[str, str]] = {}
+        self.signals: list[tuple[str, str]] = []
         #: Names of methods that fail now.
         self.unreachable: set[str] = set()
         self.refusing: set[str] = set()
@@ -74,6 +77,12 @@ class FakeEngine:
             running.seen = replace(running.seen, state=AttemptState.ENDED, claim=Claim.SEALED)
         elif begun_too:
             running.seen = replace(running.seen, state=AttemptState.ENDED, exit_code=143)
+
+    async def signal(self, attempt: str, signal: str, notice: str) -> None:
+        self._called("signal", attempt)
+        if self.told.get(attempt, ("", ""))[1] != notice:
+            self.signals.append((attempt, signal))
+        self.told[attempt] = (signal, notice)
 
     async def forget(self, attempt: str) -> None:
         self._called("forget", attempt)

@@ -9,8 +9,17 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.messages.commands import AdoptCommand, Command, ReleaseCommand, SpecCommand, StartCommand, StopCommand
+from ebbtide.messages.commands import (
+    AdoptCommand,
+    Command,
+    ReleaseCommand,
+    SpecCommand,
+    StartCommand,
+    StopCommand,
+    WithdrawCommand,
+)
 from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 from hostagent.operations.respec import respec
@@ -35,6 +44,13 @@ class FakeLifecycle:
     #: Whether a request was taken on and is remembered.
     knows: Callable[[str], bool]
 
+    #: End a pending operation in part, with a sentence; whether there is one.
+    end_partly: Callable[[str, str], bool]
+    #: Where VMs move to while they run, by host id; none: this host takes part in no live migration.
+    peers: dict[str, FakeLifecycle]
+    #: Why the next move does not end well; it is called off.
+    sticks: str = ""
+
     #: What a running domain can be given at the most.
     most = ResourceVector(cpu_cores=64.0, memory_mib=65_536.0)
     #: Domains that somebody else has made: name and size.
@@ -42,9 +58,12 @@ class FakeLifecycle:
 
     def add_lifecycle(self, app: web.Application) -> None:
         app.router.add_post("/v1/vms/{name}/stop", self._stop)
+        app.router.add_post("/v1/vms/{name}/withdrawal", self._withdraw)
         app.router.add_post("/v1/vms/{name}/start", self._start)
         app.router.add_put("/v1/vms/{name}/spec", self._respec)
         app.router.add_post("/v1/vms/{name}/release", self._release)
+        app.router.add_post("/v1/vms/{name}/arrival", self._arrive)
+        app.router.add_post("/v1/vms/{name}/departure", self._depart)
         app.router.add_post("/v1/adoptions", self._adopt)
         app.router.add_get("/v1/templates", self._templates)
 
@@ -65,6 +84,10 @@ class FakeLifecycle:
             if runs(vm):
                 self.add_change(name, vm.current.cpu_cores, 0.0)
                 change = {"state": VMState.STOPPED, "start_size": vm.current, "current": Vector(), "overhead_mib": 0.0}
+                if command.suspend:
+                    # As deflated as it goes, and with the memory that it comes up with.
+                    size = vm.current.vector().with_component("memory_mib", vm.minimum.memory_mib)
+                    change |= {"start_size": Vector.of(size), "saved_mib": 100.0}
                 self.vms[name] = vm.model_copy(update=change)
             if command.reason != "stop":
                 self.reasons[name] = command.reason
@@ -72,12 +95,21 @@ class FakeLifecycle:
 
         return await self._carried(command, "stop", name, work)
 
+    async def _withdraw(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        command = WithdrawCommand.model_validate_json(await request.read())
+        if not self.end_partly(command.preemption, f"{name} runs on: {command.reason}"):
+            return json_answer(Problem(error="no such notice runs", field="preemption"), 409)
+        return await self._carried(command, "withdraw", name, lambda: {"sentence": "called off"})
+
     async def _start(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         command = StartCommand.model_validate_json(await request.read())
         vm = self.vms.get(name)
         problem = None
         if vm is not None and vm.start_size is not None and command.start_size is not None:
+            if vm.saved_mib is not None:
+                assert command.start_size.memory_mib == vm.start_size.memory_mib, "its memory is what was saved"
             self.vms[name] = vm = vm.model_copy(update={"start_size": command.start_size})
         if vm is not None and vm.start_size is not None:
             charge = vm.start_size.vector() + ResourceVector(memory_mib=self.overhead_mib)
@@ -88,6 +120,7 @@ class FakeLifecycle:
             vm = self.vms[name]
             if vm.start_size is not None:
                 change = {"current": vm.start_size, "start_size": None, "overhead_mib": self.overhead_mib}
+                change["saved_mib"] = None
                 self.vms[name] = vm.model_copy(update={**change, "state": VMState.RUNNING})
                 self.add_change(name, 0.0, vm.start_size.cpu_cores)
             return {"sentence": f"{name} runs"}
@@ -116,6 +149,60 @@ class FakeLifecycle:
             return {"sentence": f"{name} is sold {way.now.nominal.vector()}"}
 
         return await self._carried(command, "resize", name, work)
+
+    async def _arrive(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        command = ArrivalCommand.model_validate_json(await request.read())
+        charge = command.size.vector() + ResourceVector(memory_mib=self.overhead_mib)
+        problem = None
+        if name in self.vms:
+            # As an agent that was started again knows by its intents.
+            if (self.vms[name].state, self.vms[name].uuid) != (VMState.MIGRATING, command.uuid):
+                problem = Problem(error=f"there is a VM {name} already", field="name")
+        elif not charge.fits_in(self.free()):
+            problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="size")
+
+        def work() -> dict[str, Any]:
+            spec = command.vm
+            self.vms[name] = VMStatus(
+                name=name,
+                host=self.id,
+                domain=f"ebb-{self.id}.{name}",
+                state=VMState.MIGRATING,
+                priority=spec.priority,
+                nominal=spec.nominal,
+                minimum=Vector.of(spec.allocation(ZERO).minimum),
+                ceiling=spec.ceiling,
+                current=command.size,
+                overhead_mib=self.overhead_mib,
+                generation=command.generation,
+                guest_connected=False,
+                template=spec.template,
+                boot_memory_mib=command.boot_memory_mib,
+                uuid=command.uuid,
+            )
+            return {"sentence": f"{self.id} has room for {name}"}
+
+        return await self._carry_out(command, "arrive", name, work, problem)  # type: ignore[no-any-return]
+
+    async def _depart(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        command = DepartureCommand.model_validate_json(await request.read())
+
+        def work() -> dict[str, Any]:
+            here, there = self.vms[name], self.peers[command.to].vms.get(name)
+            if here.state is VMState.STOPPED:
+                return {"sentence": f"{name} is off here"}
+            assert here.state is VMState.RUNNING, "it moves from where it runs"
+            if self.sticks or there is None or there.state is not VMState.MIGRATING:
+                why = self.sticks or f"{command.to} does not expect it"
+                return {"state": OperationState.FAILED, "sentence": f"{name} stays on {self.id}: {why}"}
+            off = {"state": VMState.STOPPED, "start_size": here.current, "current": Vector(), "overhead_mib": 0.0}
+            self.vms[name] = here.model_copy(update=off)
+            self.peers[command.to].vms[name] = there.model_copy(update={"state": VMState.RUNNING})
+            return {"sentence": f"{name} runs on {command.to}"}
+
+        return await self._carried(command, "depart", name, work)
 
     async def _adopt(self, request: web.Request) -> web.StreamResponse:
         command = AdoptCommand.model_validate_json(await request.read())

@@ -7,7 +7,7 @@ from typing import Any
 from cluster_manager.plans.placements import PlacementPlan, start_placement
 from cluster_manager.plans.plans import HostRead, HostsChosen, OperationEnded, SetVM, VMPhase, finish
 from cluster_manager.store.store import Store
-from ebbtide.deflation.allocations import Priority, deflatable_capacity, free_capacity
+from ebbtide.deflation.allocations import Allocation, Priority, deflatable_capacity, free_capacity
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
@@ -50,6 +50,15 @@ def gives(vm: VMStatus) -> bool:
     return vm.state is not VMState.PAUSED and not vm.pressure
 
 
+def row_of(vm: VMStatus) -> Allocation:
+    """The row by which a VM's agent splits a need (`ManagedVM.row`)."""
+    row = vm.allocation()
+    if not gives(vm):
+        return row.keeping(row.current)
+    later_mib = min(vm.not_yet.memory_mib, row.deflatable.memory_mib) if vm.not_yet is not None else 0.0
+    return row.keeping(row.minimum + ResourceVector(memory_mib=later_mib))
+
+
 def report_of(host: str, *vms: VMStatus, cpu_cores: float = 6.0, memory_mib: float = 2400.0) -> HostReport:
     capacity, rows = ResourceVector(cpu_cores=cpu_cores, memory_mib=memory_mib), [vm.allocation() for vm in vms]
     return HostReport(
@@ -58,7 +67,7 @@ def report_of(host: str, *vms: VMStatus, cpu_cores: float = 6.0, memory_mib: flo
         incarnation="one",
         capacity=Vector.of(capacity),
         free=Vector.of(free_capacity(capacity, rows)),
-        deflatable=Vector.of(deflatable_capacity(vm.allocation() for vm in vms if gives(vm))),
+        deflatable=Vector.of(deflatable_capacity(row_of(vm) for vm in vms)),
         vm_overhead_mib=OVERHEAD_MIB,
         accelerator="qemu",
         vms=vms,

@@ -40,7 +40,7 @@ def at_a_host(
     kernels.split(priority, upper, minimum, current, amount, order, targets[0], shortfall)
     kernels.share(priority, upper, minimum, current, amount, pressed, order, targets[1])
     in_the_way = placement_step.sizes_to_reach(priority, upper, minimum, current, amount, order, targets[2])
-    return kernels.victims(priority, upper, current, charge, amount, targets[2], order, chosen), in_the_way
+    return kernels.victims(priority, upper, current, charge, amount, targets[2], pressed, order, chosen), in_the_way
 
 
 @compiled

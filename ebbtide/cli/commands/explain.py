@@ -41,6 +41,11 @@ def _on_preemption(name: str, found: VMExplanation) -> str:
         )
     if found.on_preemption is OnPreemption.DELETE:
         return "\nwhere there is no room for it: it is deleted with its disk"
+    if found.on_preemption is OnPreemption.SUSPEND:
+        return (
+            f"\nwhere there is no room for it: within {found.preemption_notice_s:g} s it is told and its memory saved, "
+            "and it goes on where it was when there is room; without disk or time for that it is stopped"
+        )
     return (
         f"\nwhere there is no room for it: it has {found.preemption_notice_s:g} s to end its work, is stopped, "
         "keeps its disk, and is started again when there is room"
@@ -54,6 +59,8 @@ def _print_told(told: Explanation) -> None:
         print(shown(f"its host {told.vm.host} is {told.mode}{because}"))
     if told.vm.throttled_share is not None:
         print(f"its quota stopped a vCPU in {told.vm.throttled_share:.0%} of the periods, lately")
+    if (soon := told.vm.not_yet) is not None:
+        print(shown(f"it is {soon.why}: {soon.memory_mib:g} MiB can be taken later, probably in {soon.in_s:g} s"))
     if told.vm.pressure:
         print(shown(f"it is shrunk no further: {told.vm.pressure}"))
     print("\nsizes:")

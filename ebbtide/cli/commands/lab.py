@@ -43,13 +43,19 @@ def image_build(json: Json = False) -> None:
     print(f"{image.base} was built in {image.built_s:.1f} s" if image.built_s else f"{image.base} was cached")
 
 
-def up(host: Hosts = None, json: Json = False) -> None:
+def up(
+    host: Hosts = None,
+    own_libvirt: Annotated[
+        bool, typer.Option("--own-libvirt", help="A libvirtd of its own for each host, as live migration needs it.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Start a manager and host agents on this machine; an up lab is left as it is."""
     _need_root("the lab")
     slices = [HostSlice.parse(text) for text in host] if host else None
     with Steps() as steps:
         lab = Lab(report=steps)
-        state = lab.up(slices)
+        state = lab.up(slices, own_libvirt)
     if json:
         print_json(lab.status())
         return

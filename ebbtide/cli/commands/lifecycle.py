@@ -1,4 +1,4 @@
-"""Commands about the lifecycle of VMs: stop, start, resize, migrate, adopt, release; and the templates of a host."""
+"""Commands about the lifecycle of VMs: stop, start, resize, migrate, adopt, release; moves on trial; templates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import typer
 from pydantic import ValidationError
 
 from ebbtide.cli.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask, seconds
-from ebbtide.cli.commands.vms import carry_out
-from ebbtide.cli.output import print_json, print_table, size
+from ebbtide.cli.commands.vms import DryRun, carry_out
+from ebbtide.cli.output import print_json, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector, problem_of
@@ -61,7 +61,7 @@ def resize(
     ceiling_cpu_cores: Component = None,
     ceiling_memory_mib: Component = None,
     priority: Annotated[Priority | None, typer.Option(help="Default: as it is.")] = None,
-    on_preemption: Annotated[OnPreemption | None, typer.Option(help="stop or delete; default: as it is.")] = None,
+    on_preemption: Annotated[OnPreemption | None, typer.Option(help="stop, suspend, delete; default: as is.")] = None,
     preemption_notice_s: Annotated[float | None, typer.Option(help="Seconds to end its work when preempted.")] = None,
     deadline_s: DeadlineS = 60.0,
     manager: Manager = None,
@@ -100,18 +100,77 @@ def migrate(
     lose_disk: LoseDisk = False,
     limit_s: LimitS = 60.0,
     deadline_s: DeadlineS = 60.0,
+    live: Annotated[bool, typer.Option("--live", help="While it runs, at the size that it has.")] = False,
+    copy_storage: Annotated[bool, typer.Option("--copy-storage", help="Live: copy a disk that is not shared.")] = False,
+    bandwidth_mib_s: Annotated[float, typer.Option(min=0, help="Live: at most; 0: no limit.")] = 0.0,
     manager: Manager = None,
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Stop a VM and start it on another host; if that fails it stays where it was, off if it was stopped."""
+    """Stop a VM and start it on another host, or move it --live; if that fails it stays where it was.
+
+    It is off then if it was stopped. What does not move live within the deadline is called off.
+    """
     carry_out(
         manager,
         token_file,
         json,
-        lambda client: client.migrate(name, host=host, lose_disk=lose_disk, limit_s=limit_s, deadline_s=deadline_s),
+        lambda client: client.migrate(
+            name,
+            host=host,
+            lose_disk=lose_disk,
+            limit_s=limit_s,
+            deadline_s=deadline_s,
+            live=live,
+            copy_storage=copy_storage,
+            bandwidth_mib_s=bandwidth_mib_s,
+        ),
         f"moving {name}",
     )
+
+
+def rebalance(
+    dry_run: DryRun = False,
+    lasted_s: Annotated[
+        float | None, seconds("VMs are taken to have been deflated for so long; default: 1800.", 86_400)
+    ] = None,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Say which VMs would be moved to hosts with room, why, at what cost and for what; with --dry-run only."""
+    if not dry_run:
+        raise EbbError(
+            "nothing is moved by itself yet: `ebb rebalance --dry-run` says which moves are worth it, "
+            "and `ebb migrate NAME --live --host HOST` makes one"
+        )
+    report = ask(manager, token_file, lambda client: client.dry_run_rebalancing(lasted_s=lasted_s))
+    if json:
+        print_json(report)
+        return
+    print(shown(report.sentence))
+    if report.moves:
+        print_table(
+            ("vm", "from", "to", "copied", "given back", "core-hours", "GiB-hours", "why"),
+            (
+                (
+                    move.vm,
+                    move.source,
+                    move.target,
+                    f"{move.memory_mib:g} MiB{' and its disk' if move.copies_disk else ''}",
+                    size(move.given_back),
+                    f"{move.core_hours:g}",
+                    f"{move.gib_hours:g}",
+                    move.sentence,
+                )
+                for move in report.moves
+            ),
+            "",
+        )
+    if report.more:
+        print("there may be more: ask again after these")
+    for row in report.left_out:
+        print(shown(f"left out: {row.sentence}"))
 
 
 def adopt(

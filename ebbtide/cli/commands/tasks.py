@@ -13,7 +13,7 @@ from ebbtide.cli.commands.options import Json, Limit, Manager, OperationFailed, 
 from ebbtide.cli.output import Steps, clock, print_json, print_table, shown
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
-from ebbtide.messages.tasks import ManagedTask, TaskSpec, TaskState
+from ebbtide.messages.tasks import CheckpointSignal, ManagedTask, TaskSpec, TaskState
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
@@ -42,6 +42,12 @@ def submit(
     checkpoint_s: Annotated[
         float | None, typer.Option(help="It saves its work every so often, and goes on from there.")
     ] = None,
+    checkpoint_signal: Annotated[
+        CheckpointSignal | None, typer.Option(help="Its command gets it when the VM under it is to be preempted.")
+    ] = None,
+    checkpoint_grace_s: Annotated[
+        float | None, seconds("How long it then needs to save its work; at most half of the VM's notice.")
+    ] = None,
     request_id: Annotated[str | None, typer.Option(help="Makes a repeated submission harmless.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; exit with 1 unless it is done.")] = False,
     manager: Manager = None,
@@ -59,6 +65,8 @@ def submit(
             max_attempts=max_attempts,
             preemption_aversion=preemption_aversion,
             checkpoint_s=checkpoint_s,
+            checkpoint_signal=checkpoint_signal,
+            checkpoint_grace_s=checkpoint_grace_s,
         )
     except ValidationError as error:
         raise EbbError(problem_of(error).error) from error

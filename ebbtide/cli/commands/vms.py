@@ -88,7 +88,8 @@ def print_vms(found: Sequence[ClusterVM]) -> None:
 
 
 def _state(vm: ClusterVM) -> str:
-    return vm.state if vm.preempted is None else f"{vm.state}, {vm.preempted.sentence}"
+    state = vm.state if vm.saved_mib is None else f"{vm.state} (suspended)"
+    return state if vm.preempted is None else f"{state}, {vm.preempted.sentence}"
 
 
 def create(
@@ -108,7 +109,8 @@ def create(
     ceiling_memory_mib: Annotated[float | None, typer.Option(help="Harvest VMs: up to where it grows.")] = None,
     boot_memory_mib: Annotated[float | None, typer.Option(help="Memory that cannot be unplugged.")] = None,
     on_preemption: Annotated[
-        OnPreemption, typer.Option(help="stop: it keeps its disk and waits for room; delete: it goes with its disk.")
+        OnPreemption,
+        typer.Option(help="stop: it keeps its disk and waits for room; suspend: its memory, too; delete: it goes."),
     ] = OnPreemption.STOP,
     preemption_notice_s: Annotated[float, typer.Option(help="Seconds to end its work when preempted.")] = NOTICE_S,
     template: Annotated[str, typer.Option(help="The template on the host.")] = "lab",
@@ -299,7 +301,8 @@ def carry_out(
         with Steps(quiet=json) as steps:
             steps(what)
             begun = await start(client)
-            return await client.wait(begun, progress=steps, host=host)
+            # It has a deadline of its own, which may be an hour.
+            return await client.wait(begun, limit_s=None, progress=steps, host=host)
 
     try:
         operation = ask(manager, token_file, conversation)

@@ -136,7 +136,10 @@ def sizes_to_reach(
 
 
 def choose_victims(
-    allocations: Sequence[Allocation], missing: ResourceVector, targets: Mapping[str, ResourceVector]
+    allocations: Sequence[Allocation],
+    missing: ResourceVector,
+    targets: Mapping[str, ResourceVector],
+    costs: Mapping[str, float] | None = None,
 ) -> list[str] | None:
     """Whom to preempt when deflation cannot free enough (Sharma et al. 2019, §5: those farthest from their targets).
 
@@ -145,6 +148,8 @@ def choose_victims(
 
     :param missing: what has to be freed by preemption.
     :param targets: the size each VM should have reached; may lie below a minimum. Missing ones count as 0.
+    :param costs: what stopping each costs (`kernels.preemption_cost`); those that are as far are chosen by it, the
+        cheapest first. Missing ones count as 0.
     :returns: names in the order of choice; empty if nothing is missing; None if even all would not do.
     """
     rows = _Rows(allocations)
@@ -156,6 +161,7 @@ def choose_victims(
         [_amounts(a.charge) for a in rows.sorted],
         _amounts(missing),
         [_amounts(targets.get(a.name, ZERO)) for a in rows.sorted],
+        [(costs or {}).get(a.name, 0.0) for a in rows.sorted],
         rows.order,
         chosen,
     )

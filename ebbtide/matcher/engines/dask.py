@@ -11,10 +11,10 @@ import contextlib
 import json
 import os
 import re
-import signal
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
+from signal import Signals
 from typing import Any, Final
 
 import cloudpickle
@@ -123,12 +123,19 @@ class Dask:
         if not begun_too:
             return
         self._asked[attempt] = asked = self._asked.get(attempt, 0) + 1
-        number = signal.SIGTERM if asked <= POLITE else signal.SIGKILL
+        await self._signal(attempt, Signals.SIGTERM if asked <= POLITE else Signals.SIGKILL, all_of_it=True)
+
+    async def signal(self, attempt: str, signal: str, notice: str) -> None:
+        if await self._records.told(attempt) != notice:
+            await self._signal(attempt, Signals[f"SIG{signal}"], all_of_it=False)
+            await self._records.tell(attempt, notice)
+
+    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> None:
         shell = shell_of(self._directory, attempt)
         async with self._connected() as client:
             # Where the scheduler has it; one that it has lost may be anywhere. Its record says what its command wants.
             workers = [self._places[attempt]] if attempt in self._places else list(self._addresses.values())
-            await client.run(dask_inside.end, shell, int(number), workers=workers)
+            await client.run(dask_inside.signal, shell, int(number), all_of_it, workers=workers)
 
     async def forget(self, attempt: str) -> None:
         await self._drop(attempt)

@@ -50,10 +50,11 @@ def run(argv: list[str]) -> None:
         raise RuntimeError(f"exit code {code}")
 
 
-def end(shell: list[str], number: int) -> None:
+def signal(shell: list[str], number: int, all_of_it: bool) -> None:
     """At a worker: signal the processes of an attempt, found by how its shell was started and by no number in a file.
 
     :param shell: the first words of its command line.
+    :param all_of_it: False: its shell alone, which passes it on to its command.
     """
     import os
 
@@ -63,7 +64,7 @@ def end(shell: list[str], number: int) -> None:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 found = file.read().split(b"\0")[: len(words)]
             if found == words and os.getpgid(int(name)) == int(name) != os.getpgrp():
-                os.killpg(int(name), number)
+                (os.killpg if all_of_it else os.kill)(int(name), number)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             # It has ended, or belongs to another user.
             continue

@@ -44,6 +44,12 @@ class Engine(Protocol):
     async def cancel(self, attempt: str, begun_too: bool = True) -> None:
         """Seal an attempt that has not begun; end one that has, unless ``begun_too`` is False."""
 
+    async def signal(self, attempt: str, signal: str, notice: str) -> None:
+        """Have the command of an attempt that has begun get a signal; once for each notice.
+
+        :param signal: ``TERM``, ``USR1`` or ``USR2``.
+        """
+
     async def forget(self, attempt: str) -> None:
         """An attempt that has ended need not be kept."""
 

@@ -52,6 +52,9 @@ _NO_RECORD: Final = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errn
 SCRIPT: Final = f"""\
 directory=$1/$2 machine=$3
 shift 3
+# The command's, not this shell's.
+trap 'kill -USR1 "$child" 2> /dev/null' USR1
+trap 'kill -USR2 "$child" 2> /dev/null' USR2
 record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
 printf 'begun %s %s\\n' "$(date +%s.%N)" "$machine" > "$record" && sync "$record" || exit {UNRECORDED}
 if ! ln "$record" "$directory/{CLAIM}" 2> /dev/null; then
@@ -60,9 +63,12 @@ if ! ln "$record" "$directory/{CLAIM}" 2> /dev/null; then
 fi
 rm -f "$record"
 sync "$directory"
-# The claim grows no older while this shell lives.
+# The claim grows no older while this shell lives, whatever signals its session gets.
 shell=$$
-( while sleep {BEAT_S:g} && kill -0 "$shell"; do touch -c "$directory/{CLAIM}"; done ) > /dev/null 2>&1 &
+(
+    trap '' TERM USR1 USR2
+    while sleep {BEAT_S:g} && kill -0 "$shell"; do touch -c "$directory/{CLAIM}"; done
+) > /dev/null 2>&1 &
 heart=$!
 "$@" > "$directory/{OUTPUT}" 2>&1 &
 child=$!
@@ -73,7 +79,7 @@ while kill -0 "$child" 2> /dev/null; do
     wait "$child"
     code=$?
 done
-kill "$heart" 2> /dev/null
+kill -KILL "$heart" 2> /dev/null
 record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
 printf '%s %s\\n' "$code" "$(date +%s.%N)" > "$record" && sync "$record" && mv "$record" "$directory/{END}"
 exit "$code"
@@ -205,6 +211,24 @@ class Records:
                     os.unlink(name, dir_fd=own)
             os.fsync(own)
             return _read(root, attempt)
+
+    async def told(self, attempt: str) -> str:
+        """The last notice of which an attempt was told; empty: none."""
+        return await self._in_thread(lambda: self._told(attempt))
+
+    def _told(self, attempt: str) -> str:
+        try:
+            return self._told_path(attempt).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    async def tell(self, attempt: str, notice: str) -> None:
+        """Write down that an attempt was told of a notice."""
+        await self._in_thread(lambda: self._told_path(attempt).write_text(notice, encoding="utf-8"))
+
+    def _told_path(self, attempt: str) -> Path:
+        # Beside its directory, where no task can write.
+        return self.directory / f"{attempt}.told"
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:

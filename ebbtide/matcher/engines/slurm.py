@@ -102,6 +102,12 @@ class Slurm:
             # By name: a slurmctld that has lost its state gives the same ids to others.
             await self._programs.run("scancel", f"--name={attempt}")
 
+    async def signal(self, attempt: str, signal: str, notice: str) -> None:
+        if await self._records.told(attempt) != notice:
+            # The attempt's shell passes it on.
+            await self._programs.run("scancel", "--batch", f"--signal={signal}", "--state=RUNNING", f"--name={attempt}")
+            await self._records.tell(attempt, notice)
+
     async def forget(self, attempt: str) -> None:
         """Slurm forgets by itself."""
 

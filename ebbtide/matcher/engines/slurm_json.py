@@ -89,7 +89,7 @@ def _unexpected(program: str) -> EngineUnreachable:
 
 
 def _seen(job: Mapping[str, Any]) -> Seen:
-    state, reason = _word(job.get("job_state")), _word(job.get("state_reason"))
+    state, reason = _state(job), _word(job.get("state_reason"))
     machine = _word(job.get("nodes")) or None
     if state == "PENDING":
         held = _number(job.get("priority")) == 0 or reason.startswith("JobHeld")
@@ -106,6 +106,13 @@ def _seen(job: Mapping[str, Any]) -> Seen:
     return Seen(AttemptState.ENDED, machine, exit_code=told, reason=words)
 
 
+def _state(job: Mapping[str, Any]) -> str:
+    """The word for a job's state; newer versions list it with its flags, of which one that it is still there counts."""
+    found = job.get("job_state")
+    words = [_word(word) for word in (found if isinstance(found, list) else [found])]
+    return next((word for word in words if word in _RUNNING), words[0] if words else "")
+
+
 def _exit_code(value: Any) -> int:
     """A wait status, or what newer versions make of it."""
     if isinstance(value, Mapping) and "return_code" in value:
@@ -114,8 +121,10 @@ def _exit_code(value: Any) -> int:
 
 
 def _machine(node: Mapping[str, Any]) -> EngineMachine:
-    flags = {_word(flag) for flag in _list(node.get("state_flags"))}
-    state = _word(node.get("state")).upper()
+    # Newer versions list the flags with the state.
+    states = _list(node.get("state"))
+    flags = {_word(flag) for flag in (*_list(node.get("state_flags")), *states)}
+    state = _word(states[0] if states else node.get("state")).upper()
     up = state not in _DOWN and not flags & _DOWN
     drained = (_word(node.get("reason")) or "it is drained") if flags & _STANDING_STILL else ""
     if drained.startswith(_MISTRUSTED) and "INVALID_REG" not in flags:
@@ -132,7 +141,7 @@ def _machine(node: Mapping[str, Any]) -> EngineMachine:
 
 def _held_cores(job: Mapping[str, Any]) -> dict[str, int]:
     """Cores that a running job holds, by node."""
-    if _word(job.get("job_state")) not in _RUNNING:
+    if _state(job) not in _RUNNING:
         return {}
     nodes = _word(job.get("nodes"))
     if nodes and not set("[,") & set(nodes):

@@ -68,6 +68,10 @@ class TaskOrder:
     checkpoint_s: float | None = None
     #: As whom its command runs, where the engine has users; None: as its settings say.
     user: str | None = None
+    #: What its command gets when its machine's VM is to be preempted, and how long it then needs to save its work, in
+    #: seconds (`matcher.match.notices`); None: it gets none, and as long as there is.
+    checkpoint_signal: str | None = None
+    checkpoint_grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,10 @@ class Task:
     ran_s: float = 0.0
     #: P_c of the present attempt when it was released; None where history was silent.
     predicted: float | None = None
+    #: When the command of the present attempt last got its checkpoint signal, and until when it may save its work;
+    #: None: it never did; its machine is not about to go.
+    told_at: float | None = None
+    saves_until: float | None = None
 
     @property
     def name(self) -> str:
@@ -147,6 +155,18 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Signal:
+    """Have the command of an attempt get a signal.
+
+    :param notice: tells the signals that it gets one after another apart: the same one again changes nothing.
+    """
+
+    attempt: str
+    signal: str
+    notice: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """The engine need not keep an attempt that has ended."""
 
@@ -176,7 +196,7 @@ class Undrain:
     machine: str
 
 
-Instruction = Submit | Release | Cancel | Forget | SetCores | Drain | Undrain
+Instruction = Submit | Release | Cancel | Signal | Forget | SetCores | Drain | Undrain
 
 
 def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task, tuple[Instruction, ...]]:
@@ -287,14 +307,18 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
         return _finished(task, TaskPhase.DONE, f"it ran to its end on {task.machine}", seen, now)
     if task.stop == "cancel":
         return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}", seen, now)
-    if seen.exit_code is not None and task.stop in ("", "lost"):
-        said = f"its command ended with {seen.exit_code} on {task.machine}"
+    code = seen.exit_code
+    # Whoever was told that its machine goes, and then ends, has saved its work and wants to be begun again.
+    saved = code is not None and task.told_at is not None and task.order.restartable
+    if code is not None and task.stop in ("", "lost") and not saved:
+        said = f"its command ended with {code} on {task.machine}"
         return _finished(task, TaskPhase.FAILED, said, seen, now)
-    why = (
-        task.sentence
-        if task.stop
-        else f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
-    )
+    if task.stop:
+        why = task.sentence
+    elif saved:
+        why = f"its command ended with {code} on {task.machine} after {task.order.checkpoint_signal}"
+    else:
+        why = f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
     ended_at = seen.ended_at if seen.ended_at is not None else now
     ran_s = max(ended_at - task.began_at, 0.0) if task.began_at is not None else 0.0
     task = replace(task, preemptions=task.preemptions + 1, ran_s=max(ran_s, task.ran_s))
@@ -313,13 +337,16 @@ def _again(task: Task, sentence: str) -> Task:
         machine=None,
         stop="",
         released_at=None,
+        told_at=None,
+        saves_until=None,
         sentence=sentence,
     )
 
 
 def _finished(task: Task, phase: TaskPhase, sentence: str, seen: Seen, now: float) -> Task:
     ended_at = seen.ended_at if seen.ended_at is not None else now
-    return replace(task, phase=phase, stop="", ended_at=ended_at, exit_code=seen.exit_code, sentence=sentence)
+    task = replace(task, phase=phase, stop="", ended_at=ended_at, saves_until=None)
+    return replace(task, exit_code=seen.exit_code, sentence=sentence)
 
 
 def released(task: Task, machine: str, now: float, why: str, predicted: float | None = None) -> Task:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from ebbtide.matcher.match.attempts import RECOUNTED, EngineMachine, Look, task_of
+from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed
 from ebbtide.matcher.match.rounds import Choice, Pool, choose
 from ebbtide.matcher.match.tasks import (
     Drain,
@@ -52,6 +54,7 @@ def turn(
     now: float,
     label: str,
     leaving: Set[str] = frozenset(),
+    notices: Mapping[str, Notice] = MappingProxyType({}),
 ) -> Turn:
     """The next step of everything.
 
@@ -60,12 +63,17 @@ def turn(
     :param pool: what is known of the machines; its predictor is brought up to now.
     :param now: seconds since the epoch.
     :param leaving: machines that take no new task, since they are to be given back.
+    :param notices: machines that are about to go, since their VMs are being preempted.
     """
-    machines, instructions = _with_cores(look.machines, cores, leaving)
+    closed = {**dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
+    machines, instructions = _with_cores(look.machines, cores, closed)
     states = {task.name: task for task in tasks}
     for task in tasks:
         after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
-        states[task.name] = after
+        instructions += steps
+        where = machines.get(after.occupies or "")
+        gone = where is None or where.usable_cores == 0
+        states[task.name], steps = noticed(after, notices.get(after.occupies or ""), gone, now, label)
         instructions += steps
     for task in preempted(states.values(), machines):
         states[task.name] = task
@@ -105,9 +113,12 @@ def _whose(instruction: Instruction, label: str) -> str | None:
 
 
 def _with_cores(
-    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], leaving: Set[str]
+    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], closed: Mapping[str, str]
 ) -> tuple[dict[str, EngineMachine], list[Instruction]]:
-    """The machines with the cores that they have by now, and what tells the engine."""
+    """The machines with the cores that they have by now, and what tells the engine.
+
+    :param closed: those that take no new task, and why.
+    """
     instructions: list[Instruction] = []
     after = {}
     for name, machine in machines.items():
@@ -115,11 +126,11 @@ def _with_cores(
         if wanted != machine.usable_cores:
             instructions.append(SetCores(name, wanted))
         drained = machine.drained
-        reason = LEAVING if name in leaving else NO_CORES if wanted == 0 else ""
+        reason = closed.get(name) or (NO_CORES if wanted == 0 else "")
         if reason and not drained:
             drained = reason
             instructions.append(Drain(name, drained))
-        elif not reason and drained in (NO_CORES, LEAVING, RECOUNTED):
+        elif not reason and drained in (NO_CORES, LEAVING, PREEMPTED, RECOUNTED):
             drained = ""
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)

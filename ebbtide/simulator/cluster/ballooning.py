@@ -76,8 +76,6 @@ def balloon(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, 
             if size != before:
                 resize(vms, tally, vm, MEMORY, size)
                 count(tally, vms.sold_as[vm], DEFLATIONS if size < before else REINFLATIONS)
-        rate = rate_of(vms, curves, vm, min(share_left(vms, vm), cpu_share))
-        if rate != vms.rate[vm]:
-            count_rate(vms, tally, vm, rate)
+        count_rate(vms, tally, vm, rate_of(vms, curves, vm, min(share_left(vms, vm), cpu_share)))
         vm = vms.after[vm]
     recount(vms, nodes, rules, node)

@@ -7,7 +7,7 @@ from typing import Final
 
 from ebbtide.deflation.kernels import FIXED, WIDTH
 from ebbtide.simulator.cluster.departures import sooner
-from ebbtide.simulator.cluster.members import CPU, MEMORY, charge_of
+from ebbtide.simulator.cluster.members import CPU, MEMORY, charge_of, share_left
 from ebbtide.simulator.cluster.state import (
     ALIVE,
     FAULT,
@@ -22,6 +22,8 @@ from ebbtide.simulator.cluster.state import (
     LEAVING,
     LOW,
     LOW_CORES,
+    LOW_DEFLATED,
+    LOW_HOSTED,
     LOW_RATE,
     NOBODY,
     SOLD_CORES,
@@ -165,7 +167,7 @@ def check_heap(vms: Vms, tally: Tally) -> bool:
 @inner
 def check_levels(vms: Vms, tally: Tally) -> bool:
     """What the cluster hosts, against its VMs."""
-    hosted = 0
+    hosted = low_hosted = deflated = 0
     sold = sold_mib = held = held_mib = low = rate = high_rate = 0.0
     for vm in range(len(vms)):
         if vms.node[vm] != NOBODY:
@@ -175,12 +177,16 @@ def check_levels(vms: Vms, tally: Tally) -> bool:
             held += vms.current[vm, CPU]
             held_mib += vms.current[vm, MEMORY]
             if vms.sold_as[vm] == LOW:
+                low_hosted += 1
+                deflated += 1 if share_left(vms, vm) < 1.0 else 0
                 low += vms.upper[vm, CPU]
                 rate += vms.upper[vm, CPU] * vms.rate[vm]
             else:
                 high_rate += vms.upper[vm, CPU] * vms.rate[vm]
     near = (
         tally.levels[HOSTED] == hosted
+        and tally.levels[LOW_HOSTED] == low_hosted
+        and tally.levels[LOW_DEFLATED] == deflated
         and abs(tally.levels[SOLD_CORES] - sold) <= _NEAR + _NEARLY * sold
         and abs(tally.levels[HELD_CORES] - held) <= _NEAR + _NEARLY * sold
         and abs(tally.levels[SOLD_MIB] - sold_mib) <= _NEAR + _NEARLY * sold_mib

@@ -16,6 +16,7 @@ from ebbtide.simulator.cluster.checks import RULES, check
 from ebbtide.simulator.cluster.loop import advance
 from ebbtide.simulator.cluster.members import recount
 from ebbtide.simulator.cluster.placing import scale_of
+from ebbtide.simulator.cluster.returning import bring_back, move
 from ebbtide.simulator.cluster.state import (
     ADMITTED,
     ALIVE,
@@ -35,6 +36,7 @@ from ebbtide.simulator.cluster.state import (
     OFFERED,
     PREEMPTED,
     REFUSED,
+    RETURNED,
     SOLD_CORES,
     SPARE,
     STAY_CORE_S,
@@ -66,7 +68,7 @@ _SLOTS: Final = 256
 CHUNK: Final = 8192
 #: Relative, of integrals over a whole run.
 _NEARLY: Final = 1e-6
-_FORM: Final = 1
+_FORM: Final = 2
 
 
 class Decisions(NamedTuple):
@@ -150,6 +152,39 @@ class Cluster:
         if not check(self.vms, self.nodes, self.tally, self.rules):
             raise self._broken()
         self._check_work()
+
+    def pass_until(self, until_s: float) -> None:
+        """Go through all departures until then.
+
+        :raises ConservationBroken: a validating run has found something.
+        """
+        self._advance(np.zeros(0, ARRIVAL).view(np.recarray), until_s, np.zeros(0, np.int64))
+
+    def bring_back(self, number: int, vm: Arrivals, node: int, least: Floats) -> bool:
+        """Start a preempted VM again on a node, deflated if that is all there is; False: not even ``least`` fits.
+
+        :param vm: one row: the sizes that it arrived with, and when it will depart now.
+        """
+        self._make_room(1)
+        arguments = (self.vms, self.nodes, self.tally, self.curves, self.rules, self._work)
+        started = bool(bring_back(*arguments, asked(vm, slice(0, 1)), number, node, least))
+        self._judge_now()
+        return started
+
+    def move(self, number: int, node: int, shrunk: bool = False) -> bool:
+        """Move a VM to another node, for which those there give; False: they cannot. What is free then is shared.
+
+        :param shrunk: whether it gives all that it has above its minimum before it goes.
+        """
+        here = np.flatnonzero((self.vms.number == number) & (self.vms.node != NOBODY))
+        arguments = (self.vms, self.nodes, self.tally, self.curves, self.rules, self._work)
+        moved = bool(move(*arguments, int(here[0]), node, shrunk))
+        self._judge_now()
+        return moved
+
+    def _judge_now(self) -> None:
+        if self.rules.validate and not check(self.vms, self.nodes, self.tally, self.rules):
+            raise self._broken()
 
     def _advance(self, arrivals: Asked, until_s: float, outcomes: Indices) -> Indices:
         self._make_room(len(arrivals))
@@ -249,7 +284,7 @@ class Cluster:
         counts = self.tally.counts[WHOLE].sum(axis=0)
         if counts[OFFERED] != counts[ADMITTED] + counts[REFUSED]:
             raise ConservationBroken("VMs were asked for that were neither admitted nor refused")
-        if counts[ADMITTED] != counts[DEPARTED] + counts[PREEMPTED] + self.alive:
+        if counts[ADMITTED] + counts[RETURNED] != counts[DEPARTED] + counts[PREEMPTED] + self.alive:
             raise ConservationBroken("VMs were admitted that neither left nor are still there")
         if self.tally.counts[WHOLE, HIGH, PREEMPTED]:
             raise ConservationBroken("a high-priority VM was preempted")

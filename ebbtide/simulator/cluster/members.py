@@ -16,6 +16,8 @@ from ebbtide.simulator.cluster.state import (
     LEVELS,
     LOW,
     LOW_CORES,
+    LOW_DEFLATED,
+    LOW_HOSTED,
     LOW_RATE,
     NOBODY,
     NOW_S,
@@ -92,9 +94,13 @@ def rate_of(vms: Vms, curves: Curves, vm: int, share: float) -> float:
 @inner
 def count_rate(vms: Vms, tally: Tally, vm: int, rate: float) -> None:
     """A VM's throughput has changed."""
-    level = LOW_RATE if vms.sold_as[vm] == LOW else HIGH_RATE
+    low = vms.sold_as[vm] == LOW
+    level = LOW_RATE if low else HIGH_RATE
     tally.levels[level] += vms.upper[vm, CPU] * (rate - vms.rate[vm])
     vms.rate[vm] = rate
+    deflated = 1 if low and rate > 0.0 and share_left(vms, vm) < 1.0 else 0
+    tally.levels[LOW_DEFLATED] += deflated - vms.deflated[vm]
+    vms.deflated[vm] = deflated
 
 
 @inner
@@ -122,6 +128,7 @@ def join(vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, vm: int, node: in
     nodes.last[node] = vm
     nodes.members[node] += 1
     vms.rate[vm] = 0.0
+    vms.deflated[vm] = 0
     settle_node(nodes, tally, node)
     nodes.sold_cores[node] += vms.upper[vm, CPU]
     count_sizes(vms, tally, vm, 1.0)
@@ -162,6 +169,8 @@ def count_sizes(vms: Vms, tally: Tally, vm: int, sign: float) -> None:
     tally.levels[HELD_CORES] += sign * vms.current[vm, CPU]
     tally.levels[HELD_MIB] += sign * vms.current[vm, MEMORY]
     tally.levels[LOW_CORES if vms.sold_as[vm] == LOW else HIGH_CORES] += sign * vms.upper[vm, CPU]
+    if vms.sold_as[vm] == LOW:
+        tally.levels[LOW_HOSTED] += sign
 
 
 @inner

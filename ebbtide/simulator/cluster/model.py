@@ -69,33 +69,9 @@ class ClusterModel:
 
     def settings(self, given: Mapping[str, Any]) -> ClusterSettings:
         fields = Given(given)
-        vms = fields.input("vms")
-        settings = ClusterSettings(
-            vms=vms,
-            policy=ClusterPolicy(
-                fields.choice(POLICY, [p.value for p in ClusterPolicy], ClusterPolicy.DEFLATION.value)
-            ),
-            placement=PlacementPolicy(
-                fields.choice("placement", [p.value for p in PlacementPolicy], PlacementPolicy.BEST_FIT.value)
-            ),
-            overcommitment=fields.number("overcommitment", above=0, most=100),
-            low_share=fields.number("low_share", 0.5, least=0, most=1),
-            minimum_share=fields.number("minimum_share", 0.3, least=0, most=1),
-            sample_share=fields.number("sample_share", 1.0, above=0, most=1),
-            node_cpu_cores=fields.number("node_cpu_cores", 48.0, above=0),
-            node_memory_mib=fields.number("node_memory_mib", 131072.0, above=0),
-            overhead_mib=fields.number("overhead_mib", 0.0, least=0),
-            window_from_s=fields.number("window_from_s", 4 * workload.DAY_S, least=0),
-            window_until_s=fields.number("window_until_s", 9 * workload.DAY_S, above=0),
-            grid_s=fields.number("grid_s", 0.0, least=0),
-            applications=fields.texts("applications", tuple(APPLICATIONS)),
-            start_deflated=fields.flag("start_deflated", False),
-            validate=fields.flag("validate", False),
-        )
+        policies = [p.value for p in ClusterPolicy]
+        settings = settings_of(fields, ClusterPolicy(fields.choice(POLICY, policies, ClusterPolicy.DEFLATION.value)))
         fields.end()
-        if settings.window_from_s >= settings.window_until_s:
-            raise InvalidParameter("window_from_s", f"must be below window_until_s, but is {settings.window_from_s:g}")
-        curves_of(settings.applications)
         return settings
 
     def bounds(self, settings: ClusterSettings) -> dict[str, float]:
@@ -124,10 +100,59 @@ class ClusterModel:
         return found
 
     def run(self, settings: ClusterSettings, seed: int, prepared: Any, progress: Progress) -> Outcome:
+        case = Case(settings, seed, prepared)
+        arrivals, cluster = case.arrivals, case.cluster
+        last = int(np.searchsorted(arrivals.at_s, settings.window_until_s))
+        for start in range(0, last, CHUNK):
+            end = min(start + CHUNK, last)
+            cluster.take(arrivals.part(slice(start, end)))
+            progress(end / last)
+        cluster.finish(settings.window_until_s)
+        return case.outcome()
+
+
+def settings_of(fields: Given, policy: ClusterPolicy) -> ClusterSettings:
+    """What all models of a cluster have. The caller reads its own fields, and ends them.
+
+    :raises InvalidParameter: names the field.
+    """
+    settings = ClusterSettings(
+        vms=fields.input("vms"),
+        policy=policy,
+        placement=PlacementPolicy(
+            fields.choice("placement", [p.value for p in PlacementPolicy], PlacementPolicy.BEST_FIT.value)
+        ),
+        overcommitment=fields.number("overcommitment", above=0, most=100),
+        low_share=fields.number("low_share", 0.5, least=0, most=1),
+        minimum_share=fields.number("minimum_share", 0.3, least=0, most=1),
+        sample_share=fields.number("sample_share", 1.0, above=0, most=1),
+        node_cpu_cores=fields.number("node_cpu_cores", 48.0, above=0),
+        node_memory_mib=fields.number("node_memory_mib", 131072.0, above=0),
+        overhead_mib=fields.number("overhead_mib", 0.0, least=0),
+        window_from_s=fields.number("window_from_s", 4 * workload.DAY_S, least=0),
+        window_until_s=fields.number("window_until_s", 9 * workload.DAY_S, above=0),
+        grid_s=fields.number("grid_s", 0.0, least=0),
+        applications=fields.texts("applications", tuple(APPLICATIONS)),
+        start_deflated=fields.flag("start_deflated", False),
+        validate=fields.flag("validate", False),
+    )
+    if settings.window_from_s >= settings.window_until_s:
+        raise InvalidParameter("window_from_s", f"must be below window_until_s, but is {settings.window_from_s:g}")
+    curves_of(settings.applications)
+    return settings
+
+
+class Case:
+    """One case under one seed: its VMs, and nodes for them.
+
+    :raises InvalidParameter: no VM within the window, or too many nodes.
+    """
+
+    def __init__(self, settings: ClusterSettings, seed: int, prepared: Any) -> None:
         arrays = prepared[str(settings.vms.path), settings.sample_share]
         of_times, of_vms = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
         sample = workload.moved_off_grid(workload.Sample.of(arrays), settings.grid_s, of_times)
-        demand = workload.offered(sample, settings.window_s)
+        self._demand = demand = workload.offered(sample, settings.window_s)
         if demand.peak_cores <= 0:
             raise InvalidParameter("window_from_s", "and window_until_s make a window in which the trace has no VM")
         nodes = workload.nodes_for(demand.peak_cores, settings.overcommitment, settings.node_cpu_cores)
@@ -137,8 +162,8 @@ class ClusterModel:
         capacity[:, CPU], capacity[:, MEMORY] = settings.node_cpu_cores, settings.node_memory_mib
         curves = curves_of(settings.applications)
         asked = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, len(curves.points), of_vms)
-        least = workload.offered(workload.at_minimums(sample, asked), settings.window_s)
-        arrivals = under(settings.policy, asked)
+        self._least = workload.offered(workload.at_minimums(sample, asked), settings.window_s)
+        self.arrivals = under(settings.policy, asked)
         rules = rules_of(
             settings.policy,
             settings.placement,
@@ -146,27 +171,29 @@ class ClusterModel:
             start_deflated=settings.start_deflated,
             validate=settings.validate,
         )
-        cluster = Cluster(capacity, rules, curves, settings.window_s)
-        last = int(np.searchsorted(arrivals.at_s, settings.window_until_s))
-        for start in range(0, last, CHUNK):
-            end = min(start + CHUNK, last)
-            cluster.take(arrivals.part(slice(start, end)))
-            progress(end / last)
-        cluster.finish(settings.window_until_s)
+        self.cluster = Cluster(capacity, rules, curves, settings.window_s)
+
+    def outcome(self) -> Outcome:
+        """Figures of a run that has come to its end."""
+        cluster, demand = self.cluster, self._demand
+        capacity = cluster.nodes.capacity
         cores, mib = capacity[:, CPU].sum(), capacity[:, MEMORY].sum()
         found = {
             "offered_overcommitment": demand.peak_cores / cores,
             "offered_overcommitment_mean": demand.mean_cores / cores,
             "offered_memory_overcommitment": demand.peak_memory_mib / mib,
             "offered_peak_cores": demand.peak_cores,
-            "incompressible_cpu": least.peak_cores / cores,
-            "incompressible_memory": least.peak_memory_mib / mib,
+            "incompressible_cpu": self._least.peak_cores / cores,
+            "incompressible_memory": self._least.peak_memory_mib / mib,
         } | metrics.metrics_of(cluster)
         days = np.arange(len(demand.daily_mean_cores), dtype=np.int64)
         return Outcome(
             found,
             {
-                "nodes": {"node": np.arange(nodes), "overcommitment": metrics.node_overcommitment(cluster)},
+                "nodes": {
+                    "node": np.arange(len(capacity)),
+                    "overcommitment": metrics.node_overcommitment(self.cluster),
+                },
                 "days": {"day": days, "offered_overcommitment": np.array(demand.daily_mean_cores) / cores},
             },
         )

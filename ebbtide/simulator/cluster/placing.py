@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ebbtide.deflation import kernels
-from ebbtide.deflation.kernels import WIDTH
+from ebbtide.deflation.kernels import STOPS, WIDTH
 from ebbtide.deflation.placement import kernels as placement_kernels
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.placement_step import (
@@ -31,6 +31,7 @@ from ebbtide.simulator.cluster.starting import start_deflated
 from ebbtide.simulator.cluster.state import (
     MOST_NODES,
     NOBODY,
+    NOW_S,
     NUMBER,
     PREEMPTED,
     PURPOSE,
@@ -59,6 +60,7 @@ next_purpose = placement_step.next_purpose
 sizes_to_reach = placement_step.sizes_to_reach
 is_nothing = kernels.is_nothing
 choose_victims = kernels.victims
+preemption_cost = kernels.preemption_cost
 scale_of = placement_kernels.scale_of
 
 #: Rules.placement is an index of this.
@@ -142,7 +144,7 @@ def place(
             if node == NOBODY:
                 break
             if purpose == DEFLATED:
-                started = start_deflated(vms, nodes, tally, curves, rules, work, node, vm)
+                started = start_deflated(vms, nodes, tally, curves, rules, work, node, vm, vms.minimum[vm])
             else:
                 verdict, reclaims = make_room(
                     vms, nodes, tally, curves, rules, work, node, purpose == PREEMPTING, victims
@@ -196,10 +198,13 @@ def make_room(
         if verdict == RECLAIM:
             deflate(vms, nodes, tally, curves, rules, work, node)
             reclaims += 1
-        elif verdict == LEAVE or not preempt(vms, nodes, tally, rules, work, node, victims):
+        elif verdict == LEAVE:
             return LEAVE, reclaims
         else:
-            preempted += 1
+            gone = preempt(vms, nodes, tally, rules, work, node, victims)
+            if gone == 0:
+                return LEAVE, reclaims
+            preempted += gone
 
 
 @inner
@@ -221,10 +226,14 @@ def set_goals(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, no
 
 
 @inner
-def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node: int, victims: Indices) -> bool:
-    """Stop one VM, the one farthest from its goal; False if even all would not do."""
+def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node: int, victims: Indices) -> int:
+    """Stop those that are farthest from their goals, together.
+
+    :returns: how many; 0 if even all would not do.
+    """
     rows = gather(vms, nodes, rules, work, node)
     for k in range(rows):
+        work.cost[k] = preemption_cost(STOPS, 0.0, tally.clock[NOW_S] - vms.admitted_s[work.vm[k]])
         for c in range(WIDTH):
             work.targets[k, c] = vms.goal[work.vm[k], c]
     many = choose_victims(
@@ -234,17 +243,19 @@ def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node
         work.charge[:rows],
         tally.missing,
         work.targets[:rows],
+        work.cost[:rows],
         work.order[:rows],
         work.chosen[:rows],
     )
     if many <= 0:
-        return False
-    vm = work.vm[work.chosen[0]]
-    written = tally.state[VICTIMS]
-    victims[written, 0] = vms.number[vm]
-    victims[written, 1] = node
-    victims[written, 2] = tally.state[NUMBER]
-    tally.state[VICTIMS] = written + 1
-    end_stay(vms, nodes, tally, vm, PREEMPTED)
+        return 0
+    for k in range(many):
+        vm = work.vm[work.chosen[k]]
+        written = tally.state[VICTIMS]
+        victims[written, 0] = vms.number[vm]
+        victims[written, 1] = node
+        victims[written, 2] = tally.state[NUMBER]
+        tally.state[VICTIMS] = written + 1
+        end_stay(vms, nodes, tally, vm, PREEMPTED)
     recount(vms, nodes, rules, node)
-    return True
+    return int(many)

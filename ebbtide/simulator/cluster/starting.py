@@ -10,6 +10,7 @@ from ebbtide.simulator.cluster.members import MEMORY
 from ebbtide.simulator.cluster.resizing import deflate, gather, reinflate
 from ebbtide.simulator.cluster.state import Curves, Nodes, Rules, Tally, Vms, Work
 from ebbtide.simulator.compiling import inner, shared
+from ebbtide.simulator.inputs.batches import Floats
 
 for kernel in (*kernels.KERNELS, *placement_step.KERNELS):
     shared(kernel)
@@ -24,11 +25,12 @@ room_to_start = placement_step.room_to_start
 
 @inner
 def start_deflated(
-    vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int, vm: int
+    vms: Vms, nodes: Nodes, tally: Tally, curves: Curves, rules: Rules, work: Work, node: int, vm: int, least: Floats
 ) -> bool:
     """Make the room that a VM gets as one of a node's VMs, and set its size to what there is of that.
 
-    :returns: False if even its minimum does not fit; then all is as before.
+    :param least: the smallest size at which it can start.
+    :returns: False if even that does not fit; then all is as before.
     """
     rows = gather(vms, nodes, rules, work, node)
     work.priority[rows] = DEFLATABLE
@@ -47,7 +49,7 @@ def start_deflated(
         work.current[:count],
         work.order[:count],
         tally.demand,
-        vms.minimum[vm],
+        least,
         rules.overhead_mib,
         work.targets[:count],
         tally.short,
@@ -64,7 +66,7 @@ def start_deflated(
     if reclaims:
         deflate(vms, nodes, tally, curves, rules, work, node)
     room_to_start(nodes.free[node], nodes.capacity[node], tally.asked, rules.overhead_mib, tally.demand)
-    if not fits(vms.minimum[vm], tally.demand):
+    if not fits(least, tally.demand):
         if reclaims:
             reinflate(vms, nodes, tally, curves, rules, work, node)
         return False

@@ -57,7 +57,9 @@ COHORT_PREEMPTED: Final = 6
 #: Sizes made smaller, and larger.
 DEFLATIONS: Final = 7
 REINFLATIONS: Final = 8
-_KINDS: Final = 9
+#: Came back after a preemption.
+RETURNED: Final = 9
+_KINDS: Final = 10
 
 # --- Tally.levels and what is made of them: what the cluster hosts at this moment ---
 HOSTED: Final = 0
@@ -72,7 +74,10 @@ LOW_CORES: Final = 5
 LOW_RATE: Final = 6
 HIGH_CORES: Final = 7
 HIGH_RATE: Final = 8
-LEVELS: Final = 9
+#: Low-priority VMs, and those of them that have less than nominal.
+LOW_HOSTED: Final = 9
+LOW_DEFLATED: Final = 10
+LEVELS: Final = 11
 
 # --- Tally.stays: of the VMs that have left ---
 STAY_S: Final = 0
@@ -107,6 +112,8 @@ VM: Final = np.dtype(
         ("curve", np.int64),
         # Throughput relative to nominal, of its current size.
         ("rate", np.float64),
+        # Whether it is of low priority and has less than nominal.
+        ("deflated", np.int64),
         # The node it is on; NOBODY: the slot is free.
         ("node", np.int64),
         # The members of its node that came before and after it.
@@ -176,6 +183,7 @@ WORK: Final = np.dtype(
         ("order", np.int64),
         ("pressed", np.int64),
         ("chosen", np.int64),
+        ("cost", np.float64),
         ("upper", np.float64, WIDTH),
         ("minimum", np.float64, WIDTH),
         ("current", np.float64, WIDTH),

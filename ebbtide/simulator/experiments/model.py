@@ -32,6 +32,7 @@ MODELS: Final[dict[str, str]] = {
     "harvest-series": "ebbtide.simulator.experiments.harvest_series:MODEL",
     "coaster": "ebbtide.simulator.coaster.model:MODEL",
     "deflation-cluster": "ebbtide.simulator.cluster.model:MODEL",
+    "preemption": "ebbtide.simulator.cluster.preemption_model:MODEL",
     "jobs": "ebbtide.simulator.jobs.model:MODEL",
     "matching": "ebbtide.simulator.matching.model:MODEL",
     "intervals": "ebbtide.simulator.intervals.model:MODEL",

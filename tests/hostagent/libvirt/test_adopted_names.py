@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from hostagent.errors import HypervisorError
-from hostagent.libvirt.adopted import AdoptedDomains
+from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.libvirt.adopted import LOOK_AGAIN_S, AdoptedDomains, LibvirtAdoption
+from hostagent.libvirt_connection import LibvirtConnection
 
 
 def test_names_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
@@ -35,3 +37,29 @@ def test_a_file_that_cannot_be_read_is_an_error_and_is_not_written_over(tmp_path
     with pytest.raises(HypervisorError, match="cannot be read"):
         AdoptedDomains(path).add("web")
     assert path.read_text() == ""
+
+
+class _Slow:
+    """A connection that does not answer in time the first time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def call(self, _function: Any, limit_s: float) -> list[str]:
+        self.calls += 1
+        if self.calls == 1:
+            raise HypervisorTimeout(f"no answer within {limit_s} s")
+        return ["web"]
+
+
+async def test_a_look_that_was_not_answered_in_time_is_made_again() -> None:
+    now = 1000.0
+    connection = _Slow()
+    adoption = LibvirtAdoption("host-a", cast(LibvirtConnection, connection), None, lambda: now)
+    await adoption.look_once()
+    await adoption.look_once()
+    assert (connection.calls, adoption.names.names()) == (1, frozenset()), "not at once: a survey would hang each time"
+    now += LOOK_AGAIN_S
+    await adoption.look_once()
+    await adoption.look_once()
+    assert (connection.calls, adoption.names.names()) == (2, frozenset({"web"}))

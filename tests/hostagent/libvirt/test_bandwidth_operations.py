@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,8 +19,8 @@ from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.limits.network import Networks
-from hostagent.main import _capacity
 from hostagent.operations.agent import Agent
+from hostagent.options import capacity_of
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.conftest import TOKEN, Client, Command, low_vm
@@ -120,9 +119,9 @@ async def test_a_repair_that_fails_says_why(
 
 
 def test_a_slice_may_have_disk_and_network() -> None:
-    assert _capacity("cpu_cores=6,memory_mib=3600,disk_mib_s=100,network_mib_s=100") == CAPACITY
-    with pytest.raises(argparse.ArgumentTypeError, match="disk_mib"):
-        _capacity("cpu_cores=6,disk_mib=100")
+    assert capacity_of("cpu_cores=6,memory_mib=3600,disk_mib_s=100,network_mib_s=100") == CAPACITY
+    with pytest.raises(ValueError, match="not like cpu_cores=6"):
+        capacity_of("cpu_cores=6,disk_mib=100")
 
 
 @pytest.fixture

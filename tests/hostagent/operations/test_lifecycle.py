@@ -74,6 +74,23 @@ async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another
     assert (status.current.cpu_cores, status.current.memory_mib) == (1.0, 512.0), "no less than it boots with"
 
 
+async def test_a_vm_that_is_preempted_for_good_is_told_first(
+    command: Command, world: World, two_vms: list[Domain]
+) -> None:
+    gone = await command("DELETE", "/v1/vms/low-1?request_id=d&reason=minimum&notice_s=1.2")
+    assert gone.sentence.startswith(
+        "preempted low-1, reason minimum (its guest was told 1 s before, and 1 of 1 programs"
+    )
+    assert {(told["kind"], told["reason"], told["request_id"]) for told in world.notices} == {
+        ("delete", "minimum", "d")
+    }
+    assert 1.0 < world.notices[0]["seconds_left"] <= 1.2, "all of it is for its programs"
+    assert list(world.domains) == ["ebb-host-a.low-2"]
+    world.notices.clear()
+    await command("DELETE", "/v1/vms/low-2?request_id=d2")
+    assert world.notices == [], "its owner's deletion is told to nobody"
+
+
 async def test_a_killed_agent_goes_on_with_the_very_same_notice(
     command: Command, agent: Agent, world: World, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ebbtide.deflation.bounds import EMULATOR_SHARE
 from ebbtide.deflation.resources import COMPONENTS
+from ebbtide.messages.guest import Hello
 from ebbtide.messages.operations import VMOutcome
 from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.operations import resuming
@@ -392,7 +393,7 @@ async def test_after_a_reset_a_vm_gets_no_more_than_is_committed(
     # What a partial reinflation leaves: wanted is more than committed, and the rest was sold.
     await vm.record.store(target=vm.intent.spec.nominal)
     domain.online, domain.plugged_mib, domain.balloon_mib, domain.quota = {0, 1, 2}, 512.0, 512.0, None
-    vm._on_hello(None)  # type: ignore[arg-type]
+    vm._on_hello(Hello(protocol=1, nonce="n", agent="t", boot_id="another", capabilities=[]))
     await until(lambda: domain.bound_mib == 524)
     assert vm.allocation().current.cpu_cores == 1.5
     assert domain.quota == pytest.approx(1.5 / len(domain.online), abs=0.01)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ebbtide.messages.guest import PreemptionTold
-from hostagent.errors import GuestRefused, GuestUnreachable, HostAgentError
-from hostagent.vm.notice import give_notice
+from hostagent.errors import GuestRefused, GuestUnreachable, HostAgentError, NoticeWithdrawn
+from hostagent.vm.notice import RunningNotice, give_notice
 from tests.hostagent.faked_loop import FakedLoop
 
 
@@ -33,10 +33,17 @@ class Link:
         return PreemptionTold(programs=self.programs, running=self.programs * (now - self.began < self.for_s))
 
 
-def notice_to(link: Any, notice_s: float = 30.0) -> tuple[float, str]:
+def notice_to(
+    link: Any, notice_s: float = 30.0, kept_s: float | None = None, running: RunningNotice | None = None
+) -> tuple[float, str]:
+    """What is left of a notice once the programs have had theirs, and what became of it."""
+    told = {"request_id": "p", "kind": "stop", "reason": "minimum"}
+    kept_s = notice_s / 3 if kept_s is None else kept_s
     loop = FakedLoop()
     try:
-        return loop.run_until_complete(give_notice(link, "p", "minimum", notice_s))
+        began = loop.time()
+        said = loop.run_until_complete(give_notice(link, running or RunningNotice(), told, notice_s, kept_s))
+        return notice_s - (loop.time() - began), said
     finally:
         loop.close()
 
@@ -55,6 +62,12 @@ def test_programs_that_do_not_end_have_two_thirds_of_the_time() -> None:
     assert said.endswith("0 of 2 programs ended in time")
 
 
+def test_what_saving_takes_is_none_of_the_programs_time() -> None:
+    left_s, said = notice_to(Link(1, 1000.0), 30.0, kept_s=18.0)
+    assert left_s == pytest.approx(18.0)
+    assert said.startswith("its guest was told 12 s before")
+
+
 def test_without_a_program_those_that_poll_have_five_seconds() -> None:
     assert notice_to(Link(0, 0.0)) == (25.0, "its guest was told 20 s before")
     assert notice_to(Link(0, 0.0), 6.0)[0] == pytest.approx(5.0)
@@ -70,3 +83,20 @@ def test_a_guest_that_cannot_be_told_is_powered_off_at_once(error: HostAgentErro
 
 def test_without_any_time_the_power_is_cut_at_once() -> None:
     assert notice_to(Link(1, 1.0), 0.0)[0] == 0.0
+
+
+def test_a_notice_that_is_called_off_ends_at_once_and_says_so() -> None:
+    running = RunningNotice()
+
+    class CalledOff(Link):
+        async def call(self, method: str, params: Mapping[str, Any], answer: type, limit_s: float) -> PreemptionTold:
+            told = await super().call(method, params, answer, limit_s)
+            assert running.request_id == "p", "it can be called off while it runs"
+            running.withdrawn = "there is room"
+            return told
+
+    link = CalledOff(1, 1000.0)
+    with pytest.raises(NoticeWithdrawn, match="its preemption was called off: there is room"):
+        notice_to(link, running=running)
+    assert len(link.told) == 1
+    assert running.request_id == ""

@@ -92,3 +92,9 @@ def test_every_place_that_the_script_fills_is_in_the_page(elements: Elements) ->
     listed = re.search(r"for \(const id of \[([^\]]+)\]", script)
     assert listed is not None
     assert set(re.findall(r'"([a-z-]+)"', listed[1])) <= places
+
+
+def test_a_preempted_vm_is_shown_with_its_place_in_the_queue(elements: Elements) -> None:
+    (script,) = elements.texts["script"]
+    assert "`, ${vm.preempted.sentence}`" in script
+    assert 'vm.saved_mib == null ? "" : " (suspended)"' in script

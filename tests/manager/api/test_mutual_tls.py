@@ -164,11 +164,14 @@ async def test_a_revoked_host_is_neither_heard_nor_called(pair: Pair, tmp_path: 
     own, url = pair.pki.pair("host-a"), f"{pair.manager_url}/v1/hosts/host-a/templates"
     assert (await pair.call("GET", url, pair.pki.client(), TOKEN))[0] == 200
     assert (await pair.report(own))[0] == 200
+    assert "host-a" in dict(pair.manager.hosts.availability.offers("place", 10))
     write_private(tmp_path / "tokens.toml", '[[revoked]]\nhost = "host-a"\n')
     pair.gate.read_again()()
     assert (await pair.report(own))[0] == 401
     status, problem = await pair.call("GET", url, pair.pki.client(), TOKEN)
     assert (status, problem["error"]) == (503, "host-a is revoked")
+    assert pair.manager.hosts.state("host-a") == ("silent", "it is revoked")
+    assert "host-a" not in dict(pair.manager.hosts.availability.offers("place", 10))
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------

@@ -25,9 +25,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "start": {},
     "resize": {"nominal": {"cpu_cores": 4.0}},
     "migrate": {"host": "host-b", "lose_disk": True},
+    "live": {"host": "host-b", "live": True, "copy_storage": True},
 }
 COMMANDS = [("stop", 0, 1), ("stop", 0, 2), ("start", 0, 1), ("start", 0, 2), ("resize", 0, 1), ("resize", 0, 2)]
 COMMANDS += [("resize", 0, 3), ("migrate", 0, 1), ("migrate", 0, 2), ("migrate", 1, 1), ("migrate", 1, 2)]
+COMMANDS += [("live", 1, 1), ("live", 1, 2), ("live", 0, 1), ("live", 0, 2)]
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +42,8 @@ async def prepared(path: Path, verb: str) -> AsyncIterator[tuple[Cluster, list[s
         if verb == "start":
             await ask(cluster, "low-1", "stop", request_id="before")
             await cluster.create(vm("high-1", "fixed", 2.0, 600.0), policy="first-fit")
-        if verb == "migrate":
+        if verb in ("migrate", "live"):
+            first.peers, second.peers = {"host-b": second}, {"host-a": first}
             await fill(cluster, second)
         yield cluster, watch_for_two(cluster.agents, "low-1")
 
@@ -57,7 +60,8 @@ async def fill(cluster: Cluster, agent: FakeAgent) -> None:
 
 async def begin(cluster: Cluster, verb: str) -> None:
     with contextlib.suppress(aiohttp.ClientError):
-        await send(cluster, "low-1", verb, request_id="request", **BODIES[verb])
+        path = "migrate" if verb == "live" else verb
+        await send(cluster, "low-1", path, request_id="request", **BODIES[verb])
 
 
 async def ended_well(cluster: Cluster, both: list[str]) -> None:

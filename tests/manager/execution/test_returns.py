@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cluster_manager.execution import operations
+from cluster_manager.execution import instruction_executor, operations
 from cluster_manager.plans.returns import Returns
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.return_queue import ReturnPace
@@ -121,6 +121,92 @@ async def test_the_oldest_of_those_that_fit_comes_back_first(tmp_path: Path) -> 
         await cluster.delete("high-2")
         await is_back(cluster, second)
         await consistent(cluster)
+
+
+async def test_two_that_have_to_go_have_their_notice_at_the_same_time(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        await cluster.create(vm("low-1"))
+        await cluster.create(vm("low-2") | {"on_preemption": "delete"})
+        agent.trouble.pend = ("stop", "delete")
+        request = {"request_id": "high", "vm": vm("high-1", "fixed", 6.0, 1200.0), "deadline_s": 60.0}
+        assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
+
+        async def both() -> bool:
+            return {"stop", "delete"} <= set(agent.arrived)
+
+        await cluster.until(both)
+        assert agent.running == {"low-1", "low-2"}, "neither has gone, and both are told"
+        agent.end_pending()
+        assert (await cluster.ended("high")).state is OperationState.DONE
+        assert set(agent.vms) == {"low-1", "high-1"}
+        assert {event["vm"] for event in await cluster.events("preempted")} == {"low-1", "low-2"}
+        assert (await seen(cluster, "low-1"))["state"] == "preempted"
+
+
+async def test_a_preemption_is_called_off_when_room_appears_and_the_arrival_takes_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_executor, "WATCH_S", 0.05)
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        agent.trouble.pend = ("stop",)
+        request = {"request_id": "high", "vm": vm("high-1", "fixed", 6.0, 1200.0), "deadline_s": 60.0}
+        assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
+
+        async def both() -> bool:
+            return agent.arrived.count("stop") == 2
+
+        await cluster.until(both)
+        # There is room for all.
+        agent.capacity = ResourceVector(cpu_cores=16.0, memory_mib=8000.0)
+        ended = await cluster.ended("high")
+        assert ended.state is OperationState.DONE, ended.sentence
+        assert agent.running == {"low-1", "low-2", "high-1"}
+        assert {event["vm"] for event in await cluster.events("preemption-withdrawn")} == {"low-1", "low-2"}
+        assert await cluster.events("preempted") == []
+        await consistent(cluster)
+
+
+async def test_where_one_cannot_go_the_notice_of_the_other_is_called_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_executor, "WATCH_S", 0.05)
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        await cluster.create(vm("low-1"))
+        await cluster.create(vm("low-2") | {"on_preemption": "delete"})
+        agent.trouble.pend, agent.trouble.fails = ("stop",), {"delete": "its disk is busy"}
+        refused = await cluster.create(vm("high-1", "fixed", 6.0, 1200.0))
+        assert refused.state is OperationState.FAILED
+        assert "low-2 could not be stopped: its disk is busy" in refused.sentence
+        assert agent.running == {"low-1", "low-2"}
+        (event,) = await cluster.events("preemption-withdrawn")
+        assert (event["vm"], "low-2 cannot go" in event["sentence"]) == ("low-1", True)
+        await consistent(cluster)
+
+
+async def test_a_suspended_vm_is_shown_so_and_comes_back_with_the_memory_that_was_saved(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name) | {"on_preemption": "suspend"})
+        assert (await cluster.create(vm("high-1", "fixed", 5.3, 800.0))).state is OperationState.DONE
+        name, agent = waiting(cluster), cluster.agents[0]
+        found = await seen(cluster, name)
+        assert (found["state"], found["saved_mib"], found["preempted"]["position"]) == ("preempted", 100.0, 1)
+        saved = agent.vms[name].start_size
+        assert saved is not None
+        for verb, more in (("migrate", {}), ("start", {"anywhere": True})):
+            status, answer = await send(cluster, name, verb, **more)
+            assert (status, answer["field"]) == (409, "lose_disk")
+            assert "on host-a alone and stays behind" in answer["error"]
+        await cluster.delete("high-1")
+        back = await is_back(cluster, name)
+        assert (back["saved_mib"], back["preempted"]) == (None, None)
+        assert agent.done.count(("create", name)) == 1
+        assert agent.vms[name].current.memory_mib >= saved.memory_mib
 
 
 async def test_a_vm_that_does_not_come_up_keeps_its_place_and_is_tried_again(cluster: Cluster) -> None:

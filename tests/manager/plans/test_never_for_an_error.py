@@ -9,7 +9,17 @@ from typing import get_args
 import pytest
 
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Event, Finish, Forgotten, HostFailed, Preempt, ReadHost, Reclaim, Remove
+from cluster_manager.plans.plans import (
+    Event,
+    Finish,
+    Forgotten,
+    HostFailed,
+    Preempt,
+    PreemptTogether,
+    ReadHost,
+    Reclaim,
+    Remove,
+)
 from cluster_manager.plans.preemption import REASONS, Evidence, PreemptionReason, evidence
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
@@ -40,7 +50,7 @@ def run(*events: Event) -> PlacementPlan:
 
 def after(state: PlacementPlan, *events: Event) -> PlacementPlan:
     for event in events:
-        assert not isinstance(state.instruction, Remove | Preempt), "a VM was preempted"
+        assert not isinstance(state.instruction, Remove | Preempt | PreemptTogether), "a VM was preempted"
         step = state.next_step(event).state
         assert isinstance(step, PlacementPlan)
         state = step
@@ -130,7 +140,7 @@ def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event) -> N
     for _ in range(20):
         if state.finished:
             break
-        assert not isinstance(state.instruction, Remove | Preempt)
+        assert not isinstance(state.instruction, Remove | Preempt | PreemptTogether)
         answer: Event = FULL
         if isinstance(state.instruction, Reclaim):
             answer = trouble

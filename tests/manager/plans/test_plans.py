@@ -16,6 +16,7 @@ from cluster_manager.plans.plans import (
     Commanding,
     Create,
     Effect,
+    EndedTogether,
     Event,
     Finish,
     Forgotten,
@@ -26,6 +27,7 @@ from cluster_manager.plans.plans import (
     OperationEnded,
     Plan,
     Preempt,
+    PreemptTogether,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -218,13 +220,86 @@ def test_only_a_vm_whose_owner_said_so_and_that_was_made_here_goes_with_its_disk
         assert said[-1] == expected
 
 
+ALONE = spec_of("high-1", cpu_cores=6.0, memory_mib=1200.0)
+
+
+def both_must_go(*ends: Event) -> tuple[list[str], Plan, list[Effect]]:
+    floors = read("a", status_of(LOW_1, "a", FLOOR), status_of(LOW_2, "a", FLOOR))
+    sold = {LOW_1.name: LOW_1, LOW_2.name: LOW_2.model_copy(update={"on_preemption": OnPreemption.DELETE})}
+    told = (chosen(), chosen("a"), full("a"), ended("reclaim"), replace(floors, sold=sold))
+    return run(placement(ALONE), *told, *ends)
+
+
+def test_those_that_have_to_go_together_have_their_notice_side_by_side() -> None:
+    said, state, effects = both_must_go()
+    assert said[-1] == "preempt-together a"
+    instruction = state.instruction
+    assert isinstance(instruction, PreemptTogether)
+    assert [(type(victim), victim.vm, victim.notice_s) for victim in instruction.victims] == [
+        (Remove, "low-2", 30.0),
+        (Preempt, "low-1", 30.0),
+    ]
+    steps = [victim.step for victim in instruction.victims]
+    assert steps == [instruction.step, instruction.step + 1], "each command has a request id of its own"
+    assert state.step == steps[-1] + 1
+    assert [effect.vm for effect in effects if isinstance(effect, Note) and effect.kind == "preempting"] == [
+        "low-2",
+        "low-1",
+    ]
+    assert read_plan(state.model_dump_json()) == state
+
+    both = EndedTogether(30.0, (ended("delete"), ended("stop")))
+    said, state, effects = both_must_go(both, read("a"), ended("create"), ended("reinflate"))
+    assert said[-4:] == ["read-host a", "create a", "reinflate a", "finish"]
+    assert isinstance(state, PlacementPlan)
+    assert state.victims == ("low-2", "low-1")
+    assert [effect.name for effect in effects if isinstance(effect, SetPreempted)] == ["low-1"]
+    assert any(isinstance(e, SetVM) and (e.name, e.phase) == ("low-2", VMPhase.ENDED) for e in effects)
+
+
+def test_where_one_of_two_cannot_go_the_other_is_recorded_and_the_arrival_refused() -> None:
+    lost = HostFailed(9.0, "a does not answer", uncertain=True)
+    said, state, effects = both_must_go(EndedTogether(30.0, (lost, ended("stop"))))
+    assert said[-1] == "finish"
+    assert [effect.name for effect in effects if isinstance(effect, SetPreempted)] == ["low-1"]
+    (owed,) = [effect for effect in effects if isinstance(effect, SetVM) and effect.owed]
+    assert (owed.name, owed.phase) == ("low-2", VMPhase.FAILED)
+    assert isinstance(state.instruction, Finish)
+    assert "a does not answer" in state.instruction.sentence
+
+    stuck = ended("stop", OperationState.FAILED)
+    said, _, _ = both_must_go(EndedTogether(30.0, (ended("delete"), stuck)), ended("reinflate"))
+    assert said[-2:] == ["reinflate a", "finish"], "what came free is given back"
+
+
+def test_of_two_that_are_as_far_the_one_goes_that_loses_less() -> None:
+    big, now = spec_of("high-1", cpu_cores=5.3), 1_000_000.0
+    old, young = ({"started_at": now - age_s} for age_s in (86_400.0, 60.0))
+
+    def first(changes: dict[str, Any], **on_preemption: OnPreemption) -> str:
+        vms = [status_of(spec, "a", FLOOR).model_copy(update=changes[spec.name]) for spec in (LOW_1, LOW_2)]
+        sold = {
+            spec.name: spec.model_copy(update={"on_preemption": on_preemption.get(spec.name[-1:] + "_", "stop")})
+            for spec in (LOW_1, LOW_2)
+        }
+        at_last = replace(read("a", *vms), sold=sold, at=now)
+        return run(placement(big), chosen(), chosen("a"), full("a"), ended("reclaim"), at_last)[0][-1]
+
+    assert first({"low-1": young, "low-2": old}) == "preempt low-1 a", "the younger work"
+    assert first({"low-1": old, "low-2": young}) == "preempt low-2 a"
+    assert first({"low-1": old, "low-2": old}) == "preempt low-2 a", "then by name"
+    suspends, deletes = OnPreemption.SUSPEND, OnPreemption.DELETE
+    assert first({"low-1": old, "low-2": old}, **{"1_": suspends}) == "preempt low-1 a", "nothing of it is lost"
+    assert first({"low-1": young, "low-2": {"started_at": now}}, **{"1_": suspends}) == "preempt low-2 a"
+    assert first({"low-1": old, "low-2": young}, **{"1_": deletes}) == "remove low-1 a", "it has nothing to lose"
+
+
 def test_the_notice_is_what_was_promised_as_far_as_the_arriving_vm_can_wait() -> None:
     patient = LOW_1.model_copy(update={"preemption_notice_s": 300.0})
-    assert notice(patient, 1000.0, 1) == 300.0
-    assert notice(patient, 60.0, 1) == 60.0
-    assert notice(patient, 60.0, 3) == 20.0, "the others are to have theirs"
-    assert notice(None, 60.0, 1) == 30.0
-    assert notice(patient, -1.0, 1) == 0.0
+    assert notice(patient, 1000.0) == 300.0
+    assert notice(patient, 60.0) == 60.0
+    assert notice(None, 60.0) == 30.0
+    assert notice(patient, -1.0) == 0.0
     assert kept_for_notice([patient, HIGH], 60.0) == 30.0, "half of the time is the deflation's"
     assert kept_for_notice([LOW_1, patient.model_copy(update={"priority": Priority.FIXED})], 600.0) == 30.0
     assert kept_for_notice([], 600.0) == 0.0
@@ -398,15 +473,17 @@ class Watch:
     def instruct(self, state: Plan, effects: Sequence[Effect]) -> None:
         now = state.instruction
         self.unsettled -= {e.host for e in effects if isinstance(e, ReinflationPending)}
-        if isinstance(now, Commanding):
-            assert now.step not in self.steps, "a request id is used for one command only"
-            self.steps.add(now.step)
-        if isinstance(now, Remove | Preempt) and now.vm != self.spec.name:
-            victim = next(vm for vm in self.report.vms if vm.name == now.vm)
-            assert victim.priority.value != "fixed", "a fixed VM is never preempted"
-            assert self.spec.priority.value == "fixed", "a low-priority VM preempts nobody"
-            assert now.reason in ("minimum", "shortfall")
-            assert any(isinstance(e, Note) and e.kind == "preempting" and now.reason in e.sentence for e in effects)
+        for one in now.victims if isinstance(now, PreemptTogether) else (now,):
+            if isinstance(one, Commanding):
+                assert one.step not in self.steps, "a request id is used for one command only"
+                self.steps.add(one.step)
+            if isinstance(one, Remove | Preempt) and one.vm != self.spec.name:
+                victim = next(vm for vm in self.report.vms if vm.name == one.vm)
+                assert victim.priority.value != "fixed", "a fixed VM is never preempted"
+                assert self.spec.priority.value == "fixed", "a low-priority VM preempts nobody"
+                assert one.reason in ("minimum", "shortfall")
+                notes = [e for e in effects if isinstance(e, Note) and (e.kind, e.vm) == ("preempting", one.vm)]
+                assert any(one.reason in note.sentence for note in notes)
         if isinstance(now, Create):
             assert not self.perhaps - {now.host}, "never started while it may be elsewhere"
         host = host_of(now)
@@ -437,7 +514,7 @@ class Watch:
             case Remove(vm=vm, host=host) if vm == self.spec.name:
                 if isinstance(event, OperationEnded) and event.operation.state is not OperationState.FAILED:
                     self.perhaps.discard(host)
-            case Remove(host=host) | Preempt(host=host) if not certain:
+            case Remove(host=host) | Preempt(host=host) | PreemptTogether(host=host) if not certain:
                 self.unsettled.add(host)
             case Reinflate(host=host):
                 self.unsettled.discard(host)
@@ -476,6 +553,9 @@ def answers(draw: st.DrawFn, state: Plan, own: VMSpec, forgetful: int) -> Event:
         return HostsChosen(at, tuple(hosts), "" if hosts else "none", first)
     if isinstance(now, ReadHost):
         return draw(looks_at(now.host, own, at))
+    if isinstance(now, PreemptTogether):
+        sides = [state.having(instruction=victim) for victim in now.victims]
+        return EndedTogether(at, tuple(draw(answers(side, own, 0)) for side in sides))
     if draw(st.integers(0, 4)) == 0:
         return HostFailed(at, "trouble", draw(st.booleans()))
     if isinstance(now, Reclaim | Create) and draw(st.integers(0, 4)) == 0:

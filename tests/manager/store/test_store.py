@@ -13,9 +13,9 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager.errors import LostLeadership, StoreError
-from cluster_manager.plans.lifecycle import start_stop
+from cluster_manager.plans.lifecycle import start_start, start_stop
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Finish, SetSpec, SetVM, VMPhase, finish
+from cluster_manager.plans.plans import Finish, SetSpec, SetVM, SpawnFollowUp, VMPhase, finish
 from cluster_manager.store import queries, schema
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.store import Store
@@ -23,6 +23,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import Vector
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import StartRequest
 from ebbtide.messages.vms import VMSpec
 from tests.manager.databases import rows_of
 
@@ -272,3 +273,17 @@ async def test_what_is_no_database_is_refused_with_its_path(tmp_path: Path) -> N
         with pytest.raises(StoreError, match="cannot use the database"):
             await store.open()
         await store.close()
+
+
+async def test_a_vm_is_said_to_run_by_the_plan_that_hands_the_rest_over_in_whatever_order(database: Database) -> None:
+    """Else it would be claimed for ever by what only clears up."""
+    store = Store(database, time.time)
+    await store.open()
+    await _create(store, "c1", "host-a", VMSpec(name="low", nominal=SIZE))
+    spec = VMSpec(name="low", nominal=SIZE)
+    plan = start_start("start-low", StartRequest(request_id="s1"), spec, "host-a")
+    await store.add_plan(plan, "start")
+    rest = start_start("start-low.rest", StartRequest(request_id="s1.rest"), spec, "host-a")
+    await store.save_step(plan, [SpawnFollowUp(rest), SetVM("low", VMPhase.RUNNING, "host-a", "it stays")])
+    assert [(row.phase, row.sentence) for row in await store.vms("low")] == [(VMPhase.RUNNING, "it stays")]
+    await store.close()

@@ -19,6 +19,7 @@ from ebbtide.matcher.match.attempts import (
     attempt_name,
     task_of,
 )
+from ebbtide.matcher.match.notices import Notice
 from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import (
     BEGIN_LIMIT_S,
@@ -32,6 +33,7 @@ from ebbtide.matcher.match.tasks import (
     Instruction,
     Release,
     SetCores,
+    Signal,
     Submit,
     Task,
     TaskOrder,
@@ -287,9 +289,8 @@ class AnyEngine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 10.0
-        self.tasks = {
-            name: Task(replace(SAFE if name == "safe" else ORDER, name=name), "0a", 1.0) for name in ("safe", "once")
-        }
+        orders = {"safe": replace(SAFE, checkpoint_signal="USR1"), "once": replace(ORDER, checkpoint_signal="TERM")}
+        self.tasks = {name: Task(replace(order, name=name), "0a", 1.0) for name, order in orders.items()}
         self.ended: dict[str, Task] = {}
         #: Cancelled by their owner.
         self.unwanted: set[str] = set()
@@ -300,6 +301,12 @@ class AnyEngine(RuleBasedStateMachine):
         self.begun: list[str] = []
         #: Attempts whose commands run, whatever the engine thinks.
         self.alive: set[str] = set()
+        #: That its machine is about to go, unless that was withdrawn.
+        self.notice: Notice | None = None
+
+    @rule(going=st.booleans())
+    def a_preemption_begins_or_is_withdrawn(self, going: bool) -> None:
+        self.notice = Notice(self.now, 2 * BEGIN_LIMIT_S) if going else None
 
     @rule(
         carried_out=st.integers(0, 6), room=st.integers(0, 4), meanwhile=st.sampled_from([""] * 12 + ["safe", "once"])
@@ -309,6 +316,7 @@ class AnyEngine(RuleBasedStateMachine):
 
         :param meanwhile: a task that its owner cancels while the turn is thought over.
         """
+        notices = {"n1": self.notice} if self.notice is not None else {}
         self.now += 1.0
         attempts = {
             name: Seen(
@@ -322,7 +330,9 @@ class AnyEngine(RuleBasedStateMachine):
             for name in {*self.engine, *self.claims}
         }
         look = Look({"n1": EngineMachine("n1", 4, room)}, attempts)
-        made = turn(tuple(self.tasks.values()), look, {}, Pool(Predictor(self.now)), self.now, "ebb")
+        pool = Pool(Predictor(self.now))
+        made = turn(tuple(self.tasks.values()), look, {}, pool, self.now, "ebb", frozenset(), notices)
+        assert not (notices and any(isinstance(one, Release) for one in made.instructions))
         if meanwhile in self.tasks:
             self.unwanted.add(meanwhile)
             self.tasks[meanwhile] = cancelled(self.tasks[meanwhile])
@@ -346,6 +356,8 @@ class AnyEngine(RuleBasedStateMachine):
                     if self.engine[attempt] is AttemptState.RUNNING:
                         self.alive.discard(attempt)
                     self.engine[attempt] = AttemptState.ENDED
+            case Signal(attempt):
+                assert self.claims[attempt] is Claim.BEGUN, "there is a command to be told"
             case Forget(attempt) if self.engine.get(attempt) is AttemptState.ENDED:
                 del self.engine[attempt]
 
@@ -364,9 +376,9 @@ class AnyEngine(RuleBasedStateMachine):
             self.begun.append(name)
             self.alive.add(name)
 
-    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, None]))
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, None, 75]))
     def something_ends(self, data: st.DataObject, code: int | None) -> None:
-        """By itself, or with its machine (None)."""
+        """By itself, where 75 is what a command ends with that has saved its work; or with its machine (None)."""
         if self.alive:
             self._end(data.draw(st.sampled_from(sorted(self.alive))), code)
 
@@ -408,8 +420,15 @@ class AnyEngine(RuleBasedStateMachine):
                 assert self.codes[task.attempt_name("ebb")] == 0
             assert task.phase is not TaskPhase.CANCELLED or task.name in self.unwanted
 
+    @invariant()
+    def who_was_told_and_may_be_begun_again_has_not_failed(self) -> None:
+        for task in self.ended.values():
+            if task.phase is TaskPhase.FAILED and task.order.restartable and task.told_at is not None:
+                assert task.begun == task.order.max_attempts
+
     def teardown(self) -> None:
         """With an engine that behaves from now on, every task ends."""
+        self.notice = None
         for _ in range(60):
             if not self.tasks:
                 return

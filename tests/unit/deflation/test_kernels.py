@@ -57,9 +57,9 @@ class Tables:
         return self.named(targets)
 
     def victims(self, missing: ResourceVector) -> list[str] | None:
-        chosen, zero = [0] * len(self.rows), self.empty()
+        chosen, zero, cost = [0] * len(self.rows), self.empty(), [0.0] * len(self.rows)
         count = kernels.victims(
-            self.priority, self.nominal, self.current, self.charge, list(missing), zero, self.order, chosen
+            self.priority, self.nominal, self.current, self.charge, list(missing), zero, cost, self.order, chosen
         )
         return None if count < 0 else [self.rows[place].name for place in chosen[:count]]
 

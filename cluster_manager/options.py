@@ -1,0 +1,58 @@
+"""The options of `ebb-manager`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from cluster_manager.plans.plans import GONE_S
+from cluster_manager.settings import MOST_HOSTS
+from cluster_manager.store.pruning import DAY_S, Retention
+from ebbtide.rest.options import DaemonOptions, settings_config
+
+#: A hundred years.
+MOST_DAYS = 36_500
+
+
+class ManagerOptions(DaemonOptions):
+    """See `ebb-manager --help`."""
+
+    program: ClassVar[str] = "ebb-manager"
+    file: ClassVar[Path] = Path("/etc/ebbtide/manager.toml")
+    model_config = settings_config("ebb-manager")
+
+    listen: str = Field("127.0.0.1:7100", description="where to serve", json_schema_extra={"metavar": "HOST:PORT"})
+    token_file: Path | None = Field(None, description="token of an admin; needed where there is no --tokens-file")
+    hosts_key_file: Path = Field(
+        description="key of which the tokens of all hosts are made, each its own: see `ebb invite --help`"
+    )
+    database: str = Field(
+        description="SQLite file, made if missing, or postgresql://USER@HOST/NAME "
+        "(docs/reference/high-availability.md)",
+        json_schema_extra={"metavar": "FILE|URL"},
+    )
+    database_password_file: Path | None = Field(
+        None, description="password of the PostgreSQL user; without it as libpq finds one"
+    )
+    url: str | None = Field(None, description="where clients reach this manager; default: what it listens on")
+    keep_days: Annotated[float, Field(ge=1, le=MOST_DAYS)] = Field(
+        Retention().age_s / DAY_S,
+        description="how long events, ended operations, ended VMs and core changes are kept",
+    )
+    keep_events: Annotated[int, Field(ge=1)] = Field(
+        Retention().most_events, description="and of events not more than these"
+    )
+    policy: Literal["best-fit", "first-fit", "two-choices"] = Field("best-fit", description="how hosts are chosen")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of the chance in two-choices")
+    gone_s: Annotated[float, Field(ge=1, le=MOST_DAYS * DAY_S)] = Field(
+        GONE_S,
+        description="seconds that a VM which is being moved waits for a host that does not answer any more, beyond its "
+        "request's deadline",
+    )
+    engine_file: Path | None = Field(
+        None, description="TOML: the Slurm or Dask that runs tasks (docs/reference/tasks.md)"
+    )
+    most_hosts: Annotated[int, Field(ge=1)] = Field(MOST_HOSTS, description="hosts that are registered at a time")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")

@@ -1,0 +1,63 @@
+"""Phases of VMs in the store, and claims: what is stored together with a plan before its first action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from ebbtide.messages.vms import VMSpec
+
+
+class VMPhase(StrEnum):
+    """Where a VM stands in the store. ``ended`` rows are history: their names are free again."""
+
+    PLACING = "placing"
+    RUNNING = "running"
+    DELETING = "deleting"
+    STOPPING = "stopping"
+    #: Off, with its name, its host and its disk.
+    STOPPED = "stopped"
+    STARTING = "starting"
+    #: Off for lack of room, as ``stopped``; it is started again when there is some.
+    PREEMPTED = "preempted"
+    MIGRATING = "migrating"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+#: The VM's domain is off, and its disk is there.
+OFF: Final = (VMPhase.STOPPED, VMPhase.PREEMPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class AddVM:
+    """A new VM of the plan's name; a failed one of that name, which is on no host, ends."""
+
+    host: str | None
+    spec: VMSpec
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimVM:
+    """The plan's VM is this request's; ``phase``: what it is in from now on, if that changes."""
+
+    phase: VMPhase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRemoval:
+    """The plan deletes its VM; ``phase``: what it is in until then."""
+
+    phase: VMPhase
+
+
+@dataclass(frozen=True, slots=True)
+class SetGeneration:
+    """The generation of a target for the plan's VM."""
+
+    generation: int
+
+
+Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration

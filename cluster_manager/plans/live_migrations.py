@@ -1,0 +1,382 @@
+"""State machine that moves a VM while it runs: find room at its size, keep it there, have its host send it.
+
+The VM's size is fixed while it moves. Its hosts' hypervisors let it run on the one only once it does not run on the
+other; this plan never has anything started, and has nothing removed on the new host before the old one has said that
+the VM runs there. What is not known is asked: the old host, and if that says that it is off or does not answer, the new
+one. A move that is called off leaves the VM where it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived
+from cluster_manager.plans.plans import (
+    GONE_S,
+    MOST_HOSTS,
+    Arrive,
+    AwaitHost,
+    ChooseHosts,
+    ClaimVM,
+    Depart,
+    Event,
+    Forgotten,
+    HostBack,
+    HostFailed,
+    HostRead,
+    HostsChosen,
+    OperationEnded,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    ReinflationPending,
+    Remove,
+    SetVM,
+    SpawnFollowUp,
+    Step,
+    VMPhase,
+    instruct,
+    unexpected,
+)
+from cluster_manager.plans.reclaim_steps import (
+    at,
+    concluded,
+    end,
+    make_room,
+    reclaimed,
+    share_room,
+    shared,
+    status_in,
+)
+from cluster_manager.plans.report_queries import demand_of, has_template
+from ebbtide.deflation.modes import HostEvent, refusal
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.migrations import MigrationAddress
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import MigrateRequest
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
+
+DONE, FAILED = OperationState.DONE, OperationState.FAILED
+#: How often the new host is asked while the old one is silent, seconds.
+LOOK_S: Final = 10.0
+
+
+class LiveMigrationPlan(MovePlan):
+    """State of the plan that moves a running VM."""
+
+    kind: Literal["live-migrate"] = "live-migrate"
+    copy_storage: bool = False
+    bandwidth_mib_s: float = 0.0
+    #: What its host says of it: it is the same on both.
+    size: Vector = Vector()
+    boot_memory_mib: float = 0.0
+    generation: int = 0
+    uuid: str = ""
+    #: Where its new host takes it, once that has been read.
+    address: MigrationAddress | None = None
+    #: The step of the command to its host to send it, which is repeated under the same request id; 0: not given yet.
+    sent: int = 0
+    #: Whether that command has been answered; and whether its old host has said that the VM is off there.
+    answered: bool = False
+    off_at_home: bool = False
+
+    @property
+    def claim(self) -> ClaimVM:
+        return ClaimVM(VMPhase.MIGRATING)
+
+    @property
+    def reserved(self) -> ResourceVector | None:
+        return self.size.vector() if self.stage == "room" else None
+
+    def next_step(self, event: Event) -> Step:
+        return advance_live_migration(self, event)
+
+
+def start_live_migration(
+    plan_id: str,
+    request: MigrateRequest,
+    spec: VMSpec,
+    home: str,
+    *,
+    policy: PlacementPolicy,
+    gone_s: float = GONE_S,
+) -> LiveMigrationPlan:
+    """A live migration before its first instruction is carried out."""
+    return LiveMigrationPlan(
+        id=plan_id,
+        request_id=request.request_id,
+        instruction=ReadHost(host=home),
+        vm=spec.name,
+        bound_to=home,
+        hosts_left=() if request.host is None else (request.host,),
+        deadline_s=request.deadline_s,
+        spec=spec,
+        policy=policy,
+        stage="source",
+        copy_storage=request.copy_storage,
+        bandwidth_mib_s=request.bandwidth_mib_s,
+        gone_s=gone_s,
+    )
+
+
+def advance_live_migration(state: LiveMigrationPlan, event: Event) -> Step:
+    """See `Plan.next_step`."""
+    match state.instruction, event:
+        case ChooseHosts(), HostsChosen(hosts=hosts):
+            failures = (*state.failures, event.sentence) if event.sentence else state.failures
+            # The first one is read again, as the others are.
+            return _next(state.having(hosts_left=hosts, failures=failures))
+        case Reinflate(), (OperationEnded() | HostFailed()):
+            if state.conclusion is not None:
+                return concluded(state, event)
+            said, owed = shared(state, event)
+            return _next(state.having(progress=(*state.progress, said))).also(owed)
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
+    match state.stage:
+        case "source":
+            return _on_source(state, event)
+        case "room":
+            return _finding_room(state, event)
+        case "moving":
+            return _moving(state, event)
+        case "doubt":
+            return _in_doubt(state, event)
+        case "abort":
+            return _aborting(state, event)
+        case _:
+            return advance_clearing(state, event)
+
+
+# --- before it moves -------------------------------------------------------------------------------------------------
+
+
+def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
+    match event:
+        case HostRead(report=report):
+            found = status_in(report, state.vm)
+            if why := cannot_move(report, found):
+                return _stays(state, why)
+            assert found is not None, "it can move"
+            assert found.uuid is not None, "it can move"
+            state = state.having(
+                size=found.current,
+                boot_memory_mib=found.boot_memory_mib,
+                generation=found.generation,
+                uuid=found.uuid,
+            )
+            if state.hosts_left:
+                return _next(state)
+            return instruct(state, ChooseHosts(purpose="deflated"), stage="room")
+        case HostFailed():
+            return _stays(state, event.sentence)
+    raise unexpected(state, event)
+
+
+def cannot_move(report: HostReport, found: VMStatus | None) -> str:
+    """Why a VM cannot leave its host while it runs; empty if it can."""
+    if found is None or found.state is not VMState.RUNNING:
+        return f"it does not run on {report.id} now ({found.state if found is not None else 'not there'})"
+    if found.adopted:
+        return "it is adopted: its domain stays where it is"
+    if report.migration is None:
+        return f"{report.id} takes part in no live migration"
+    if found.at_next_start is not None:
+        return "what it was sold last takes effect at its next start"
+    return "" if found.uuid else f"{report.id} has not looked at it yet"
+
+
+def _next(state: LiveMigrationPlan) -> Step:
+    """The next host in line; else the end."""
+    if state.hosts_left and state.tried < MOST_HOSTS:
+        host, *rest = state.hosts_left
+        return at(state, host, stage="room", hosts_left=tuple(rest), tried=state.tried + 1)
+    return _stays(state, "; ".join(dict.fromkeys(state.failures)) or "no other host is ready")
+
+
+def _finding_room(state: LiveMigrationPlan, event: Event) -> Step:
+    match state.instruction, event:
+        case ReadHost(), HostRead(report=report):
+            return _on_reading(state, report, event.elapsed_s)
+        case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
+            return _leave(state, event.sentence, reachable=not uncertain)
+        case Arrive(), OperationEnded(operation=operation) if operation.state is DONE:
+            return _depart(state, operation.sentence)
+        case Arrive(), (OperationEnded() | HostFailed()):
+            # Also where it was refused: the removal fences an arrival that comes late.
+            return _abort(state, event.sentence if isinstance(event, HostFailed) else event.operation.sentence)
+    raise unexpected(state, event)
+
+
+def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) -> Step:
+    spec = state.spec
+    if status_in(report, spec.name) is not None:
+        return _leave(state, f"{report.id} has a VM named {spec.name} that is another one")
+    if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
+        return _leave(state, why)
+    if why := cannot_take(report):
+        return _leave(state, why)
+    if not has_template(report, spec):
+        return _leave(state, f"{report.id} has no template {spec.template}")
+    demand = demand_of(spec, report, state.size.vector())
+    room = make_room(state, report, demand, state.deadline_s - elapsed_s)
+    if isinstance(room, Step):
+        return room
+    if room:
+        return _leave(state, room)
+    arrive = Arrive(
+        host=report.id,
+        step=state.step,
+        spec=spec,
+        size=state.size,
+        boot_memory_mib=state.boot_memory_mib,
+        generation=state.generation,
+        uuid=state.uuid,
+    )
+    return instruct(state, arrive, f"{report.id} has room for {spec.name}", address=report.migration)
+
+
+def cannot_take(report: HostReport) -> str:
+    """Why a host takes no VM that runs: another host is sent to no address but that of its own agent."""
+    address = report.migration
+    if address is None:
+        return f"{report.id} takes part in no live migration"
+    registered, named = urlsplit(report.url).hostname, urlsplit(address.uri)
+    if named.scheme.endswith("+unix"):
+        near = registered in ("127.0.0.1", "::1", "localhost") and address.listen in ("127.0.0.1", "::1")
+        return "" if near else f"{report.id} is on another machine, and has no socket here"
+    if (named.hostname, address.listen) != (registered, registered):
+        return f"{report.id} is at {registered}, and wants VMs to be sent to {named.hostname} and {address.listen}"
+    return ""
+
+
+def _depart(state: LiveMigrationPlan, said: str) -> Step:
+    assert state.address is not None, "its new host was read"
+    assert state.host is not None, "at a host"
+    step = state.sent or state.step
+    depart = Depart(
+        host=state.home,
+        step=step,
+        vm=state.vm,
+        to=state.host,
+        address=state.address,
+        copy_storage=state.copy_storage,
+        bandwidth_mib_s=state.bandwidth_mib_s,
+        deadline_s=state.deadline_s,
+    )
+    return instruct(state, depart, said, stage="moving", sent=step)
+
+
+def _leave(state: LiveMigrationPlan, failure: str, reachable: bool = True) -> Step:
+    """Give this host up: undo what was reclaimed there, then the next one."""
+    failures = (*state.failures, failure)
+    if not state.reclaims:
+        return _next(state.having(failures=failures, progress=(*state.progress, failure)))
+    if reachable:
+        return share_room(state, failure, None, failures=failures)
+    assert state.host is not None, "at a host"
+    left = state.having(failures=failures, progress=(*state.progress, failure))
+    return _next(left).also(ReinflationPending(state.host, True))
+
+
+def _stays(state: LiveMigrationPlan, why: str) -> Step:
+    """It never began to move."""
+    sentence = f"{state.vm} stays on {state.home}: {why}"
+    return end(state, FAILED, sentence, SetVM(state.vm, VMPhase.RUNNING, state.home, sentence), share=False)
+
+
+# --- while it moves --------------------------------------------------------------------------------------------------
+
+
+def _moving(state: LiveMigrationPlan, event: Event) -> Step:
+    match event:
+        case OperationEnded(operation=operation) if operation.state is DONE:
+            return arrived(state, operation.sentence)
+        case OperationEnded() | HostFailed(uncertain=False):
+            # Where it is now its host says itself.
+            why = event.operation.sentence if isinstance(event, OperationEnded) else event.sentence
+            failures = (*state.failures, why)
+            return instruct(state, ReadHost(host=state.home), why, failures=failures, stage="doubt", answered=True)
+        case HostFailed():
+            return _await(state, event.sentence, state.home, event.elapsed_s)
+    raise unexpected(state, event)
+
+
+def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
+    """Where is it? Its old host is asked first; as long as that has not answered the command, by the command itself."""
+    assert state.host is not None, "at a host"
+    vm, host, home = state.vm, state.host, state.home
+    match state.instruction, event:
+        case AwaitHost(host=asked), HostBack():
+            if asked == home and not state.answered:
+                return _depart(state, f"{home} is back")
+            return instruct(state, ReadHost(host=asked))
+        case AwaitHost(), HostFailed():
+            return instruct(state, ReadHost(host=host))
+        case ReadHost(host=asked), HostRead(report=report) if asked == home:
+            found = status_in(report, vm)
+            if found is not None and found.state is VMState.MIGRATING:
+                return _await(state, f"{vm} is still moving", home, event.elapsed_s)
+            if found is not None and found.state is not VMState.STOPPED:
+                return _abort(state, f"{vm} runs on {home}")
+            return instruct(state, ReadHost(host=host), f"{vm} is off on {home}", off_at_home=True)
+        case ReadHost(), HostRead(report=report):
+            found = status_in(report, vm)
+            if found is not None and found.state in UP:
+                return arrived(state, f"{vm} runs on {host}")
+            if state.off_at_home:
+                return _abort(state, f"{vm} is off on {home}, and did not move")
+            return _await(state, f"{vm} does not run on {host}", home, event.elapsed_s)
+        case ReadHost(host=asked), HostFailed():
+            return _await(state, event.sentence, asked if state.answered else home, event.elapsed_s)
+    raise unexpected(state, event)
+
+
+def _await(state: LiveMigrationPlan, why: str, host: str, elapsed_s: float) -> Step:
+    """Wait until a host reports; now and then the new one is asked whether the VM runs there.
+
+    For as long as it takes: the VM is on one of the two, and only they can say on which.
+    """
+    said = f"{why}: waiting for {host}"
+    wait = AwaitHost(host=host, until_s=elapsed_s + LOOK_S)
+    return instruct(state, wait, "" if said in state.progress[-8:] else said, stage="doubt")
+
+
+# --- called off ------------------------------------------------------------------------------------------------------
+
+
+def _abort(state: LiveMigrationPlan, why: str) -> Step:
+    """It does not move to this host: what was kept for it there goes."""
+    assert state.host is not None, "at a host"
+    remove = Remove(host=state.host, step=state.step, vm=state.vm, reason="delete")
+    return instruct(state, remove, why, failures=(*state.failures, why), stage="abort")
+
+
+def _aborting(state: LiveMigrationPlan, event: Event) -> Step:
+    assert state.host is not None, "at a host"
+    match event:
+        case OperationEnded(operation=operation) if operation.state is not FAILED:
+            if state.sent:
+                return _called_off(state)
+            return share_room(state, "", None) if state.reclaims else _next(state)
+        case OperationEnded() | HostFailed():
+            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+            if state.off_at_home:
+                # It may have come up there after all.
+                return _await(state, why, state.host, event.elapsed_s)
+            left = state.continuation(state.host, "left").having(reclaims=0)
+            return _called_off(state.having(reclaims=0)).also(SpawnFollowUp(left))
+    raise unexpected(state, event)
+
+
+def _called_off(state: LiveMigrationPlan) -> Step:
+    vm, home = state.vm, state.home
+    phase = VMPhase.STOPPED if state.off_at_home else VMPhase.RUNNING
+    why = "; ".join(dict.fromkeys(state.failures))
+    sentence = f"{vm} {'is off' if state.off_at_home else 'stays'} on {home}: {why}"
+    return end(state, FAILED, sentence, SetVM(vm, phase, home, sentence))

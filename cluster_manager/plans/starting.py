@@ -1,0 +1,80 @@
+"""Start of a VM that is off, on the host where it is: what a start that is asked for and a return have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster_manager.plans.plans import (
+    Event,
+    Forgotten,
+    HostFailed,
+    HostRead,
+    OperationEnded,
+    ReadHost,
+    Reclaim,
+    Reinflate,
+    ReinflationPending,
+    SetVM,
+    Start,
+    Step,
+    VMPhase,
+    unexpected,
+)
+from cluster_manager.plans.reclaim_steps import LifecyclePlan, concluded, end, reclaimed, status_in
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState, VMStatus
+
+DONE, FAILED = OperationState.DONE, OperationState.FAILED
+
+
+def advance_starting(
+    state: LifecyclePlan,
+    event: Event,
+    off: VMPhase,
+    make_room: Callable[[HostReport, VMStatus], Step],
+    began: str = "",
+) -> Step:
+    """The next step on its host.
+
+    :param off: what the VM is as long as it does not run.
+    :param make_room: what to do with a host where it is off, by its reading: make room, start it, or give up.
+    :param began: what the sentence of a start that is done begins with.
+    """
+    vm, host = state.vm, state.home
+    match state.instruction, event:
+        case ReadHost(), HostRead(report=report):
+            found = status_in(report, vm)
+            if found is None:
+                return stays_off(state, off, f"{report.id} has no VM {vm} any more")
+            if found.state is VMState.STOPPING:
+                return stays_off(state, off, f"it is still being stopped on {report.id}")
+            if found.state is not VMState.STOPPED:
+                sentence = f"{vm} runs on {report.id}"
+                return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))
+            return make_room(report, found)
+        case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
+            step = stays_off(state, off, event.sentence, share=False)
+            return step.also(ReinflationPending(host, True)) if uncertain and state.reclaims else step
+        case Reclaim(), (OperationEnded() | Forgotten()):
+            return reclaimed(state, event)
+        case Start(), OperationEnded(operation=operation) if operation.state is DONE:
+            sentence = began + operation.sentence
+            return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence), share=False)
+        case Start(), OperationEnded(operation=operation):
+            return stays_off(state, off, operation.sentence)
+        case Start(), HostFailed(uncertain=False):
+            return stays_off(state, off, event.sentence)
+        case Start(), HostFailed():
+            sentence = f"{vm} may have been started: {event.sentence}; {host}'s next report says"
+            owed = ReinflationPending(host, True)
+            return end(state, FAILED, sentence, SetVM(vm, off, host, sentence), owed, share=False)
+        case Reinflate(), (OperationEnded() | HostFailed()):
+            return concluded(state, event)
+    raise unexpected(state, event)
+
+
+def stays_off(state: LifecyclePlan, off: VMPhase, why: str, share: bool | None = None) -> Step:
+    """It is not started."""
+    sentence = f"{state.vm} stays {'preempted' if off is VMPhase.PREEMPTED else 'off'}: {why}"
+    return end(state, FAILED, sentence, SetVM(state.vm, off, state.home, sentence), share=share)

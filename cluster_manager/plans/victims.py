@@ -1,0 +1,113 @@
+"""Victims of a preemption: how each of them goes, and what became of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster_manager.plans.plans import (
+    Effect,
+    Event,
+    HostFailed,
+    Note,
+    OperationEnded,
+    Preempt,
+    PreemptTogether,
+    Remove,
+    SetPreempted,
+    SetVM,
+    VMPhase,
+)
+from cluster_manager.plans.preemption import PreemptionReason, is_deleted, notice
+from ebbtide.deflation.errors import ProtocolViolation
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import OnPreemption, VMSpec
+
+Victim = Preempt | Remove
+
+
+def going(
+    report: HostReport,
+    sold: Mapping[str, VMSpec],
+    names: Sequence[str],
+    reason: PreemptionReason,
+    left_s: float,
+    step: int,
+) -> Victim | PreemptTogether:
+    """How these VMs of a host go: each as its owner said, several of them side by side.
+
+    :param sold: as what, by the manager's record.
+    :param left_s: of the arriving VM's deadline.
+    :param step: that of the first command.
+    """
+    adopted = {vm.name for vm in report.vms if vm.adopted}
+    victims: list[Victim] = []
+    for number, name in enumerate(names):
+        spec = sold.get(name)
+        where: dict[str, Any] = {"host": report.id, "step": step + number, "vm": name, "reason": reason}
+        where["notice_s"] = notice(spec, left_s)
+        if is_deleted(spec, name in adopted):
+            victims.append(Remove(**where))
+        else:
+            suspend = spec is not None and spec.on_preemption is OnPreemption.SUSPEND
+            victims.append(Preempt(**where, suspend=suspend))
+    if len(victims) == 1:
+        return victims[0]
+    return PreemptTogether(host=report.id, step=step, victims=tuple(victims))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one victim."""
+
+    effects: tuple[Effect, ...] = ()
+    said: str = ""
+    #: Why it could not go; empty if it could.
+    failure: str = ""
+    reachable: bool = True
+    #: Whether it stays, since its preemption was called off.
+    stays: bool = False
+
+
+def outcome(arriving: str, victim: Victim, event: Event) -> Outcome:
+    """What became of a victim, by the answer to its command.
+
+    :param arriving: the VM for which it was to go.
+    :raises ProtocolViolation: this answers no preemption.
+    """
+    vm, host = victim.vm, victim.host
+    sentence = f"preempted {vm} on {host} for {arriving} (reason {victim.reason})"
+    match event:
+        case OperationEnded(operation=operation) if operation.state is OperationState.FAILED:
+            return Outcome(failure=f"{vm} could not be stopped: {operation.sentence}")
+        case OperationEnded(operation=operation) if operation.state is OperationState.PARTIAL:
+            sentence = f"{vm} stays on {host}: {operation.sentence}"
+            return Outcome((Note("preemption-withdrawn", vm, host, sentence),), sentence, stays=True)
+        case OperationEnded(operation=operation):
+            sentence += f": {operation.sentence}"
+            if isinstance(victim, Preempt):
+                sentence += "; it keeps its disk and waits for room"
+            return Outcome((_gone(victim, sentence), Note("preempted", vm, host, sentence)), sentence)
+        case HostFailed(sentence=why, uncertain=uncertain):
+            effects = (_perhaps_gone(arriving, victim, why),) if uncertain else ()
+            return Outcome(effects, failure=why, reachable=not uncertain)
+    raise ProtocolViolation("event", f"{type(event).__name__} does not answer {victim.do}")
+
+
+def _gone(victim: Victim, sentence: str) -> SetPreempted | SetVM:
+    if isinstance(victim, Preempt):
+        return SetPreempted(victim.vm, victim.host, victim.reason, sentence)
+    return SetVM(victim.vm, VMPhase.ENDED, victim.host, sentence)
+
+
+def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted | SetVM:
+    """One that may have been stopped waits for room, too: where it runs, its host's next report says so. One that may
+    have been deleted is, as soon as the host answers: it is not said to run for ever.
+    """
+    where = f"on {victim.host} for {arriving}"
+    if isinstance(victim, Preempt):
+        return _gone(victim, f"{victim.vm} may have been preempted {where} (reason {victim.reason}): {failure}")
+    sentence = f"preempted {where}, but {failure}; it is removed as soon as the host answers"
+    return SetVM(victim.vm, VMPhase.FAILED, victim.host, sentence, owed=True)

@@ -1,0 +1,96 @@
+"""Commands for the files of the daemons' options: `ebb config`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster_manager.errors import SettingsError
+from cluster_manager.main import settings_of_all
+from cluster_manager.options import ManagerOptions
+from ebbtide.cli.commands.options import Json
+from ebbtide.cli.output import print_error, print_json
+from ebbtide.errors import EbbError
+from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.options import DaemonOptions, collect, example_of
+from hostagent.options import HostAgentOptions, access_of
+
+
+class Daemon(enum.StrEnum):
+    """Whose options they are."""
+
+    MANAGER = "manager"
+    HOSTAGENT = "hostagent"
+
+
+_MODELS: dict[Daemon, type[DaemonOptions]] = {Daemon.MANAGER: ManagerOptions, Daemon.HOSTAGENT: HostAgentOptions}
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(help="Default: those in /etc/ebbtide.")] = None,
+    daemon: Annotated[Daemon | None, typer.Option(help="Default: by the file's name.")] = None,
+    json: Json = False,
+) -> None:
+    """Check the files of the daemons' options, and the files that they name, as the daemons do at their start."""
+    if file is None:
+        found = {one: model.file for one, model in _MODELS.items() if daemon in (None, one) and model.file.exists()}
+        if not found:
+            raise EbbError("there is no file of options in /etc/ebbtide: `ebb config example` prints one")
+    else:
+        if daemon is None and file.stem not in list(Daemon):
+            raise EbbError(f"--daemon: {file} is neither manager.toml nor hostagent.toml by its name: say whose it is")
+        found = {daemon or Daemon(file.stem): file}
+    wrong = {path: list(_wrong(one, path)) for one, path in found.items()}
+    if json:
+        print_json([{"file": str(path), "errors": errors} for path, errors in wrong.items()])
+    else:
+        for one, path in found.items():
+            for sentence in wrong[path]:
+                print_error(sentence)
+            if not wrong[path]:
+                print(f"{path}: the {one} can start with it")
+    if any(wrong.values()):
+        raise typer.Exit(2)
+
+
+def _wrong(daemon: Daemon, path: Path) -> Iterator[str]:
+    try:
+        checked(daemon, path)
+    except AccessError as error:
+        yield from str(error).splitlines()
+
+
+def checked(daemon: Daemon, path: Path) -> None:
+    """:raises AccessError: what the daemon would say, a sentence a line."""
+    if daemon is Daemon.MANAGER:
+        given = collect(ManagerOptions, path, {})
+        try:
+            settings_of_all(given.options)
+        except (SettingsError, AccessError, EngineSettingsError) as error:
+            raise AccessError(given.said(str(error))) from None
+    else:
+        asked = collect(HostAgentOptions, path, {})
+        try:
+            access_of(asked.options)
+        except AccessError as error:
+            raise AccessError(asked.said(str(error))) from None
+
+
+def example(daemon: Annotated[Daemon, typer.Argument(help="Whose.")], json: Json = False) -> None:
+    """Print a file with every option of a daemon at its default."""
+    model = _MODELS[daemon]
+    if json:
+        print_json(
+            {name: None if field.is_required() else _json(field.default) for name, field in model.model_fields.items()}
+        )
+    else:
+        print(example_of(model), end="")
+
+
+def _json(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

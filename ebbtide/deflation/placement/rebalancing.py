@@ -1,0 +1,219 @@
+"""Moves of VMs between hosts: one instead of a preemption, others where VMs stay deflated while another has room.
+
+A move costs the bytes that it copies, which are the memory that the VM holds. A move to rebalance gives back cores and
+memory for as long as the deflation would have lasted: as long again as it has lasted, by the best guess that needs no
+model. Moves on trial only: nobody is moved here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
+
+Matrix: TypeAlias = NDArray[Any]
+
+CPU: Final = COMPONENTS.index("cpu_cores")
+MEMORY: Final = COMPONENTS.index("memory_mib")
+#: A core for an hour is worth as much as so many GiB for an hour, as clouds sell them.
+GIB_PER_CORE: Final = 7.5
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """A host that VMs may leave and come to: what it has free, and its low-priority VMs that run.
+
+    Tables have a row a VM, columns in the order of ``COMPONENTS``; capacity that is not declared is infinite in
+    ``free``.
+    """
+
+    id: str
+    free: Matrix
+    names: Sequence[str]
+    nominal: Matrix
+    minimum: Matrix
+    current: Matrix
+    overhead_mib: float = 0.0
+    #: Names of the VMs that cannot move.
+    staying: Collection[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        host: str,
+        free: ResourceVector,
+        rows: Iterable[Allocation],
+        overhead_mib: float,
+        staying: Collection[str] = frozenset(),
+    ) -> HostRows:
+        """From the rows that policies read; fixed VMs are left out, since nobody moves them."""
+        low = [row for row in rows if row.priority is not Priority.FIXED]
+        tables = ([row.nominal for row in low], [row.minimum for row in low], [row.current for row in low])
+        nominal, minimum, current = (
+            np.array([list(vector) for vector in table]).reshape(-1, len(COMPONENTS)) for table in tables
+        )
+        names = tuple(row.name for row in low)
+        has = current.clip(max=nominal)
+        return cls(host, np.array(list(free)), names, nominal, minimum, has, overhead_mib, staying)
+
+    @property
+    def lacking(self) -> Matrix:
+        """What each VM lacks of its nominal size."""
+        lacking: Matrix = np.maximum(self.nominal - self.current, 0.0)
+        return lacking
+
+    @property
+    def deflatable(self) -> Matrix:
+        """What each VM has above its minimum."""
+        deflatable: Matrix = np.maximum(self.current - self.minimum, 0.0)
+        return deflatable
+
+    def charges(self, sizes: Matrix) -> Matrix:
+        """What sizes cost a host."""
+        charged: Matrix = sizes.copy()
+        charged[..., MEMORY] += self.overhead_mib
+        return charged
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One VM to another host."""
+
+    vm: str
+    source: str
+    target: str
+    #: To be copied.
+    memory_mib: float
+    #: Cores and memory that VMs get back by it, and its worth in core-hours per GiB copied.
+    given_back: ResourceVector = ZERO
+    worth: float = 0.0
+
+
+def move_instead(
+    source: HostRows, others: Sequence[HostRows], missing: ResourceVector, most_mib: float = np.inf
+) -> Move | None:
+    """The cheapest move that leaves a host room for what is missing there, so that nobody is preempted; None: none.
+
+    The VM gives what it can before it goes, and its new host's VMs make room for it by deflation.
+
+    :param missing: what the arriving VM needs beyond what is free.
+    :param most_mib: that can be copied in the time there is.
+    """
+    lacks, gives = np.array(list(missing)), source.deflatable
+    freed = source.charges(source.current) + (gives.sum(axis=0) - gives)
+    # Below its minimum nothing of a VM is left behind.
+    fits = (freed >= lacks - TOLERANCE).all(axis=1) & (source.minimum[:, MEMORY] <= most_mib)
+    for row in sorted(np.flatnonzero(fits).tolist(), key=lambda row: (source.minimum[row, MEMORY], source.names[row])):
+        if source.names[row] in source.staying:
+            continue
+        asked = source.charges(source.minimum[row])
+        rooms = {host.id: host.free + host.deflatable.sum(axis=0) - asked for host in others}
+        able = [host for host, room in rooms.items() if host != source.id and (room >= -TOLERANCE).all()]
+        if able:
+            # Where the most is left for others, by the component that is scarcest.
+            target = max(sorted(able), key=lambda host: _scarcest(rooms[host], asked))
+            return Move(source.names[row], source.id, target, float(source.minimum[row, MEMORY]))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePace:
+    """When a move is worth its bytes."""
+
+    #: A host whose VMs have been deflated for so long counts, in seconds.
+    hold_s: float = 1800.0
+    #: A VM that was moved stays for so long, in seconds.
+    rest_s: float = 21_600.0
+    #: The longest that a deflation is expected to go on, in seconds.
+    longest_s: float = 21_600.0
+    #: Core-hours (and GiB-hours by their worth) that are to be given back per GiB copied.
+    least_worth: float = 0.5
+
+
+@dataclass(slots=True)
+class Rebalancer:
+    """Hysteresis of moves over all hosts. Knows no clock but ``now``: seconds that never go back."""
+
+    pace: RebalancePace = RebalancePace()
+    _since: dict[str, float] = field(default_factory=dict)
+    _moved_at: dict[str, float] = field(default_factory=dict)
+
+    def observe(self, now: float, deflated: Collection[str]) -> None:
+        """Take in which hosts have VMs that are deflated by what is worth a resize."""
+        self._since = {host: self._since.get(host, now) for host in deflated}
+        self._moved_at = {vm: at for vm, at in self._moved_at.items() if now - at < self.pace.rest_s}
+
+    def held_s(self, now: float, host: str) -> float:
+        """For how long VMs of a host have been deflated; 0: for too short a time, or not at all."""
+        lasted_s = now - self._since.get(host, now)
+        return lasted_s if lasted_s >= self.pace.hold_s else 0.0
+
+    def due(self, now: float, hosts: Sequence[HostRows]) -> Move | None:
+        """The move that is worth most of its bytes; None: none is worth it."""
+        able = [(host.id, room) for host in hosts if (room := room_of(host)) is not None]
+        moves = (self.best(now, source, able) for source in hosts)
+        return max((move for move in moves if move is not None), key=precedence, default=None)
+
+    def best(self, now: float, source: HostRows, able: Sequence[tuple[str, Matrix]]) -> Move | None:
+        """The move away from one host that is worth most of its bytes; None: none is worth it.
+
+        :param able: hosts that VMs may come to, with their `room_of`.
+        """
+        lasted_s = self.held_s(now, source.id)
+        return self._best(source, able, min(lasted_s, self.pace.longest_s) / 3600.0) if lasted_s > 0 else None
+
+    def moved(self, now: float, move: Move) -> None:
+        """It is carried out."""
+        self._moved_at[move.vm] = now
+
+    def _best(self, source: HostRows, able: Sequence[tuple[str, Matrix]], hours: float) -> Move | None:
+        rested = [
+            row for row, name in enumerate(source.names) if name not in self._moved_at and name not in source.staying
+        ]
+        targets = [(host, room) for host, room in able if host != source.id]
+        if not rested or not targets:
+            return None
+        lacking, current = source.lacking, source.current[rested]
+        room = np.array([room for _, room in targets])
+        # Tables over VMs and targets.
+        size = np.minimum(source.nominal[rested][:, None], room[None])
+        fits = (size >= current[:, None] - TOLERANCE).all(axis=2)
+        others_lack = lacking.sum(axis=0) - lacking[rested]
+        left_behind = np.minimum(others_lack, source.charges(current) + source.free)
+        given = np.maximum(size - current[:, None], 0.0) + left_behind[:, None]
+        worth = (given[..., CPU] + given[..., MEMORY] / 1024.0 / GIB_PER_CORE) * hours
+        worth = np.where(fits, worth / (current[:, None, MEMORY] / 1024.0), -1.0)
+        at, to = np.unravel_index(int(worth.argmax()), worth.shape)
+        if worth[at, to] < self.pace.least_worth:
+            return None
+        given_back = ResourceVector(*(round(float(value), 2) for value in given[at, to]))
+        name, mib = source.names[rested[at]], float(current[at, MEMORY])
+        return Move(name, source.id, targets[to][0], mib, given_back, float(worth[at, to]))
+
+
+def room_of(host: HostRows) -> Matrix | None:
+    """What a host has free for one more VM beyond what its own lack; None: no cores or no memory."""
+    room: Matrix = host.free - host.charges(host.lacking.sum(axis=0))
+    return room if min(room[CPU], room[MEMORY]) > 0 else None
+
+
+def precedence(move: Move) -> tuple[float, str]:
+    """The largest goes first."""
+    return move.worth, move.vm
+
+
+def is_deflated(host: HostRows, least: ResourceVector) -> bool:
+    """Whether VMs of a host lack together as much as is worth a resize, in some component."""
+    return bool((host.lacking.sum(axis=0) >= np.array(list(least))).any())
+
+
+def _scarcest(room: Matrix, asked: Matrix) -> float:
+    """What is left, in multiples of what is asked for."""
+    wanted = asked > TOLERANCE
+    return float((room[wanted] / asked[wanted]).min()) if wanted.any() else 0.0

@@ -1,0 +1,54 @@
+"""REST bodies of live migrations: where a host's hypervisor is reached by another one, and the commands to both."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from ebbtide.messages.commands import Command
+from ebbtide.messages.common import LARGEST, MOST, Body, Name, Seconds, Size
+from ebbtide.messages.vms import VMSpec
+
+#: Nothing that libvirt would run a command for (``command=``, ``+ext``, ``+ssh``): a host is not to have another one's.
+_UNIX: Final = r"unix:///system\?socket=/[A-Za-z0-9._/-]{1,200}"
+_TLS: Final = r"tls://[A-Za-z0-9.-]{1,253}/system"
+LibvirtUri = Annotated[str, Field(pattern=rf"^qemu\+({_UNIX}|{_TLS})$")]
+_Directory = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]{0,300}$")]
+
+#: As much as the network gives, and as long as it takes within the deadline.
+BANDWIDTH_MIB_S: Final = 0.0
+
+
+class MigrationAddress(Body):
+    """Where a host takes VMs that move to it live."""
+
+    uri: LibvirtUri = Field(description="its libvirt, as another host's reaches it")
+    listen: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")] = Field(
+        description="the address at which a VM's memory arrives"
+    )
+    disk_dir: _Directory = Field(description="below it each VM has its disk")
+    image_dir: _Directory = Field(description="holds the kernel and the base image")
+    image: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = Field(
+        "", description="the same where the base image is: then only what differs from it is copied"
+    )
+
+
+class ArrivalCommand(Command):
+    """POST /v1/vms/NAME/arrival of a host agent: keep room for a VM, and a definition that it can move into."""
+
+    vm: VMSpec
+    size: Size = Field(description="what it has, and keeps while it moves")
+    boot_memory_mib: float = Field(ge=0, le=MOST)
+    generation: int = Field(0, ge=0, le=LARGEST)
+    uuid: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+
+
+class DepartureCommand(Command):
+    """POST /v1/vms/NAME/departure of a host agent: move a running VM to another host."""
+
+    to: Name
+    address: MigrationAddress
+    copy_storage: bool = Field(False, strict=True, description="its disk is not shared, and is copied")
+    bandwidth_mib_s: float = Field(0.0, ge=0, le=MOST, allow_inf_nan=False, description="at most; 0: no limit")
+    deadline_s: Seconds = Field(120.0, description="what has not moved by then is called off")

@@ -1,0 +1,20 @@
+"""`ebb-hostagent` and `python -m hostagent`: says so where libvirt's binding is missing."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """See `hostagent.main.main`."""
+    try:
+        from hostagent.main import main as run
+    except ModuleNotFoundError as error:
+        if error.name not in ("libvirt", "psutil"):
+            raise
+        sys.exit(f"ebb-hostagent: this needs the package {error.name}: pip install 'ebbtide[host]'")
+    run()
+
+
+if __name__ == "__main__":
+    main()

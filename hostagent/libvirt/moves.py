@@ -1,0 +1,193 @@
+"""Live migration through libvirt: a domain goes to another host's libvirt while it runs.
+
+The source's libvirtd does it all (peer to peer), so that a move neither needs this process nor ends with it. A domain
+runs on the other side only once it does not run here any more.
+https://libvirt.org/migration.html; https://libvirt.org/html/libvirt-libvirt-domain.html#virDomainMigrateToURI3
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import libvirt
+
+from ebbtide.deflation.allocations import cpu_shares
+from ebbtide.messages.migrations import MigrationAddress
+from hostagent.errors import HostAgentError, HypervisorError
+from hostagent.libvirt import disks
+from hostagent.libvirt.definitions import Definitions
+from hostagent.libvirt.hypervisor import Departure, Whereabouts
+from hostagent.libvirt.libvirt_readings import state_of
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.state import intents
+
+#: How often it is looked how far a move is, seconds.
+LOOK_S: Final = 1.0
+#: For how long libvirt may take to end a move that was called off, seconds.
+CALL_OFF_S: Final = 60.0
+_MIB: Final = 2**20
+
+
+class LibvirtMoves:
+    """See `hostagent.libvirt.hypervisor.Moves`."""
+
+    def __init__(self, settings: LibvirtSettings, connection: LibvirtConnection, definitions: Definitions) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._definitions = definitions
+        self._image = _fingerprint(settings.image_dir / "base.qcow2") if settings.migration_uri is not None else ""
+
+    @property
+    def address(self) -> MigrationAddress | None:
+        settings = self._settings
+        if settings.migration_uri is None:
+            return None
+        return MigrationAddress(
+            uri=settings.migration_uri,
+            listen=settings.migration_listen,
+            disk_dir=str(settings.disk_dir),
+            image_dir=str(settings.image_dir),
+            image=self._image,
+        )
+
+    async def receive(self, domain: str, identity: str, intent: intents.Intent) -> None:
+        directory = self._settings.disk_dir / domain
+        disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        try:
+            definition = await self._definitions.fresh(domain, identity, intent, disk, None)
+            shares = {"cpu_shares": cpu_shares(intent.spec.priority, intent.spec.nominal.cpu_cores)}
+
+            def define(connection: Any) -> None:
+                with contextlib.suppress(libvirt.libvirtError):
+                    raise HypervisorError(f"there is a domain {connection.lookupByUUIDString(identity).name()} already")
+                connection.defineXML(definition).setSchedulerParametersFlags(shares, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+            await self._connection.call(define, modifies=domain)
+        except HostAgentError as error:
+            await asyncio.to_thread(disks.remove_disk, directory)
+            raise HypervisorError(f"domain {domain} could not be defined: {error}") from error
+        await asyncio.to_thread(disks.kept, directory)
+
+    async def send(self, domain: str, move: Departure, told: Callable[[str], None]) -> str:
+        began = asyncio.get_running_loop().time()
+        flags = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER
+        if move.copies:
+            # Where both have the same base image, what the disk holds besides is all that goes.
+            same = bool(self._image) and move.address.image == self._image
+            flags |= libvirt.VIR_MIGRATE_NON_SHARED_INC if same else libvirt.VIR_MIGRATE_NON_SHARED_DISK
+
+        def migrate(d: Any) -> None:
+            parameters: dict[str, Any] = {
+                libvirt.VIR_MIGRATE_PARAM_DEST_NAME: move.domain,
+                libvirt.VIR_MIGRATE_PARAM_DEST_XML: self._as_there(d, domain, move),
+                libvirt.VIR_MIGRATE_PARAM_URI: f"tcp://{move.address.listen}",
+                libvirt.VIR_MIGRATE_PARAM_LISTEN_ADDRESS: move.address.listen,
+            }
+            if move.bandwidth_mib_s > 0:
+                parameters[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = max(round(move.bandwidth_mib_s), 1)
+            d.migrateToURI3(move.address.uri, parameters, flags)
+
+        watching = asyncio.create_task(self._watch(domain, began + move.deadline_s, told), name=f"move:{domain}")
+        try:
+            await self._connection.change(domain, migrate, move.deadline_s + CALL_OFF_S)
+        except HypervisorError as error:
+            seconds = asyncio.get_running_loop().time() - began
+            late = f"it had not converged after {move.deadline_s:g} s" if seconds >= move.deadline_s else ""
+            raise HypervisorError(f"{late}: {error}" if late else str(error)) from error
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        took_s = asyncio.get_running_loop().time() - began
+        return f"it moved in {took_s:.1f} s{await self._stood_still(domain)}"
+
+    async def whereabouts(self, domain: str) -> Whereabouts:
+        def look(connection: Any) -> Whereabouts:
+            found = connection.lookupByName(domain)
+            state, reason = found.state()
+            if state == libvirt.VIR_DOMAIN_SHUTOFF:
+                return "left" if reason == libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED else "off"
+            if state_of(found) == "stopped":
+                return "off"
+            return "moving" if found.jobStats().get("type", 0) != libvirt.VIR_DOMAIN_JOB_NONE else "here"
+
+        return await self._connection.call(look)
+
+    async def stop_move(self, domain: str) -> None:
+        await self._connection.call(lambda connection: connection.lookupByName(domain).abortJob())
+
+    async def _watch(self, domain: str, until: float, told: Callable[[str], None]) -> None:
+        """Say how far a move is; call it off when its time is up."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(HypervisorError):
+                if asyncio.get_running_loop().time() >= until:
+                    await self.stop_move(domain)
+                    continue
+                said = await self._connection.call(lambda c: _progress(c.lookupByName(domain).jobStats()))
+                if said:
+                    told(said)
+
+    async def _stood_still(self, domain: str) -> str:
+        """For how long its vCPUs did, where libvirt says."""
+        flags = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
+        with contextlib.suppress(HypervisorError):
+            stats = await self._connection.call(lambda c: c.lookupByName(domain).jobStats(flags))
+            if "downtime" in stats:
+                return f", and stood still for {stats['downtime']} ms"
+        return ""
+
+    def _as_there(self, domain: Any, name: str, move: Departure) -> str:
+        """The running domain as the other host is to have it. Blocks."""
+        root = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE))
+        metadata = root.find("metadata")
+        if metadata is not None:
+            metadata.clear()
+            metadata.append(ElementTree.fromstring(intents.to_qualified_element(move.intent)))
+        places = (
+            (self._settings.disk_dir / name, Path(move.address.disk_dir) / move.domain),
+            (self._settings.image_dir, Path(move.address.image_dir)),
+        )
+        for element in root.iter():
+            for attribute in ("file", "path"):
+                if attribute in element.attrib:
+                    element.set(attribute, _moved(element.attrib[attribute], places))
+            if element.tag in ("kernel", "initrd") and element.text:
+                element.text = _moved(element.text, places)
+        return ElementTree.tostring(root, encoding="unicode")
+
+
+def _moved(path: str, places: tuple[tuple[Path, Path], ...]) -> str:
+    """A path as it is on the other host."""
+    for here, there in places:
+        if Path(path).is_relative_to(here):
+            return str(there / Path(path).relative_to(here))
+    return path
+
+
+def _progress(stats: dict[str, Any]) -> str:
+    """How far a move is, in words; empty before it has begun."""
+    total, left = stats.get("data_total", 0), stats.get("data_remaining", 0)
+    if not total:
+        return ""
+    rate = max(stats.get("memory_bps", 0), stats.get("disk_bps", 0)) / _MIB
+    done = 100 * (total - left) / total
+    said = f"{done:.0f} % of {total / _MIB:.0f} MiB, {rate:.0f} MiB/s"
+    rounds = stats.get("memory_iteration", 0)
+    return f"{said}, round {rounds}" if rounds > 1 else said
+
+
+def _fingerprint(base: Path) -> str:
+    """Differs for every file of this and other machines that is not the very same one; empty where there is none."""
+    try:
+        found = base.stat()
+    except OSError:
+        return ""
+    said = f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return hashlib.sha256(said.encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""Saved memory of domains, through libvirt's managed save: what it takes, and what there is for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, Final
+
+from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.libvirt.hypervisor import Saved, ToSave
+from hostagent.libvirt.libvirt_readings import reading_of, state_of
+from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.limits.cgroups import MIB, CgroupError
+from hostagent.limits.footprints import guest_resident_mib
+
+#: How long a save that was called off may take to end, seconds.
+ABORT_S: Final = 60.0
+
+
+async def to_save(connection: LibvirtConnection, domain: str, directory: Path) -> ToSave:
+    """What saving a running domain's memory takes."""
+
+    def look(c: Any) -> ToSave:
+        found = c.lookupByName(domain)
+        reading, xml = reading_of(found)
+        memory_mib = reading.balloon_mib + reading.plugged_mib
+        try:
+            state_mib = min(guest_resident_mib(domain, ElementTree.fromstring(xml)) or memory_mib, memory_mib)
+        except CgroupError:
+            state_mib = memory_mib
+        return ToSave(state_mib, memory_mib, _free_mib(directory))
+
+    return await connection.call(look)
+
+
+async def save(connection: LibvirtConnection, domain: str, directory: Path, limit_s: float) -> Saved:
+    """Save a domain's memory and end it; called off after ``limit_s``.
+
+    :raises HypervisorError: it is not saved, and runs on where libvirt has let it.
+    """
+    began = time.monotonic()
+    try:
+        await connection.change(domain, lambda d: d.managedSave(0), limit_s)
+    except HypervisorError as error:
+        if isinstance(error, HypervisorTimeout):
+            with contextlib.suppress(HypervisorError):
+                await connection.call(lambda c: c.lookupByName(domain).abortJob())
+        # An earlier agent's call, or this one in its last moment, may have saved it. A save under way is waited for.
+        if not await connection.call(lambda c: _is_saved(c.lookupByName(domain)), modifies=domain, limit_s=ABORT_S):
+            raise
+    return Saved(_size_mib(directory, domain), time.monotonic() - began)
+
+
+async def saved_mib(connection: LibvirtConnection, domain: str, directory: Path) -> float | None:
+    """What the saved memory of a domain that is off takes; None: it has none."""
+    if not await connection.call(lambda c: _is_saved(c.lookupByName(domain))):
+        return None
+    return _size_mib(directory, domain)
+
+
+def _is_saved(domain: Any) -> bool:
+    return state_of(domain) == "stopped" and bool(domain.hasManagedSaveImage())
+
+
+def _free_mib(directory: Path) -> float | None:
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize / MIB
+
+
+def _size_mib(directory: Path, domain: str) -> float:
+    """0 where libvirt keeps it elsewhere."""
+    try:
+        return (directory / f"{domain}.save").stat().st_size / MIB
+    except OSError:
+        return 0.0

@@ -1,0 +1,128 @@
+"""The options of `ebb-hostagent`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.migrations import LibvirtUri
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
+from ebbtide.rest.rates import Rate
+from ebbtide.rest.settings import AccessSettings, is_protected, key_pair, settings_of
+from hostagent.libvirt.settings import SAVE_DIR
+from hostagent.state.files import ACPI_VERDICT
+
+#: The common name of the manager's certificate.
+MANAGER_NAME: Final = "ebb-manager"
+#: Most calls are the manager's, which acts for all users.
+RATE: Final = Rate(200.0, 1000.0)
+_STATE: Final = Path("/var/lib/ebbtide")
+
+
+def capacity_of(text: str) -> ResourceVector:
+    """What ``cpu_cores=6,memory_mib=4096`` says. Raises ValueError."""
+    try:
+        parts = dict(part.split("=", 1) for part in text.split(","))
+        return ResourceVector(**{name: float(value) for name, value in parts.items()})
+    except (InvalidField, TypeError, ValueError) as error:
+        raise ValueError("this is not like cpu_cores=6,memory_mib=4096, nor auto") from error
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """What ``127.0.0.1:7101`` says. Raises ValueError."""
+    address, _, port = text.rpartition(":")
+    if not address or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError("this is not like 127.0.0.1:7101")
+    return address, int(port)
+
+
+def _checked_capacity(text: str) -> str:
+    if text != "auto":
+        capacity_of(text)
+    return text
+
+
+def _checked_address(text: str) -> str:
+    address_of(text)
+    return text
+
+
+class HostAgentOptions(DaemonOptions):
+    """See `ebb-hostagent --help`."""
+
+    program: ClassVar[str] = "ebb-hostagent"
+    file: ClassVar[Path] = Path("/etc/ebbtide/hostagent.toml")
+    model_config = settings_config("ebb-hostagent")
+
+    id: str = Field(description="this host's name in the cluster: lower-case letters, digits, hyphens")
+    capacity: Annotated[str, AfterValidator(_checked_capacity)] = Field(
+        description="the slice of this machine to hand out, cpu_cores=6,memory_mib=4096,...; auto: its CPUs, and its "
+        "memory less --reserve-mib",
+        json_schema_extra={"metavar": "SIZE|auto"},
+    )
+    token_file: Path = Field(description="what the manager carries towards this API")
+    listen: Annotated[str, AfterValidator(_checked_address)] = Field(
+        "127.0.0.1:7101", description="where to serve", json_schema_extra={"metavar": "ADDRESS:PORT"}
+    )
+    manager: Texts = Field(
+        (),
+        description="base URL of the manager, given again for each standby; without it the agent serves its API only",
+        json_schema_extra={"metavar": "URL"},
+    )
+    manager_token_file: Path | None = Field(None, description="what we carry towards the manager")
+    manager_ca: Path | None = Field(None, description="PEM: CA of an HTTPS manager; default: --client-ca")
+    certificate: Path | None = Field(None, description="PEM, shown to the manager; default: --tls-certificate")
+    key: Path | None = Field(None, description="PEM, the key of --certificate")
+    manager_name: str = Field(MANAGER_NAME, description="common name of the manager's certificate")
+    url: str | None = Field(None, description="where the manager finds this API; default: as in --listen")
+    state_dir: Path = Field(_STATE / "agent", description="what it remembers")
+    image_dir: Path = Field(_STATE / "image", description="holds base.qcow2, vmlinuz, initrd")
+    disk_dir: Path = Field(_STATE / "disks", description="of the VMs")
+    templates: Paths = Field((), description="directory of root's with templates NAME.xml; may be given again")
+    image_prefix: Paths = Field(
+        (),
+        description="directory below which the files of XML in a request must lie; without it no XML is taken; may be "
+        "given again",
+    )
+    save_dir: Path = Field(SAVE_DIR, description="where libvirt saves memory of VMs")
+    uri: str = Field("qemu:///system", description="libvirt connection")
+    migration_uri: LibvirtUri | None = Field(
+        None,
+        description="how other hosts' libvirt reaches this one, which then trusts them; without it no VM moves here "
+        "while it runs",
+    )
+    migration_listen: str = Field("127.0.0.1", description="the address at which the memory of such a VM arrives")
+    accelerator: Literal["auto", "kvm", "qemu"] = Field("auto", description="auto: found by booting a kernel")
+    acpi_verdict: Path = Field(
+        ACPI_VERDICT, description="what `ebb doctor --probe-acpi` found; without it no vCPU is unplugged"
+    )
+    overhead_mib: float | None = Field(None, description="memory a VM costs besides its size; default by accelerator")
+    reserve_mib: float = Field(512.0, description="host memory never handed out")
+    requests_per_s: float = Field(RATE.per_s, description="requests of one token a second")
+    burst: float = Field(RATE.burst, description="requests of one token at once")
+    log_json: bool = Field(False, description="log lines as JSON")
+    verbose: bool = Field(False, description="log every step")
+
+
+def access_of(options: HostAgentOptions) -> AccessSettings:
+    """:raises AccessError: options that contradict each other."""
+    address, _ = address_of(options.listen)
+    settings = settings_of(options, address)
+    caller = key_pair(options.certificate, options.key, "--certificate and --key")
+    if options.url is None and address.strip("[]") in ("0.0.0.0", "::"):
+        raise AccessError(f"--listen {address} is no address that the manager could call: give --url")
+    secret = caller is not None or options.manager_ca is not None
+    if secret and not all(url.startswith("https://") for url in options.manager):
+        raise AccessError("--manager must begin with https:// where --manager-ca or --certificate is given")
+    for url in options.manager:
+        if not is_protected(url):
+            raise AccessError(f"--manager {url} would get the token over plain HTTP: give https://")
+    if options.manager and options.manager_token_file is None:
+        raise AccessError("--manager needs --manager-token-file: a host has a token for each direction (`ebb invite`)")
+    return replace(settings, server_ca=options.manager_ca, caller=caller)

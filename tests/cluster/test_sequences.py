@@ -1,0 +1,55 @@
+"""Random sequences of arrivals, departures and kills of managers and agents: nothing is lost, doubled, or preempted for
+nothing, and whoever was preempted comes back when there is room.
+
+Each sequence follows from its number alone; EBB_SEQUENCE=17 plays one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence as Numbers
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import structlog
+
+from tests.cluster.sequence import Sequence
+from tests.hostagent.random_parts import ERRORS, note_errors
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    # Of a transaction that its manager was killed in the middle of.
+    pytest.mark.filterwarnings("ignore:The garbage collector is trying to clean up"),
+]
+DEEP = [pytest.mark.deep, pytest.mark.timeout(7200)]
+STEPS = 12
+QUICK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.mark.parametrize("numbers", [range(30), pytest.param(range(1000), marks=DEEP)], ids=["run", "deep"])
+def test_no_vm_is_lost_or_in_two_places_or_preempted_for_nothing_and_all_come_back(
+    numbers: Numbers[int],
+) -> None:
+    configured = structlog.get_config()
+    structlog.configure(processors=[note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+    happened: Counter[str] = Counter()
+    if "EBB_SEQUENCE" in os.environ:
+        numbers = [int(os.environ["EBB_SEQUENCE"])]
+    try:
+        for number in numbers:
+            # A store is written to the disk at every record: in memory where the machine has a file system for that.
+            with TemporaryDirectory(prefix="ebb-sequence-", dir=QUICK) as directory:
+                sequence = Sequence(Path(directory), number)
+                try:
+                    sequence.play(STEPS)
+                except Exception as error:
+                    raise AssertionError(f"sequence {number}") from error
+            assert not ERRORS, f"sequence {number}: {ERRORS}"
+            happened += sequence.happened
+    finally:
+        structlog.configure(**configured)
+        ERRORS.clear()
+    print(dict(happened))
+    assert len(numbers) == 1 or (happened["preempted"] and happened["returned"])

@@ -1,0 +1,172 @@
+"""A preempted VM is suspended: its memory is saved and it goes on where it was, or is stopped with the reason told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Intent, Phase
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.doing import report
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+LOW = "ebb-host-a.low-1"
+
+
+async def suspend(command: Command, limit_s: float = 30.0, request_id: str = "p") -> Any:
+    body = {"request_id": request_id, "limit_s": limit_s, "reason": "shortfall", "suspend": True}
+    return await command("POST", "/v1/vms/low-1/stop", body)
+
+
+async def start(command: Command, request_id: str = "back", **fields: Any) -> Any:
+    return await command("POST", "/v1/vms/low-1/start", {"request_id": request_id, **fields})
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostagent.vm.notice.POLLED_S", 0.1)
+
+
+async def test_a_vm_is_deflated_told_and_saved_and_goes_on_with_its_memory(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    domain, vm = world.domains[LOW], host.vms["low-1"]
+    suspended = await suspend(command)
+    assert suspended.state == "done"
+    assert "its guest was told" in suspended.sentence
+    assert "its memory, " in suspended.sentence
+    assert {told["kind"] for told in world.notices} == {"suspend"}
+    status = (await report(client)).vms[0]
+    assert (domain.state, status.state, status.saved_mib) == ("stopped", "stopped", domain.saved_mib)
+    held_mib = domain.bound_mib
+    assert held_mib < 1024, "what it could do without need not be saved"
+    assert status.start_size is not None
+    assert status.start_size.memory_mib == held_mib
+    assert vm.allocation().charge.is_zero()
+
+    back = await start(command, start_size={"cpu_cores": 1.0, "memory_mib": 1024.0})
+    assert back.state == "done", back.sentence
+    assert (domain.state, domain.bound_mib, vm.intent.saved_mib) == ("running", held_mib, None)
+    status = (await report(client)).vms[0]
+    assert (status.current.cpu_cores, status.current.memory_mib) == (1.0, held_mib), "its memory is what was saved"
+    assert domain.resumed_with_quota is not None, "held to its size before its vCPUs run"
+    assert status.saved_mib is None
+    await until(lambda: world.withdrawn == ["p"])
+    await until(lambda: vm.intent.told == "")
+
+
+@pytest.mark.parametrize(("free_mib", "limit_s", "why"), [(100.0, 30.0, "which has 100"), (1e6, 2.0, "of its notice")])
+async def test_without_room_or_time_it_is_stopped_and_that_is_told(
+    client: Client, command: Command, world: World, two_vms: list[Domain], free_mib: float, limit_s: float, why: str
+) -> None:
+    world.save_room_mib = free_mib
+    stopped = await suspend(command, limit_s)
+    assert stopped.state == "done"
+    assert "it was not suspended: " in stopped.sentence
+    assert why in stopped.sentence
+    assert "its guest powered off" in stopped.sentence
+    assert {told["kind"] for told in world.notices} == {"stop"}
+    assert ("save", LOW) not in world.calls
+    status = (await report(client)).vms[0]
+    assert (status.state, status.saved_mib) == ("stopped", None)
+
+
+async def test_a_save_that_fails_ends_as_a_stop(
+    client: Client, command: Command, world: World, two_vms: list[Domain]
+) -> None:
+    world.failures["save"] = "no space left on device"
+    stopped = await suspend(command)
+    assert "it was not suspended: no space left on device; its guest powered off" in stopped.sentence
+    assert (await report(client)).vms[0].saved_mib is None
+
+
+async def test_a_start_that_fails_saves_it_again(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await suspend(command)
+    world.failures["resume"] = "busy"
+    assert (await start(command)).state == "failed"
+    domain, vm = world.domains[LOW], host.vms["low-1"]
+    assert (domain.state, vm.intent.phase) == ("stopped", Phase.STOPPED)
+    assert vm.intent.saved_mib == domain.saved_mib is not None
+    world.failures.clear()
+    assert (await start(command, "again")).state == "done"
+
+
+async def test_its_sizes_stay_while_its_memory_is_saved_and_its_rule_may_change(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await suspend(command)
+    size = host.vms["low-1"].intent.committed
+    larger = low_vm("low-1", nominal={"cpu_cores": 3.0, "memory_mib": 1100.0})
+    refused = await command("PUT", "/v1/vms/low-1/spec", {"request_id": "r1", "spec": larger})
+    assert refused.state == "failed"
+    assert "resize it when it runs" in refused.sentence
+    other = low_vm("low-1", preemption_notice_s=5.0)
+    changed = await command("PUT", "/v1/vms/low-1/spec", {"request_id": "r2", "spec": other})
+    assert changed.state == "done", changed.sentence
+    intent = host.vms["low-1"].intent
+    assert (intent.spec.preemption_notice_s, intent.committed, intent.redefine) == (5.0, size, False)
+
+
+async def test_a_killed_agent_finds_what_was_saved(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await until(lambda: agent.host.vms["low-1"].link.connected)
+    await suspend(command)
+    await agent.close()
+    (domain,) = world.domains.values()
+    # As it was just before the agent had written down that it is off.
+    intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STOPPING, saved_mib=None)
+    domain.intent = intent.model_dump_json()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("p", 10)
+        assert ended is not None
+        assert "its memory was saved" in ended.sentence
+        assert successor.host.vms["low-1"].intent.saved_mib == domain.saved_mib
+    finally:
+        await successor.close()
+
+
+async def test_what_deletes_it_deletes_what_was_saved(command: Command, world: World, two_vms: list[Domain]) -> None:
+    await suspend(command)
+    assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "done"
+    assert LOW not in world.domains
+
+
+@pytest.mark.parametrize("how", ["stop", "suspend", "delete"])
+async def test_a_preemption_that_is_called_off_leaves_the_vm_running_and_its_guest_is_told(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], how: str
+) -> None:
+    domain, vm = world.domains[LOW], host.vms["low-1"]
+    world.programs_run = 1
+    if how == "delete":
+        begun = await client.delete("/v1/vms/low-1?request_id=p&reason=minimum&notice_s=30")
+    else:
+        body = {"request_id": "p", "limit_s": 30.0, "reason": "minimum", "suspend": how == "suspend"}
+        begun = await client.post("/v1/vms/low-1/stop", json=body)
+    assert begun.status == 202
+    await until(lambda: len(world.notices) > 0)
+    off = {"request_id": "p.off", "preemption": "another"}
+    assert (await client.post("/v1/vms/low-1/withdrawal", json=off)).status == 409
+    off = {"request_id": "p.off", "preemption": "p", "reason": "room has appeared"}
+    assert (await command("POST", "/v1/vms/low-1/withdrawal", off)).state == "done"
+    ended = await client.get("/v1/operations/p", params={"wait_s": "20"})
+    told = await ended.json()
+    assert told["state"] == "partial"
+    assert "low-1 runs on" in told["sentence"]
+    assert "room has appeared" in told["sentence"]
+    await until(lambda: world.withdrawn == ["p"])
+    assert (domain.state, vm.intent.phase) == ("running", Phase.SETTLED)
+    late = {"request_id": "late", "preemption": "p"}
+    assert (await client.post("/v1/vms/low-1/withdrawal", json=late)).status == 409
+    # What it gave up for being saved comes back.
+    await until(lambda: domain.bound_mib == 1024.0)

@@ -1,0 +1,188 @@
+"""Options of the daemons from file, environment and command line: who wins, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cluster_manager.main as manager
+import hostagent.main as host_agent
+from cluster_manager.options import ManagerOptions
+from ebbtide.cli.commands import config
+from ebbtide.lab.state import write_private
+from ebbtide.rest.errors import AccessError, OptionsError
+from ebbtide.rest.options import DaemonOptions, collect, example_of, read_options
+from hostagent.options import HostAgentOptions
+
+MODELS: list[type[DaemonOptions]] = [ManagerOptions, HostAgentOptions]
+NEEDED = 'hosts_key_file = "hosts.key"\ndatabase = "m.sqlite"\ntoken_file = "token"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("hosts.key", "token"):
+        write_private(tmp_path / name, f"secret-of-{name}")
+    return tmp_path / "manager.toml"
+
+
+def said_of(path: Path) -> str:
+    with pytest.raises(OptionsError) as refused:
+        collect(ManagerOptions, path, {})
+    return str(refused.value)
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(NEEDED + "seed = 1\nkeep_days = 1\nmost_hosts = 1\n")
+    monkeypatch.setenv("EBB_MANAGER_SEED", "2")
+    monkeypatch.setenv("EBB_MANAGER_KEEP_DAYS", "2")
+    given = read_options(ManagerOptions, ["--config", str(file), "--seed", "3"], "", "")
+    assert (given.options.seed, given.options.keep_days, given.options.most_hosts) == (3, 2, 1)
+    assert given.origins["seed"] == "--seed"
+    assert given.origins["keep_days"] == "EBB_MANAGER_KEEP_DAYS"
+    assert given.origins["most_hosts"] == f"{file}:6: most_hosts"
+
+
+def test_the_environment_may_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(NEEDED + "seed = 7\n")
+    monkeypatch.setenv("EBB_MANAGER_CONFIG", str(file))
+    assert read_options(ManagerOptions, [], "", "").options.seed == 7
+
+
+def test_what_may_be_given_again_is_an_array_in_the_file_and_has_commas_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, urls = tmp_path / "hostagent.toml", ("https://a:1", "https://b:2")
+    words = {"id": "host-a", "capacity": "auto", "token_file": "t"}
+    path.write_text('manager = ["https://a:1", "https://b:2"]\n')
+    assert collect(HostAgentOptions, path, words).options.manager == urls
+    path.write_text("")
+    monkeypatch.setenv("EBB_HOSTAGENT_MANAGER", "https://a:1, https://b:2")
+    assert collect(HostAgentOptions, path, words).options.manager == urls
+    again = ["--manager", "https://a:1", "--manager", "https://b:2"]
+    needed = ["--id", "host-a", "--capacity", "auto", "--token-file", "t"]
+    assert read_options(HostAgentOptions, [*needed, *again], "", "").options.manager == urls
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("seed = -3", "4: seed: input should be greater than or equal to 0, but is -3"),
+        ('keep_days = "long"', "4: keep_days: input should be a valid number"),
+        ("sede = 3", "4: sede: there is no such option"),
+        ("[store]\nurl = 3", "4: store: there is no such option"),
+        ("seed = ", "4: Invalid value"),
+        ("seed = 1\nseed = 2", "5: Cannot overwrite a value"),
+        ('policy = "worst"', "4: policy: input should be 'best-fit', 'first-fit' or 'two-choices', but is 'worst'"),
+    ],
+)
+def test_a_wrong_line_is_named_by_file_line_and_key(file: Path, line: str, said: str) -> None:
+    file.write_text(NEEDED + line + "\n")
+    assert said_of(file).startswith(f"{file}:{said}")
+
+
+def test_all_that_is_wrong_is_said_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("seed = -3\n")
+    monkeypatch.setenv("EBB_MANAGER_GONE_S", "x")
+    assert [sentence.split(": ")[0] for sentence in said_of(file).splitlines()] == [
+        "--hosts-key-file is missing",
+        "--database is missing",
+        f"{file}:1",
+        "EBB_MANAGER_GONE_S",
+    ]
+
+
+def test_options_that_contradict_each_other_are_named_where_they_stand(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(NEEDED + 'listen = "192.0.2.1:7100"\n')
+    assert manager.main(["--config", str(file)]) == 2
+    structlog.reset_defaults()
+    assert capsys.readouterr().err.startswith(f"ebb-manager: {file}:4: listen: --listen 192.0.2.1 can be reached from")
+    assert not (file.parent / "m.sqlite").exists()
+
+
+def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text('id = "host-a"\ncapacity = "much"\ntoken_file = "token"\nstate_dir = "state"\n')
+    monkeypatch.setattr("sys.argv", ["ebb-hostagent", "--config", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        host_agent.main()
+    assert ended.value.code == 2
+    said = f"ebb-hostagent: {file}:2: capacity: this is not like cpu_cores=6,memory_mib=4096, nor auto, but is 'much'\n"
+    assert capsys.readouterr().err == said
+    assert not (file.parent / "state").exists()
+
+
+_VALUES: st.SearchStrategy[Any] = st.one_of(
+    st.integers(-(10**20), 10**20), st.floats(), st.booleans(), st.text(max_size=20),
+    st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=5)), max_size=3),
+)  # fmt: skip
+
+
+def _line(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"{name} = {str(value).lower()}"
+    if isinstance(value, float):
+        return f"{name} = {'nan' if math.isnan(value) else 'inf' if value == math.inf else repr(value)}"
+    if isinstance(value, str):
+        return f'{name} = "' + "".join(f"\\U{ord(c):08x}" for c in value if not 0xD800 <= ord(c) < 0xE000) + '"'
+    if isinstance(value, list):
+        return f"{name} = [" + ", ".join(_line("", one).removeprefix(" = ") for one in value) + "]"
+    return f"{name} = {value}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_broken_file_is_always_told_by_file_line_and_key(model: type[DaemonOptions], data: st.DataObject) -> None:
+    names = st.sampled_from([*model.model_fields, "sede", "Listen"])
+    lines = st.lists(st.tuples(names, _VALUES).map(lambda pair: _line(*pair)), max_size=6)
+    text = data.draw(st.one_of(lines.map("\n".join).map(str.encode), st.binary(max_size=60)))
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        _tell(model, Path(file.name), text)
+
+
+def _tell(model: type[DaemonOptions], path: Path, text: bytes) -> None:
+    path.write_bytes(text)
+    try:
+        made = collect(model, path, {})
+    except OptionsError as error:
+        for sentence in str(error).splitlines():
+            assert re.match(rf"{re.escape(str(path))}:\d+: .|--[a-z-]+ is missing$", sentence), sentence
+            assert len(sentence) < 400
+    else:
+        assert set(made.origins) <= set(model.model_fields)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_example_names_every_option_at_its_default(model: type[DaemonOptions], tmp_path: Path) -> None:
+    text = example_of(model)
+    values = tomllib.loads(re.sub(r"^#(\w+ = )", r"\1", text, flags=re.MULTILINE))
+    assert list(values) == list(model.model_fields)
+    for name, described in model.model_fields.items():
+        if not described.is_required() and described.default is not None:
+            default = described.default
+            said = tuple(values[name]) if isinstance(default, tuple) else type(default)(values[name])
+            assert said == default
+
+
+def test_the_check_says_what_the_daemon_would(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(NEEDED)
+    config.check(file)
+    assert capsys.readouterr().out == f"{file}: the manager can start with it\n"
+    file.write_text(NEEDED.replace('"token"', '"nothing"'))
+    with pytest.raises(AccessError, match=rf"{re.escape(str(file))}:3: token_file: --token-file: cannot read"):
+        config.checked(config.Daemon.MANAGER, file)
