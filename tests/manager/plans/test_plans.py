@@ -212,7 +212,8 @@ def test_only_a_vm_whose_owner_said_so_and_that_was_made_here_goes_with_its_disk
     for vms, sold, expected in (
         (floors, stateless, "remove low-2 a"),
         (floors, {}, "preempt low-2 a"),
-        ((floors[0], adopted), stateless, "preempt low-2 a"),
+        ((floors[0], adopted), {LOW_2.name: stateless[LOW_2.name]}, "preempt low-2 a"),
+        ((floors[0], adopted), stateless, "remove low-1 a"),
     ):
         at_last = replace(read("a", *vms), sold=sold)
         events = (chosen(), chosen("a"), full("a"), ended("reclaim"), at_last)
