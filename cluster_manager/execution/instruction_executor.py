@@ -16,6 +16,7 @@ from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentU
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
 from cluster_manager.execution.running_plans import looks
 from cluster_manager.inventory.agents import Agents
+from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.placements import PlacementPlan
@@ -206,15 +207,19 @@ class InstructionExecutor:
         return HostRead(elapsed_s(), report, recorded, sold, elsewhere, time.time())
 
     def _elsewhere(self, state: PlacementPlan, host: str) -> str | None:
-        """Another host that could hold a plan's VM by deflation now, and was not found to give too little."""
+        """Another host that could hold a plan's VM by deflation, perhaps soon, and was not found to give too little."""
         if state.purpose != "preempt" or state.looked_again:
             return None
         offered, tried = self._with_template(state.spec), {host, *state.short_on}
-        demand, ranked = asked_of_hosts(state.spec, "place"), self._hosts.availability.rank
-        others = ranked(
-            demand, 1, "place", state.policy, self._generator, lambda name: name not in tried and offered(name)
-        )
-        return next(iter(others), None)
+        demand = asked_of_hosts(state.spec, "place")
+        rankings: tuple[Ranking, ...] = ("place", "wait")
+        for ranking in rankings:
+            others = self._hosts.availability.rank(
+                demand, 1, ranking, state.policy, self._generator, lambda name: name not in tried and offered(name)
+            )
+            if others:
+                return others[0]
+        return None
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
