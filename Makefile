@@ -9,10 +9,10 @@ AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo lab lab-down test test-deep check lint openapi docs packages bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep test-packages check lint openapi docs packages bench clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.installed-demo $(VENV)/.installed-test $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml requirements.lock scripts/make-venv.sh
 	@scripts/make-venv.sh $(VENV) $*
@@ -47,10 +47,13 @@ test: install-test ## All checks and all tests, with real guests (root)
 	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: install-test ## The quick tests and lint: no root, no guests, no services
-	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep"
+	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package"
 
 test-deep: install-test ## The long forms of the random searches (root)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile -m deep
+
+test-packages: install-test ## Build the packages, install them into a Debian of its own and remove them (root, network)
+	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m package tests/packages
 
 openapi: install ## Write docs/openapi/*.json
 	@$(BIN)/python -m ebbtide.cli.openapi
@@ -58,7 +61,7 @@ openapi: install ## Write docs/openapi/*.json
 docs: install $(VENV)/.installed-docs ## The documentation as a site in build/site; broken links and anchors are errors
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-packages: $(VENV)/.installed-demo ## Wheels, sdist, and the guest agent as one file and as a Debian package, in dist/
+packages: $(VENV)/.installed-demo ## Debian packages, wheels, sdist, and the guest agent as one file, in dist/
 	@scripts/packages.sh $(BIN)/python
 
 bench: install-test ## Benchmarks: make bench NAME=policies (all without NAME)

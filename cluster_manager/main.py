@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -25,12 +24,14 @@ from ebbtide.matcher.engines.settings import EngineSettings, read_settings
 from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.rest.access import Certificates
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.gate import Gate, reloading
+from ebbtide.rest.gate import Gate
+from ebbtide.rest.logs import configure_logs
 from ebbtide.rest.options import Given, read_options
+from ebbtide.rest.reload import reloading
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import settings_of
 from ebbtide.rest.supervision import supervised
-from ebbtide.rest.tokens import principal, read_token
+from ebbtide.rest.tokens import Principal, principal, read_token
 
 log = structlog.get_logger()
 
@@ -56,23 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = options_of(arguments)
     except AccessError as error:
         return _refuse(str(error), 2)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(given.options.log_level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    configure_logs(given.options.log_level, given.options.log_json)
     try:
         settings, gate = settings_of_all(given.options)
     except (SettingsError, AccessError, EngineSettingsError) as error:
         return _refuse(given.said(str(error)), 2)
     try:
-        asyncio.run(serve(settings, gate))
+        asyncio.run(serve(settings, gate, given))
     except (ManagerError, AccessError, OSError) as error:
         return _refuse(str(error), 1)
     return 0
@@ -89,7 +80,7 @@ def options_of(arguments: Sequence[str] | None) -> Given[ManagerOptions]:
     return read_options(ManagerOptions, arguments, ABOUT, EXAMPLES)
 
 
-async def serve(settings: Settings, gate: Gate) -> None:
+async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | None = None) -> None:
     """Serve until a signal asks to stop; then close the server, then the plans, then the store.
 
     :raises ManagerError: the store cannot be used.
@@ -101,7 +92,8 @@ async def serve(settings: Settings, gate: Gate) -> None:
         loop.add_signal_handler(number, stop.set)
     manager = Manager(settings, freezes_memory=True)
     app = make_app(manager, gate.access)
-    async with gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0) as listener, reloading(gate):
+    serving = gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0)
+    async with serving as listener, reloading(gate, given):
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         async with supervised(manager.sentence):
             await stop.wait()
@@ -128,7 +120,11 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
     key = _token("--hosts-key-file", options.hosts_key_file)
     if key == token:
         raise SettingsError("--token-file and --hosts-key-file hold the same word: who has the one would have all")
-    own = [principal("token-file", Role.ADMIN, token)] if token else []
+
+    def own() -> list[Principal]:
+        path = options.token_file
+        return [principal("token-file", Role.ADMIN, _token("--token-file", path))] if path is not None else []
+
     gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False, hosts_key=key)
     listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
     settings = Settings(

@@ -24,14 +24,19 @@ class ManagerOptions(DaemonOptions):
     model_config = settings_config("ebb-manager")
 
     listen: str = Field("127.0.0.1:7100", description="where to serve", json_schema_extra={"metavar": "HOST:PORT"})
-    token_file: Path | None = Field(None, description="token of an admin; needed where there is no --tokens-file")
+    token_file: Path | None = Field(
+        None,
+        description="token of an admin; needed where there is no --tokens-file",
+        json_schema_extra={"example": "/etc/ebbtide/token"},
+    )
     hosts_key_file: Path = Field(
-        description="key of which the tokens of all hosts are made, each its own: see `ebb invite --help`"
+        description="key of which the tokens of all hosts are made, each its own: see `ebb invite --help`",
+        json_schema_extra={"example": "/etc/ebbtide/hosts.key"},
     )
     database: str = Field(
         description="SQLite file, made if missing, or postgresql://USER@HOST/NAME "
         "(docs/reference/high-availability.md)",
-        json_schema_extra={"metavar": "FILE|URL"},
+        json_schema_extra={"metavar": "FILE|URL", "example": "/var/lib/ebbtide/manager/manager.sqlite"},
     )
     database_password_file: Path | None = Field(
         None, description="password of the PostgreSQL user; without it as libpq finds one"
@@ -55,4 +60,3 @@ class ManagerOptions(DaemonOptions):
         None, description="TOML: the Slurm or Dask that runs tasks (docs/reference/tasks.md)"
     )
     most_hosts: Annotated[int, Field(ge=1)] = Field(MOST_HOSTS, description="hosts that are registered at a time")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")

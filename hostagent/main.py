@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Address
 from ebbtide.rest.errors import AccessError
+from ebbtide.rest.logs import configure_logs
 from ebbtide.rest.options import Given, read_options
 from ebbtide.rest.settings import AccessSettings
 from hostagent.domain_xml.template_library import TemplateLibrary
@@ -27,7 +29,7 @@ from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions, access_of, address_of, capacity_of
-from hostagent.service import configure_logs, serve
+from hostagent.service import give_back, serve
 from hostagent.state.files import make_parents
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
@@ -39,6 +41,9 @@ example:
       --token-file /etc/ebbtide/host-a.command-token \\
       --manager http://127.0.0.1:7100 --manager-token-file /etc/ebbtide/host-a.report-token
   both tokens: `ebb invite host-a`, at the manager
+  ebb-hostagent release
+      with the options of /etc/ebbtide/hostagent.toml, where no agent runs: undo what was taken from every VM, as
+      `ebb off` does, and end; 1 where something is left. Done before the Debian package is removed.
   beyond loopback, with TLS: docs/reference/security.md
 
 The agent manages only domains that it made itself or was told to adopt; it knows them by the intent in their libvirt
@@ -55,19 +60,24 @@ def main() -> None:
     """Run the agent until SIGTERM or SIGINT."""
     # Stores, journals and logs are for their owner.
     os.umask(0o077)
+    words = sys.argv[1:]
+    releases = words[:1] == ["release"]
     try:
-        given = options_of(None)
+        given = options_of(words[1:] if releases else words)
     except AccessError as error:
         _refuse(str(error), 2)
     options = given.options
-    configure_logs(options.log_json, options.verbose)
+    configure_logs(options.log_level, options.log_json)
     try:
         access = access_of(options)
     except AccessError as error:
         _refuse(given.said(str(error)), 2)
     try:
         make_parents(options.state_dir)  # the disks may lie beside it
-        asyncio.run(_serve(options, access))
+        if releases:
+            asyncio.run(_release(options, access))
+        else:
+            asyncio.run(_serve(given, access))
     except (HostAgentError, AccessError, OSError, ValueError) as error:
         _refuse(given.said(str(error)), 1)
 
@@ -83,11 +93,43 @@ def options_of(arguments: Sequence[str] | None) -> Given[HostAgentOptions]:
     return read_options(HostAgentOptions, arguments, ABOUT, EXAMPLE)
 
 
-async def _serve(options: HostAgentOptions, access: AccessSettings) -> None:
+async def _serve(given: Given[HostAgentOptions], access: AccessSettings) -> None:
+    options = given.options
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    address, port = address_of(options.listen)
+    await serve(
+        await _agent(options, access),
+        address.strip("[]"),
+        port,
+        options.token_file,
+        options.manager or None,
+        options.manager_token_file,
+        stop,
+        access,
+        options.manager_name,
+        given,
+    )
+
+
+async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
+    """:raises HostAgentError: something is left, or an agent runs here already."""
+    if not (options.state_dir / "state.json").exists():
+        print(f"{options.state_dir} is no agent's: nothing was taken from any VM")
+        return
+    address, port = address_of(options.listen)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind((address.strip("[]"), port))
+        except OSError as error:
+            raise HostAgentError(f"an agent runs at {options.listen}: stop it first, or `ebb off`") from error
+    print(await give_back(await _agent(options, access)))
+
+
+async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
     address, port = address_of(options.listen)
     kind, reason = await asyncio.to_thread(_accelerator, options)
     directories = (*options.templates, PACKAGED)
@@ -117,17 +159,7 @@ async def _serve(options: HostAgentOptions, access: AccessSettings) -> None:
     part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib)
     host = Host(part, LibvirtHypervisor(settings), await asyncio.to_thread(Journal, options.state_dir))
     log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)
-    await serve(
-        Agent(host, usable_boot_mib),
-        address.strip("[]"),
-        port,
-        options.token_file,
-        options.manager or None,
-        options.manager_token_file,
-        stop,
-        access,
-        options.manager_name,
-    )
+    return Agent(host, usable_boot_mib)
 
 
 def _own_capacity(reserve_mib: float) -> ResourceVector:

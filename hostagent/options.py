@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Name
 from ebbtide.messages.migrations import LibvirtUri
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
@@ -53,6 +54,13 @@ def _checked_address(text: str) -> str:
     return text
 
 
+def _checked_name(text: str) -> str:
+    try:
+        return TypeAdapter(Name).validate_python(text)
+    except ValidationError:
+        raise ValueError("this is no name: lower-case letters, digits and hyphens, 1 to 40") from None
+
+
 class HostAgentOptions(DaemonOptions):
     """See `ebb-hostagent --help`."""
 
@@ -60,13 +68,18 @@ class HostAgentOptions(DaemonOptions):
     file: ClassVar[Path] = Path("/etc/ebbtide/hostagent.toml")
     model_config = settings_config("ebb-hostagent")
 
-    id: str = Field(description="this host's name in the cluster: lower-case letters, digits, hyphens")
+    id: Annotated[str, AfterValidator(_checked_name)] = Field(
+        description="this host's name in the cluster: lower-case letters, digits, hyphens"
+    )
     capacity: Annotated[str, AfterValidator(_checked_capacity)] = Field(
         description="the slice of this machine to hand out, cpu_cores=6,memory_mib=4096,...; auto: its CPUs, and its "
         "memory less --reserve-mib",
-        json_schema_extra={"metavar": "SIZE|auto"},
+        json_schema_extra={"metavar": "SIZE|auto", "example": "auto"},
     )
-    token_file: Path = Field(description="what the manager carries towards this API")
+    token_file: Path = Field(
+        description="what the manager carries towards this API",
+        json_schema_extra={"example": "/etc/ebbtide/command-token"},
+    )
     listen: Annotated[str, AfterValidator(_checked_address)] = Field(
         "127.0.0.1:7101", description="where to serve", json_schema_extra={"metavar": "ADDRESS:PORT"}
     )
@@ -75,7 +88,11 @@ class HostAgentOptions(DaemonOptions):
         description="base URL of the manager, given again for each standby; without it the agent serves its API only",
         json_schema_extra={"metavar": "URL"},
     )
-    manager_token_file: Path | None = Field(None, description="what we carry towards the manager")
+    manager_token_file: Path | None = Field(
+        None,
+        description="what we carry towards the manager",
+        json_schema_extra={"example": "/etc/ebbtide/report-token"},
+    )
     manager_ca: Path | None = Field(None, description="PEM: CA of an HTTPS manager; default: --client-ca")
     certificate: Path | None = Field(None, description="PEM, shown to the manager; default: --tls-certificate")
     key: Path | None = Field(None, description="PEM, the key of --certificate")
@@ -106,8 +123,6 @@ class HostAgentOptions(DaemonOptions):
     reserve_mib: float = Field(512.0, description="host memory never handed out")
     requests_per_s: float = Field(RATE.per_s, description="requests of one token a second")
     burst: float = Field(RATE.burst, description="requests of one token at once")
-    log_json: bool = Field(False, description="log lines as JSON")
-    verbose: bool = Field(False, description="log every step")
 
 
 def access_of(options: HostAgentOptions) -> AccessSettings:

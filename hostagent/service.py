@@ -1,26 +1,29 @@
-"""Service around an agent: its API, its reports to the manager, its logs."""
+"""Service around an agent: its API, its reports to the manager; and giving back all that it took."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import structlog
 
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.commands import ModeCommand
 from ebbtide.rest.access import Certificates
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.gate import Gate, reloading
+from ebbtide.rest.gate import Gate
+from ebbtide.rest.options import Given
+from ebbtide.rest.reload import reloading
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.supervision import supervised
-from ebbtide.rest.tokens import principal, read_token
+from ebbtide.rest.tokens import Principal, principal, read_token
 from hostagent.api.app import make_app
 from hostagent.control.reporter import Reporter
+from hostagent.errors import HostAgentError
 from hostagent.operations.agent import Agent
 from hostagent.options import MANAGER_NAME
 from hostagent.supervised_task import guarded
@@ -38,10 +41,12 @@ async def serve(
     stop: asyncio.Event,
     access: AccessSettings = AccessSettings(),  # noqa: B008 - frozen
     manager_name: str = MANAGER_NAME,
+    given: Given[Any] | None = None,
 ) -> None:
     """Serve an agent's API and report to the manager until ``stop`` is set.
 
     :param manager_name: with mutual TLS, the common name of all callers.
+    :param given: options to be read again on SIGHUP.
     :raises AccessError: tokens or certificates that cannot be used.
     """
     token = await asyncio.to_thread(read_token, token_file)
@@ -52,13 +57,16 @@ async def serve(
         manager_token = await asyncio.to_thread(read_token, manager_token_file)
     if manager_token == token:
         raise AccessError("--token-file and --manager-token-file hold the same token: there is one for each direction")
-    own = [principal("token-file", Role.MANAGER, token)]
+
+    def own() -> list[Principal]:
+        return [principal("token-file", Role.MANAGER, read_token(token_file))]
+
     gate = await asyncio.to_thread(Gate, access, own, Certificates(name=manager_name), True)
     await agent.start()
     reporting: asyncio.Task[None] | None = None
     try:
         app = make_app(agent, gate.access)
-        async with gate.serve(app, address, port, shutdown_timeout_s=60.0), reloading(gate):
+        async with gate.serve(app, address, port, shutdown_timeout_s=60.0), reloading(gate, given):
             try:
                 if manager is not None:
                     reporter = Reporter(agent.host, manager, manager_token, gate.calls)
@@ -75,29 +83,31 @@ async def serve(
         log.info("stopped", host=agent.host.slice.host_id)
 
 
-class _Log:
-    """Standard error, as far as it takes something: a full disk under the log is no reason to stop working."""
+async def give_back(agent: Agent, within_s: float = 300.0) -> str:
+    """Undo what was taken from every VM and leave the host off, without a server; the agent is closed then.
 
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
-
-
-def configure_logs(as_json: bool, verbose: bool) -> None:
-    """Key-value logs on standard error."""
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
-    )
+    :returns: one sentence on what was done.
+    :raises HostAgentError: something is left after ``within_s`` seconds; it says what.
+    """
+    modes, operations = agent.host.modes, agent.requests.operations
+    await agent.start()
+    try:
+        command = ModeCommand(
+            request_id=f"release-{uuid.uuid4().hex[:12]}",
+            epoch=agent.host.journal.epoch,
+            mode=HostMode.OFF,
+            reason="ebb-hostagent release",
+        )
+        begun = await agent.mode_commands.set(command)
+        try:
+            async with asyncio.timeout(within_s):
+                await operations.ended(begun.request_id)
+                # Mode off goes on by itself, and has no event for its end.
+                while modes.unfinished:  # noqa: ASYNC110
+                    await asyncio.sleep(1.0)
+        except TimeoutError:
+            left = "; ".join(modes.unfinished) or "it has not ended"
+            raise HostAgentError(f"after {within_s:g} s there is something left: {left}") from None
+        return f"{modes.sentence}; nothing is taken from its {len(agent.host.vms)} VMs"
+    finally:
+        await agent.close()

@@ -16,4 +16,4 @@ compile() {
 
 printf 'pip>=25.1\nsetuptools>=77\nwheel\n' >"$place/build.in"
 compile requirements-build.lock "$place/build.in"
-compile requirements.lock --extra host pyproject.toml
+compile requirements.lock --extra host --extra postgresql --extra certificates --extra dask pyproject.toml

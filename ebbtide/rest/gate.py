@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import structlog
 from aiohttp import web
 
 from ebbtide.rest.access import Access, Certificates
@@ -19,13 +16,11 @@ from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tls import client_context, server_context
 from ebbtide.rest.tokens import Principal, Principals, read_revoked, read_tokens
 
-log = structlog.get_logger()
-
 
 class Gate:
     """One server's. Reads files: not for the event loop's thread.
 
-    :param own: who may come in besides those in the tokens file.
+    :param own: who may come in besides those in the tokens file; where it reads them from files, each time anew.
     :param certificates: what a client's certificate must say, where there is mutual TLS.
     :param required: no connection without a certificate, where there is mutual TLS.
     :param hosts_key: of host agents' tokens.
@@ -35,13 +30,13 @@ class Gate:
     def __init__(
         self,
         settings: AccessSettings,
-        own: Iterable[Principal],
+        own: Iterable[Principal] | Callable[[], Iterable[Principal]],
         certificates: Certificates,
         required: bool,
         hosts_key: str | None = None,
     ) -> None:
         self._settings = settings
-        self._own = tuple(own)
+        self._own = own if callable(own) else tuple(own)
         self._required = required
         self._hosts_key = hosts_key
         self._of_host = certificates.of_host
@@ -74,7 +69,7 @@ class Gate:
         return serving(app, host, port, self.server, self._settings.limits, shutdown_timeout_s)
 
     def read_again(self) -> Callable[[], None]:
-        """Read the tokens file, certificates and keys.
+        """Read tokens, certificates and keys.
 
         :returns: puts them into force, on the event loop's thread; connections that are there go on.
         :raises AccessError: a file cannot be used, or a CA is another one than at the start.
@@ -100,7 +95,7 @@ class Gate:
     def _principals(self) -> tuple[Principal, ...]:
         path = self._settings.tokens_file
         found = read_tokens(path) if path is not None else ()
-        return (*self._own, *found)
+        return (*(self._own() if callable(self._own) else self._own), *found)
 
     def revoked(self) -> frozenset[str]:
         """The hosts that are called lost: nothing of them counts, and nothing is sent to them."""
@@ -129,30 +124,3 @@ def _bytes(ca: Path) -> bytes:
         return ca.read_bytes()
     except OSError as error:
         raise AccessError(f"cannot use the CA certificate {ca}: {error.strerror or error}") from error
-
-
-@contextlib.asynccontextmanager
-async def reloading(*gates: Gate) -> AsyncIterator[None]:
-    """Read tokens and certificates again on every SIGHUP until the end of the block; what fails is logged."""
-    asked = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    async def run() -> None:
-        while True:
-            await asked.wait()
-            asked.clear()
-            try:
-                for gate in gates:
-                    (await asyncio.to_thread(gate.read_again))()
-                log.info("tokens and certificates were read again")
-            except AccessError as error:
-                log.error("tokens and certificates stay as they are", why=str(error))
-
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
-    task = asyncio.create_task(run(), name="reload")
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -10,11 +10,12 @@ import argparse
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
@@ -76,6 +77,8 @@ class DaemonOptions(BaseSettings):
     connections_per_address: int = Field(_LIMITS.per_address, description="of those, from one address")
     idle_timeout_s: float = Field(_LIMITS.idle_s, description="seconds for the head of a request")
     body_timeout_s: float = Field(10.0, description="seconds for the body of a request")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
+    log_json: bool = Field(False, description="log lines as JSON, not as key=value")
 
     @classmethod
     def settings_customise_sources(
@@ -102,6 +105,8 @@ class Given(Generic[O]):
 
     options: O
     origins: Mapping[str, str] = field(default_factory=dict)
+    #: Reads them again, from the same places. Raises OptionsError.
+    again: Callable[[], Given[O]] | None = None
 
     def said(self, sentence: str) -> str:
         """A sentence on options, which begins with where the first of them that was given stands."""
@@ -159,7 +164,7 @@ def collect(model: type[O], path: Path | None, words: Mapping[str, Any]) -> Give
     :param words: what the command line says.
     :raises OptionsError: what one of them says cannot be.
     """
-    prefix = str(model.model_config["env_prefix"])
+    prefix, asked_for = str(model.model_config["env_prefix"]), path
     if path is None and (asked := os.environ.get(f"{prefix}CONFIG")):
         path = Path(asked)
     if path is None and model.file.exists():
@@ -171,7 +176,8 @@ def collect(model: type[O], path: Path | None, words: Mapping[str, Any]) -> Give
         | {name: f"{prefix}{name.upper()}" for name in in_environment}
         | {name: f"--{name.replace('_', '-')}" for name in words}
     )
-    return given_by(model, {**in_file, **in_environment, **words}, origins)
+    given = given_by(model, {**in_file, **in_environment, **words}, origins)
+    return replace(given, again=partial(collect, model, asked_for, words))
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -238,10 +244,12 @@ def metavar_of(model: type[DaemonOptions], name: str) -> str:
 
 
 def example_of(model: type[DaemonOptions]) -> str:
-    """A file with every option at its default, commented out; those without one are to be filled in."""
+    """A file with every option at its default, commented out; those without one are to be looked at."""
     lines = [f"# Options of {model.program}; `{model.program} --help` has them, too."]
     for name, described in model.model_fields.items():
-        default = _toml(described.default) if described.default not in (None, PydanticUndefined) else '"..."'
+        extra = described.json_schema_extra
+        usual = extra.get("example", "...") if isinstance(extra, dict) else "..."
+        default = _toml(usual if described.default in (None, PydanticUndefined) else described.default)
         needed = "Needed: " if described.is_required() else ""
         lines += ["", f"# {needed}{described.description or name}", f"{'' if needed else '#'}{name} = {default}"]
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.rest.logs import configure_logs
 from hostagent import service
 from hostagent.api.app import make_app
 from hostagent.control import reporter
@@ -77,7 +78,7 @@ async def run(host_id: str, world: Path, directory: Path, address: str, port: in
 
 
 def main() -> None:
-    service.configure_logs(as_json=False, verbose=False)
+    configure_logs()
     name, world, directory, address, port, manager = sys.argv[1:]
     asyncio.run(run(name, Path(world), Path(directory), address, int(port), manager))
 

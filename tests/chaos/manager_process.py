@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import signal
 import sys
@@ -18,8 +17,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from cluster_manager import main as manager_main
 from cluster_manager.execution import operations
@@ -32,6 +29,7 @@ from ebbtide.deflation.sharing.return_queue import ReturnPace
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
 from ebbtide.rest.gate import Gate
+from ebbtide.rest.logs import configure_logs
 from tests.chaos.gates import Gates
 from tests.manager.cluster import TOKEN
 from tests.manager.fake_agent import HOSTS_KEY
@@ -97,16 +95,7 @@ def settings_of(directory: Path, address: str, port: int) -> tuple[Settings, Gat
 
 
 def main() -> None:
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    configure_logs()
     operations.RETRY_S = RETRY_S
     operations.SHARE_S = RETRY_S
     vars(growth)["FIRST_PAUSE_S"] = RETRY_S

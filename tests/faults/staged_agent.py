@@ -18,8 +18,8 @@ from typing import Any
 
 from ebbtide.deflation.cascade.cascade import Cascade
 from ebbtide.deflation.cascade.reinflation import Reinflation
+from ebbtide.rest.logs import configure_logs
 from hostagent.control import reconciler
-from hostagent.service import configure_logs
 from hostagent.vm import guest_link
 from tests.hostagent.agent_process import run
 from tests.hostagent.fake_hypervisor import FakeHypervisor
@@ -66,7 +66,7 @@ def die_at_call(deadly: str, moment: str) -> None:
 
 
 def main() -> None:
-    configure_logs(as_json=False, verbose=False)
+    configure_logs()
     reconciler.SURVEY_S = reconciler.CHECK_S = guest_link.RETRY_S = 0.2  # type: ignore[misc]
     if sys.argv[4:5] == ["Hypervisor"]:
         die_at_call(*sys.argv[5:])

@@ -185,7 +185,7 @@ class Scene:
         """What its host agent has logged since the VM was ready that is no plain information."""
         with self._log().open() as log:
             log.seek(self._logged)
-            return [line for line in log.read().splitlines() if "[info" not in line and "[debug" not in line]
+            return [line for line in log.read().splitlines() if "level=info" not in line and "level=debug" not in line]
 
     def _log(self) -> Any:
         return self.lab.state.daemon(self.host).log

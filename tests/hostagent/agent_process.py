@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.rest.logs import configure_logs
 from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.operations.agent import Agent
-from hostagent.service import configure_logs, serve
+from hostagent.service import serve
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.fake_hypervisor import FakeHypervisor
@@ -29,7 +30,7 @@ async def run(world: Path, state_dir: Path, port: int) -> None:
 
 
 def main() -> None:
-    configure_logs(as_json=False, verbose=False)
+    configure_logs()
     asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
 
 

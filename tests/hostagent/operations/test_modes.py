@@ -10,7 +10,9 @@ import pytest
 
 from ebbtide.messages.hosts import ModeStatus
 from ebbtide.messages.operations import Operation
+from hostagent.errors import HostAgentError
 from hostagent.operations import mode_commands
+from hostagent.service import give_back
 from hostagent.state.intents import Phase
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
@@ -343,6 +345,21 @@ async def test_off_is_gone_on_with_by_a_restarted_agent(
         await until(lambda: all(vm.intent.phase is Phase.SETTLED for vm in again.host.vms.values()))
     finally:
         await again.close()
+
+
+async def test_what_was_taken_is_given_back_where_no_agent_serves(
+    world: World, tmp_path: Path, client: Client, command: Command, two_vms: list[Domain]
+) -> None:
+    await reclaim(command, cpu_cores=3.0, memory_mib=600.0)
+    await client.close()
+    world.failures["set_quota"] = "the monitor does not answer"
+    with pytest.raises(HostAgentError, match=r"^after 3 s there is something left: .*low-1"):
+        await give_back(make_agent(world, tmp_path), 3.0)
+    del world.failures["set_quota"]
+    said = await give_back(make_agent(world, tmp_path))
+    assert said.endswith("nothing is taken from its 2 VMs")
+    assert [sizes(domain) for domain in two_vms] == [(3, None, 1024.0)] * 2
+    assert Journal(tmp_path).mode.mode == "off"
 
 
 async def test_off_a_stopped_vm_would_come_up_whole(command: Command, two_vms: list[Domain], host: Host) -> None:

@@ -96,7 +96,7 @@ async def test_a_manager_reads_its_tokens_again_and_says_none_of_them(tmp_path: 
         tokens.write_text(entry("ci", "king", "secret-of-king"))
         os.kill(running.process.pid, signal.SIGHUP)
         async with asyncio.timeout(30):
-            while "stay as they are" not in running.log():
+            while "nothing was reloaded" not in running.log():
                 await asyncio.sleep(0.05)
         assert await running.status("secret-of-ci") == 200
         said = running.log()
