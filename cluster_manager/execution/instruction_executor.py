@@ -14,13 +14,14 @@ import structlog
 
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import looks
+from cluster_manager.execution.running_plans import arrival_of, looks
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
+    Arrival,
     AwaitGuests,
     AwaitHost,
     ChooseHosts,
@@ -49,11 +50,18 @@ from cluster_manager.plans.plans import (
     host_of,
     preempted_by,
 )
-from cluster_manager.plans.report_queries import asked_of_hosts, closed, has_template, not_yet, room_for
+from cluster_manager.plans.report_queries import (
+    asked_of_hosts,
+    closed,
+    has_template,
+    not_yet,
+    room_for,
+    room_to_share,
+    still_silent,
+)
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
-from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.commands import (
     Budget,
     Command,
@@ -133,7 +141,8 @@ class InstructionExecutor:
                 if not chosen.hosts:
                     return chosen
                 # Before any wait: no other placement may count on this room.
-                self._hosts.availability.reserve(state.id, chosen.hosts[0], state.reserved or ZERO)
+                arrival = arrival_of(state, time.time() - elapsed_s())
+                self._hosts.availability.reserve(state.id, chosen.hosts[0], arrival)
                 return replace(chosen, first=await self._read(state, chosen.hosts[0], elapsed_s))
             case ReadHost(host=host):
                 return await self._read(state, host, elapsed_s)
@@ -145,9 +154,12 @@ class InstructionExecutor:
                     if until_s is not None and elapsed_s() >= until_s:
                         return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
             case AwaitGuests(host=host, vms=vms, until_s=until_s):
-                before = self._room(host)
-                while elapsed_s() < until_s and self._are_silent(host, vms) and self._room(host).fits_in(before):
+                before = known = self._hosts.get(host)
+                while before is not None and known is not None and elapsed_s() < until_s:
+                    if not self._hosts.is_ready(host) or not still_silent(before.report, known.report, vms):
+                        break
                     await self._hosts.heard(min(until_s - elapsed_s(), LOOK_S))
+                    known = self._hosts.get(host)
                 return HostBack(elapsed_s())
             case PreemptTogether(victims=victims):
                 sides = _Sides()
@@ -180,16 +192,6 @@ class InstructionExecutor:
         except AgentError as error:
             log.info("budget not granted", host=host, why=str(error))
 
-    def _are_silent(self, host: str, vms: tuple[str, ...]) -> bool:
-        """Whether a host still says of all these VMs that they cannot be deflated yet."""
-        found = (self._hosts.vm(host, vm) for vm in vms)
-        return self._hosts.is_ready(host) and all(vm is not None and vm.not_yet is not None for vm in found)
-
-    def _room(self, host_id: str) -> ResourceVector:
-        """What a host last said that it has, free or deflatable."""
-        host = self._hosts.get(host_id)
-        return host.report.free.vector() + host.report.deflatable.vector() if host is not None else ZERO
-
     async def _read(self, state: Plan, host: str, elapsed_s: Callable[[], float]) -> HostRead | HostFailed:
         """Take the host for the plan and ask its agent; a plan that looks for a place goes on when its time is up."""
         limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
@@ -201,10 +203,14 @@ class InstructionExecutor:
             return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
         await self._hosts.take(report)
         recorded = await self._store.recorded(host)
+        found = HostRead(elapsed_s(), report, recorded, at=time.time(), queue=self._queue(state, host))
         if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
-            return HostRead(elapsed_s(), report, recorded)
-        sold, elsewhere = await self._store.sold(host), self._elsewhere(state, host)
-        return HostRead(elapsed_s(), report, recorded, sold, elsewhere, time.time())
+            return found
+        return replace(found, sold=await self._store.sold(host), elsewhere=self._elsewhere(state, host))
+
+    def _queue(self, state: Plan, host: str) -> tuple[Arrival, ...]:
+        """Who waits for the host that a plan has."""
+        return self._hosts.availability.queue(host, but=state.id)
 
     def _elsewhere(self, state: PlacementPlan, host: str) -> str | None:
         """Another host that could hold a plan's VM by deflation, perhaps soon, and was not found to give too little."""
@@ -385,6 +391,8 @@ class InstructionExecutor:
                 command, limit_s = Command(request_id=request_id, epoch=epoch, order=order), self._limits.start_stop_s
                 return lambda: agents.remove(host, vm, command, reason, notice_s), notice_s + limit_s
             case Reinflate(vms=vms, room=room):
+                if (known := self._hosts.get(host)) is not None:
+                    room = room_to_share(known.report, self._queue(state, host), room)
                 share = ReinflateCommand(
                     request_id=request_id,
                     epoch=epoch,

@@ -15,7 +15,7 @@ import structlog
 
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
-from cluster_manager.execution.running_plans import defect, is_at, looks, operation_of, plan_id
+from cluster_manager.execution.running_plans import arrival_of, defect, is_at, looks, operation_of, plan_id
 from cluster_manager.execution.waiting_vms import WaitingVMs
 from cluster_manager.inventory.hosts import Host, Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
@@ -355,7 +355,7 @@ class Operations:
     def _run(self, running: StoredPlan, resumed: bool) -> None:
         plan_id = running.state.id
         self._running[plan_id] = running
-        self._reserve(running.state)
+        self._reserve(running)
         task = asyncio.create_task(self._drive(running, resumed), name=f"plan {plan_id} of {running.state.vm}")
         self._tasks[plan_id] = task
 
@@ -390,7 +390,7 @@ class Operations:
         finally:
             self._hosts.intake.end(plan_id)
             self._hosts.locks.release(plan_id)
-            self._hosts.availability.reserve(plan_id, None, ZERO)
+            self._hosts.availability.reserve(plan_id, None)
             if isinstance(end := running.state.instruction, Finish) and end.state is OperationState.DONE:
                 # The host answers: what else it owes need not wait.
                 self._retry_at.pop(running.state.host or "", None)
@@ -412,7 +412,7 @@ class Operations:
         at = await self._store.save_step(step.state, step.effects)
         said, notices = len(running.state.progress), notices_of(running.state.instruction)
         running.state, running.updated_at = step.state, at
-        self._reserve(step.state)
+        self._reserve(running)
         await self._remember(step.effects)
         if notices_of(step.state.instruction) != notices:
             self.on_notice()
@@ -421,11 +421,11 @@ class Operations:
         news, running.news = running.news, asyncio.Event()
         news.set()
 
-    def _reserve(self, state: Plan) -> None:
+    def _reserve(self, running: StoredPlan) -> None:
         """The room that a running placement has chosen is no other's to count on."""
-        wanted = state.reserved
-        host = None if state.finished or wanted is None else state.host
-        self._hosts.availability.reserve(state.id, host, wanted or ZERO)
+        state = running.state
+        arrival = None if state.finished else arrival_of(state, running.started_at)
+        self._hosts.availability.reserve(state.id, state.host if arrival is not None else None, arrival)
 
     async def _remember(self, effects: Sequence[Effect]) -> None:
         for effect in effects:

@@ -8,6 +8,7 @@ from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.lifecycle import StartPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
+    Arrival,
     AwaitHost,
     ChooseHosts,
     Finish,
@@ -28,6 +29,8 @@ from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
 from cluster_manager.plans.returns import ReturnPlan
 from cluster_manager.store.rows import StoredPlan
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.operations import Operation, OperationState
 
 
@@ -52,6 +55,21 @@ def is_at(state: Plan, host: str, held: str | None) -> bool:
     if clears(state):
         return now == host
     return host in (now, held, state.host, state.home)
+
+
+def arrival_of(state: Plan, started_at: float) -> Arrival | None:
+    """The room that a plan has chosen where it is; None: none.
+
+    :param started_at: seconds since the epoch.
+    """
+    size = state.reserved
+    if size is None or not isinstance(state, RoomPlan):
+        return None
+    if not isinstance(state, PlacementPlan):
+        return Arrival(size, size, started_at + state.deadline_s)
+    fixed = state.spec.priority is Priority.FIXED
+    keeps = size if fixed else state.spec.allocation(ZERO).minimum.smaller(size)
+    return Arrival(size, keeps, started_at + state.clock_from_s + state.deadline_s)
 
 
 def looks(state: Plan) -> bool:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from cluster_manager.plans.plans import Purpose
+from cluster_manager.plans.plans import Arrival, Purpose
 from cluster_manager.plans.report_queries import coming_mib, low_priority, not_yet
 from ebbtide.deflation.kernels import fits
 from ebbtide.deflation.placement import placement_step
@@ -43,7 +43,8 @@ class _Offer:
 class Availability:
     """The open hosts, ranked for a demand. Placement counts free + deflatable, preemption free + low-priority VMs.
 
-    Those where guests that boot can be deflated soon stand in a table of their own, with that as deflatable: "wait".
+    Those where guests that boot, or that are only to come, can be deflated soon stand in a table of their own, with
+    that as deflatable: "wait".
     """
 
     def __init__(self) -> None:
@@ -51,9 +52,9 @@ class Availability:
         #: One that may start deflated is placed by the same figures.
         self._table_of: dict[Ranking, HostTable] = self._tables | {"deflated": self._tables["place"]}
         self._offers: dict[str, _Offer] = {}
-        #: Where each running placement is, and by host what its placements want besides the overhead.
+        #: Where each running placement is, and by host what its placements want, in the order in which they came.
         self._at: dict[str, str] = {}
-        self._reserved: dict[str, dict[str, ResourceVector]] = {}
+        self._arrivals: dict[str, dict[str, Arrival]] = {}
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -79,24 +80,28 @@ class Availability:
             for table in self._tables.values():
                 table.drop(host)
 
-    def reserve(self, plan: str, host: str | None, nominal: ResourceVector) -> None:
+    def reserve(self, plan: str, host: str | None, arrival: Arrival | None = None) -> None:
         """A running placement has chosen a host, whose room no other may count; None: it has none, or has ended."""
         was = self._at.get(plan)
         if was == host:
             return
         if was is not None:
-            del self._at[plan], self._reserved[was][plan]
-            if not self._reserved[was]:
-                del self._reserved[was]
+            del self._at[plan], self._arrivals[was][plan]
+            if not self._arrivals[was]:
+                del self._arrivals[was]
             self._renew(was)
-        if host is not None:
+        if host is not None and arrival is not None:
             self._at[plan] = host
-            self._reserved.setdefault(host, {})[plan] = nominal
+            self._arrivals.setdefault(host, {})[plan] = arrival
             self._renew(host)
 
     def reserved(self, host: str) -> ResourceVector:
         """The room that running placements have chosen on a host, without their overheads."""
-        return sum(self._reserved.get(host, {}).values(), ResourceVector())
+        return sum((arrival.size for arrival in self._arrivals.get(host, {}).values()), ResourceVector())
+
+    def queue(self, host: str, but: str) -> tuple[Arrival, ...]:
+        """What running placements have chosen on a host but for one, in the order in which they came."""
+        return tuple(arrival for plan, arrival in self._arrivals.get(host, {}).items() if plan != but)
 
     def rank(
         self,
@@ -142,24 +147,29 @@ class Availability:
         score = self._table_of[purpose].fitness_of(host, demand)
         return HostView(host, ResourceVector(*offer.capacity), free.less(taken), left), score
 
-    def _taken(self, host: str, offer: _Offer) -> _Amounts:
-        """The next VM costs its overhead too."""
+    def _taken(self, host: str, offer: _Offer, later: bool = False) -> _Amounts:
+        """The next VM costs its overhead too.
+
+        :param later: when low-priority VMs that are to come can be deflated.
+        """
         taken = _memory(offer.overhead_mib)
-        for nominal in self._reserved.get(host, {}).values():
-            taken = _plus(taken, _plus(tuple(nominal), _memory(offer.overhead_mib)))
+        for arrival in self._arrivals.get(host, {}).values():
+            size = arrival.keeps if later else arrival.size
+            taken = _plus(taken, _plus(tuple(size), _memory(offer.overhead_mib)))
         return taken
 
     def _renew(self, host: str) -> None:
         offer = self._offers.get(host)
         if offer is None:
             return
-        taken = self._taken(host, offer)
-        beyond_of = {"place": offer.deflatable, "preempt": offer.low, "wait": offer.coming}
-        for purpose, table in self._tables.items():
-            if (beyond := beyond_of[purpose]) is not None:
-                table.put(host, offer.capacity, available(offer.free, beyond, taken))
-            else:
-                table.drop(host)
+        taken, later = self._taken(host, offer), self._taken(host, offer, later=True)
+        self._tables["place"].put(host, offer.capacity, available(offer.free, offer.deflatable, taken))
+        self._tables["preempt"].put(host, offer.capacity, available(offer.free, offer.low, taken))
+        if offer.coming is not None or later != taken:
+            soon = offer.coming or offer.deflatable
+            self._tables["wait"].put(host, offer.capacity, available(offer.free, soon, later))
+        else:
+            self._tables["wait"].drop(host)
 
 
 def _amounts(vector: Vector) -> _Amounts:

@@ -1,4 +1,4 @@
-"""Phases of VMs in the store, and claims: what is stored together with a plan before its first action."""
+"""Phases of VMs in the store, and claims: what is stored together with a plan before its first action, and room."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.vms import VMSpec
 
 
@@ -58,6 +59,19 @@ class SetGeneration:
     """The generation of a target for the plan's VM."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A VM that is to come to a host.
+
+    ``size``: the room that it has chosen there, without the overhead; ``keeps``: what it keeps of that once its guest
+    answers and others need room; ``until_s``: until when it looks for room, seconds since the epoch.
+    """
+
+    size: ResourceVector
+    keeps: ResourceVector
+    until_s: float
 
 
 Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration

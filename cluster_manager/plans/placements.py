@@ -62,6 +62,7 @@ from cluster_manager.plans.report_queries import (
     deflatable_beside,
     demand_of,
     missing_on,
+    need_together,
     not_yet,
     reason_to_preempt,
     reclaim_need,
@@ -292,7 +293,9 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         if preempting:
             left -= kept_for_notice(event.sold.values(), left)
         if left > 0:
-            return _reclaim(state, report.id, need, left)
+            queue = () if state.alone else event.queue
+            demand = demand_of(spec, report)
+            return _reclaim(state, report.id, *need_together(report, demand, deflatable, left, queue, event.at))
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
         verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim=False)
     if verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need)):
@@ -403,12 +406,18 @@ def _on_reading_deflated(state: PlacementPlan, report: HostReport, elapsed_s: fl
     return _start(state.having(**{"start_size": Vector.of(size)}), report.id)
 
 
-def _reclaim(state: PlacementPlan, host: str, need: ResourceVector, left_s: float) -> Step:
+def _reclaim(state: PlacementPlan, host: str, need: ResourceVector, left_s: float, others: int = 0) -> Step:
     instruction = Reclaim(
-        host=host, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3), exclude=state.left_out
+        host=host,
+        step=state.step,
+        need=Vector.of(need),
+        deadline_s=round(left_s, 3),
+        exclude=state.left_out,
+        others=others,
     )
     tried = state.tried + (1 if state.reclaims == 0 else 0)
-    return instruct(state, instruction, f"reclaiming {need} on {host}", reclaims=state.reclaims + 1, tried=tried)
+    said = f"reclaiming {need} on {host}" + (f", also for {others} that wait for it" if others else "")
+    return instruct(state, instruction, said, reclaims=state.reclaims + 1, tried=tried)
 
 
 def _on_created(state: PlacementPlan, event: OperationEnded) -> Step:

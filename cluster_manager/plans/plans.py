@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster_manager.plans.claims import OFF as OFF
 from cluster_manager.plans.claims import AddVM as AddVM
+from cluster_manager.plans.claims import Arrival as Arrival
 from cluster_manager.plans.claims import Claim as Claim
 from cluster_manager.plans.claims import ClaimRemoval as ClaimRemoval
 from cluster_manager.plans.claims import ClaimVM as ClaimVM
@@ -105,6 +106,8 @@ class Reclaim(Commanding):
     deadline_s: float
     #: VMs that give nothing: the room is for them.
     exclude: tuple[str, ...] = ()
+    #: Arrivals that wait for the same host, for which it is, too.
+    others: int = 0
 
     @property
     def read_next(self) -> bool:
@@ -346,6 +349,7 @@ class HostRead(Event):
     ``sold``: as what, for a plan that may preempt or waits before it does.
     ``elsewhere``: another host that could hold the VM by deflation now, for a plan that may preempt.
     ``at``: when, seconds since the epoch.
+    ``queue``: the arrivals that wait for this host behind a placement that has it.
     """
 
     report: HostReport
@@ -353,6 +357,7 @@ class HostRead(Event):
     sold: Mapping[str, VMSpec] = field(default_factory=dict)
     elsewhere: str | None = None
     at: float = 0.0
+    queue: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,6 +550,8 @@ class RoomPlan(Plan):
     #: charged in full, given nothing.
     errors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    #: On the present host: whether a deflation for several arrivals fell short, so that the plan goes on for itself.
+    alone: bool = False
     #: How the plan ends once the sizes it changed are given back; None: it goes on.
     conclusion: Finish | None = None
 

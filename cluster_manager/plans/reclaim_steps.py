@@ -70,7 +70,7 @@ class LifecyclePlan(RoomPlan):
 def fresh_at_host() -> dict[str, Any]:
     """What a plan knows of a host that it has come to just now."""
     counts = dict.fromkeys(("reclaims", "rounds", "lapses", "starts"), 0)
-    return counts | {"reclaimed": None, "failed_layer": None, "errors": (), "left_out": ()}
+    return counts | {"reclaimed": None, "failed_layer": None, "errors": (), "left_out": (), "alone": False}
 
 
 def status_in(report: HostReport, name: str) -> VMStatus | None:
@@ -129,7 +129,10 @@ def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
         said = f"{state.host} does not know of the reclaim: reading it again"
         return again(state, said, lapses=state.lapses + event.lapse)
     operation = event.operation
-    layer = failed_layer(operation) if operation.state is not OperationState.DONE else None
+    # What was too much for several arrivals may be enough for one: that is tried without the others.
+    alone = isinstance(state.instruction, Reclaim) and state.instruction.others > 0
+    alone = alone and operation.state is OperationState.PARTIAL
+    layer = failed_layer(operation) if operation.state is not OperationState.DONE and not alone else None
     failed = [outcome for outcome in operation.vms if outcome.errors]
     errors = tuple(f"{outcome.name} could not be deflated ({outcome.errors[0]})" for outcome in failed)
     if operation.state is OperationState.FAILED:
@@ -141,8 +144,9 @@ def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
         shortfall=operation.shortfall,
         rounds=state.rounds + 1,
         # The others are asked for what those did not give whose calls failed.
-        reclaimed=None if failed and layer is None else operation.state,
+        reclaimed=None if alone or (failed and layer is None) else operation.state,
         failed_layer=layer or state.failed_layer,
+        alone=state.alone or alone,
         errors=tuple(dict.fromkeys((*state.errors, *errors))),
         left_out=tuple(dict.fromkeys((*state.left_out, *(outcome.name for outcome in failed)))),
     ).also(*resize_notes("deflated", state, operation))

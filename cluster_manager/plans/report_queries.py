@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from cluster_manager.plans.plans import Purpose
+from cluster_manager.plans.plans import Arrival, Purpose
 from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.allocations import Allocation, Priority, undeclared
 from ebbtide.deflation.placement import placement_step
@@ -73,6 +73,56 @@ def reclaim_need(missing: ResourceVector, deflatable: ResourceVector) -> Resourc
     need = [0.0] * len(COMPONENTS)
     placement_step.need_of(tuple(missing), tuple(deflatable), need)
     return ResourceVector(*need)
+
+
+def need_together(
+    report: HostReport,
+    demand: ResourceVector,
+    deflatable: ResourceVector,
+    left_s: float,
+    queue: Sequence[Arrival],
+    now: float,
+) -> tuple[ResourceVector, float, int]:
+    """What to reclaim for an arrival and, at the same time, for those that wait for the host behind it.
+
+    Each of them in its turn, as long as deflation can give enough for all: nobody waits for what only a preemption
+    would free, and one whose time is up is left out.
+
+    :param demand: of the arrival that has the host, with its overhead.
+    :param left_s: its time, in seconds.
+    :param now: seconds since the epoch.
+    :returns: the need, the time of the one that can wait least, and how many others it is for.
+    """
+    others = 0
+    for arrival in queue:
+        both = demand + arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib)
+        if arrival.until_s > now and missing_on(report, both).fits_in(deflatable):
+            demand, left_s, others = both, min(left_s, arrival.until_s - now), others + 1
+    return reclaim_need(missing_on(report, demand), deflatable), left_s, others
+
+
+def room_to_share(report: HostReport, queue: Sequence[Arrival], room: Vector | None) -> Vector | None:
+    """What a host's VMs may grow into: not what arrivals that wait for the host would have to take again.
+
+    :param room: what was meant for them; None: all that is free.
+    """
+    if not queue:
+        return room
+    free = report.free.vector()
+    for arrival in queue:
+        free = free.less(arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib))
+    return Vector.of(free if room is None else free.smaller(room.vector()))
+
+
+def still_silent(before: HostReport, now: HostReport, vms: Collection[str]) -> bool:
+    """Whether guests have to be waited for still: none of them answers, and no other room has appeared meanwhile.
+
+    :param before: when the waiting began.
+    :param vms: those that are waited for.
+    """
+    silent = {vm.name for vm in now.vms if vm.not_yet is not None}
+    room, had = (report.free.vector() + report.deflatable.vector() for report in (now, before))
+    return silent.issuperset(vms) and room.fits_in(had)
 
 
 def low_priority(report: HostReport) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -25,6 +25,8 @@ from tests.manager.cluster import TOKEN
 CAPACITIES = (ResourceVector(6, 3600), ResourceVector(4, 2600), ResourceVector(8, 4600))
 #: Of VMs at their minimums so many might be moved instead of a preemption; today none is.
 MOVES = 0
+#: In sequences from this number on many arrive at once.
+HERDS = 2000
 #: A host, and a manager, that has run for so long knows what there is, in seconds.
 KNOWN_S = 4.0
 #: By when everything that was asked for has ended, and preempted VMs are back, in faked seconds.
@@ -37,6 +39,7 @@ class Sequence:
     def __init__(self, directory: Path, seed: int) -> None:
         self.chance = Random(seed)
         self.kills = self.chance.random() < 0.7
+        self.crowds = (1, 1, 1, 2, 3) if seed < HERDS else (1, 2, 5, 8)
         hosts = self.chance.sample(CAPACITIES, self.chance.choice((2, 2, 3)))
         named = {f"host-{name}": has for name, has in zip("abc", hosts, strict=False)}
         self.cluster = FakedCluster(directory, named, seed)
@@ -95,7 +98,7 @@ class Sequence:
                 host.fence.calls_left, host.fence.after_effect = chance.randint(1, 25), chance.random() < 0.5
             what = chance.choice(("arrive", "depart", ""))
         if what == "arrive":
-            for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            for _ in range(chance.choice(self.crowds)):
                 self._send(self._arrival())
         elif what == "depart" and (names := self.client.names):
             name, number = chance.choice(names), len(self.client.requests)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import structlog
 
-from tests.cluster.sequence import Sequence
+from tests.cluster.sequence import HERDS, Sequence
 from tests.hostagent.random_parts import ERRORS, note_errors
 
 pytestmark = [
@@ -29,10 +29,11 @@ QUICK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 #: 272: a VM was preempted though another host could hold the arriving one as soon as a guest there had booted.
-RUN = [*range(30), 272]
+RUN = [*range(30), 272, *range(HERDS, HERDS + 8)]
+DEEP_RUN = [*range(1000), *range(HERDS, HERDS + 300)]
 
 
-@pytest.mark.parametrize("numbers", [RUN, pytest.param(range(1000), marks=DEEP)], ids=["run", "deep"])
+@pytest.mark.parametrize("numbers", [RUN, pytest.param(DEEP_RUN, marks=DEEP)], ids=["run", "deep"])
 def test_no_vm_is_lost_or_in_two_places_or_preempted_for_nothing_and_all_come_back(
     numbers: Numbers[int],
 ) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster_manager.inventory.availability import Availability
+from cluster_manager.inventory.availability import Availability, Ranking
 from cluster_manager.inventory.hosts import SAVED, Hosts
-from cluster_manager.plans.plans import Purpose
+from cluster_manager.plans.plans import Arrival
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from ebbtide.deflation.modes import HostMode
@@ -109,7 +109,7 @@ def hosts_of(store: Store, clock: Clock) -> Hosts:
     return Hosts(store, 10.0, lambda: 5.0, clock)
 
 
-def ranked(availability: Availability, cores: float, purpose: Purpose = "place", mib: float = 1000.0) -> list[str]:
+def ranked(availability: Availability, cores: float, purpose: Ranking = "place", mib: float = 1000.0) -> list[str]:
     demand = ResourceVector(cores, mib)
     return availability.rank(demand, 16, purpose, PlacementPolicy.FIRST_FIT, np.random.default_rng(0))
 
@@ -170,20 +170,36 @@ async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(
 # --- what is promised ------------------------------------------------------------------------------------------------
 
 
+def arrival(cores: float) -> Arrival:
+    """Of a fixed VM."""
+    return Arrival(size := ResourceVector(cores, 1000.0), size, 60.0)
+
+
 def test_the_room_that_a_plan_has_chosen_is_no_others_until_it_ends() -> None:
     availability = Availability()
     availability.open(report(free_cores=4.0))
     assert ranked(availability, 5.0) == ["host-a"], "4 free and 1 deflatable"
-    availability.reserve("plan-1", "host-a", ResourceVector(3.0, 1000.0))
+    availability.reserve("plan-1", "host-a", arrival(3.0))
     assert (ranked(availability, 2.0), ranked(availability, 2.1)) == (["host-a"], [])
     availability.open(report(free_cores=5.0))
     assert ranked(availability, 3.0) == ["host-a"], "a new report leaves the promise"
-    availability.reserve("plan-1", "host-b", ResourceVector(3.0, 1000.0))
+    availability.reserve("plan-1", "host-b", arrival(3.0))
     assert ranked(availability, 6.0) == ["host-a"]
     availability.open(report("host-b"))
     assert ranked(availability, 6.1) == [], "a promise counts for a host that opens later"
-    availability.reserve("plan-1", None, ResourceVector())
+    availability.reserve("plan-1", None)
     assert ranked(availability, 9.0) == ["host-b"]
+
+
+def test_of_low_priority_vms_that_are_to_come_their_minimums_count_where_guests_would_be_waited_for() -> None:
+    availability = Availability()
+    availability.open(report(free_cores=4.0))
+    assert ranked(availability, 1.0, "wait") == []
+    availability.reserve("plan-1", "host-a", Arrival(ResourceVector(4.0, 1000.0), ResourceVector(1.0, 300.0), 60.0))
+    assert (ranked(availability, 2.0), ranked(availability, 2.0, "preempt")) == ([], [])
+    assert (ranked(availability, 4.0, "wait"), ranked(availability, 4.1, "wait")) == (["host-a"], [])
+    availability.reserve("plan-1", None)
+    assert ranked(availability, 1.0, "wait") == []
 
 
 def test_each_vm_costs_its_overhead_the_promised_ones_too() -> None:
@@ -191,7 +207,7 @@ def test_each_vm_costs_its_overhead_the_promised_ones_too() -> None:
     availability.open(report())
     assert ranked(availability, 1.0, mib=9000.0 - OVERHEAD_MIB) == ["host-a"]
     assert ranked(availability, 1.0, mib=9000.0 - OVERHEAD_MIB + 1) == []
-    availability.reserve("plan-1", "host-a", ResourceVector(1.0, 1000.0))
+    availability.reserve("plan-1", "host-a", arrival(1.0))
     assert ranked(availability, 1.0, mib=8000.0 - 2 * OVERHEAD_MIB) == ["host-a"]
     assert ranked(availability, 1.0, mib=8000.0 - 2 * OVERHEAD_MIB + 1) == []
     assert availability.offers("place", 3) == [("host-a", ResourceVector(8.0, 8000.0 - 2 * OVERHEAD_MIB))]
