@@ -148,7 +148,9 @@ def configuration() -> str:
         "(`EBB_MANAGER_TOKEN_FILE`, `EBB_HOSTAGENT_TOKEN_FILE`), else from a TOML file (`--config`; "
         "`/etc/ebbtide/manager.toml`, `/etc/ebbtide/hostagent.toml`). `ebb config example manager` prints such a "
         "file, `ebb config check` says what is wrong in one, by line and key. What may be given again is an array in "
-        "the file, and has commas in the environment.\n"
+        "the file, and has commas in the environment. `ebb-guestagent` reads `/etc/ebbtide/guestagent.toml` (lines "
+        "`key = value` and comments, no arrays and no tables) and `EBB_GUESTAGENT_...` likewise; `ebb-guestagent "
+        "--example-config` and `--check-config` are for its file.\n"
     )
     for model, about in ((ManagerOptions, cluster_manager.main.ABOUT), (HostAgentOptions, hostagent.main.ABOUT)):
         parts.append(f"## `{model.program}`\n\n{about}\n\n{daemon_options(model)}")

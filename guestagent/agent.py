@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 import time
 from collections import deque
@@ -48,6 +47,7 @@ from guestagent.rpc import (
     text_param,
     vector_param,
 )
+from guestagent.telling import Supervision, log
 
 CAPABILITIES = ("cpu", "memory", "application")
 REQUESTS_AT_ONCE = 8
@@ -59,16 +59,11 @@ HOST_GONE_S = 0.25
 Method = Callable[[Params], Any]
 
 
-def log(sentence: str) -> None:
-    """A line on stderr."""
-    print("guestagent: " + sentence, file=sys.stderr, flush=True)
-
-
 class Agent:
     """Serves the host over the port that `find` names, until `stop()`.
 
     `trigger` wakes the loop when tasks wait for memory; the agent closes it. Local requests for more are taken from
-    root and the group `request_group_id` (-1: root's).
+    root and the group `request_group_id` (-1: root's). `reload` is called in the loop after `ask_to_reload()`.
     """
 
     def __init__(
@@ -84,7 +79,12 @@ class Agent:
         request_group_id: int = -1,
         preempt_dir: str = "/etc/ebbtide/preempt.d",
         tell_people: Callable[[str], None] = tell_people,
+        supervision: Supervision | None = None,
+        reload: Callable[[], None] = lambda: None,
     ) -> None:
+        self._supervision = supervision or Supervision({})
+        self._reload = reload
+        self._reloads = False
         self._find = find
         self._cpus = cpus
         self._memory = memory
@@ -119,17 +119,36 @@ class Agent:
         self._stopping = True
         self._wake()
 
+    def ask_to_reload(self) -> None:
+        """Have the loop read the options again; safe in signal handlers and threads."""
+        self._reloads = True
+        self._wake()
+
     def run(self) -> None:
         """Serve until `stop()`. A port that is missing or goes away is waited for."""
         close_requests = self._notices.listen(self._run_dir)
+        self._supervision.ready(self._sentence())
         try:
             self._serve_ports()
         finally:
+            self._supervision.stopping()
             close_requests()
+
+    def _turn(self) -> None:
+        """Once a turn of the loop."""
+        self._supervision.alive(self._sentence())
+        if self._reloads:
+            self._reloads = False
+            self._reload()
+
+    def _sentence(self) -> str:
+        """For `systemctl status`."""
+        return f"VM {self._vm}, its host is connected" if self._greeted else "its host has not said hello"
 
     def _serve_ports(self) -> None:
         complaint = ""
         while not self._stopping:
+            self._turn()
             try:
                 channel = Channel(self._find())
             except (OSError, PortNotFound) as error:
@@ -143,7 +162,7 @@ class Agent:
             try:
                 self._serve(channel)
             except OSError as error:
-                log(f"port lost: {error}")
+                log(f"port lost: {error}", "warning")
                 self._pause(PORT_RETRY_S)
             finally:
                 channel.close()
@@ -160,9 +179,10 @@ class Agent:
         poller.register(self._wake_read, select.POLLIN)
         self._notices.register(poller)
         while not self._stopping:
+            self._turn()
             poller.register(channel.fileno(), poll_events(channel))
-            wait_s = channel.wait_s()
-            events = dict(poller.poll(None if not wait_s else wait_s * 1000 + 1))
+            waits_s = [limit_s for limit_s in (channel.wait_s(), self._supervision.period_s) if limit_s]
+            events = dict(poller.poll(min(waits_s) * 1000 + 1 if waits_s else None))
             self._drain_wake()
             self._notices.handle(poller, events)
             if events.get(channel.fileno(), 0) & ~select.POLLOUT:

@@ -9,21 +9,27 @@ import sys
 from typing import Sequence
 
 from guestagent import __version__
-from guestagent.agent import Agent, log
+from guestagent.agent import Agent
 from guestagent.channel import PORT_NAME, find_port
 from guestagent.cpus import Cpus
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory, spare_this_process
+from guestagent.options import FILE, OptionsError, example, named, read_options
 from guestagent.pressure import PressureTrigger
+from guestagent.telling import Supervision, configure, log
 
 #: Exit status of `status` while a notice of preemption runs.
 PREEMPTED = 3
+#: Options that SIGHUP takes over.
+AT_ONCE = ("log_level", "log_json", "reserve_mib")
 EXAMPLES = """\
 examples:
   python3 -m guestagent
       serve the host on the virtio-serial port io.ebbtide.guest.0
   python3 -m guestagent --port /dev/vport1p2 --reserve-mib 96
       a port by path, and 96 MiB that are never offered to the host
+  python3 -m guestagent --check-config --config guestagent.toml
+      say what is wrong in a file of options, by line and key; exit status 2 if anything is
   python3 -m guestagent request --memory-mib 512 --reason "a batch job starts"
       ask the host, through the agent that runs, for 512 MiB more than the VM has now
   python3 -m guestagent status --json
@@ -39,7 +45,13 @@ def build_parser() -> argparse.ArgumentParser:
         "can spare, takes CPUs off and on line, and relays deflation requests to the applications.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"the same options by name, a TOML file (default: {FILE}, if it is there)"
+    )
+    parser.add_argument("--check-config", action="store_true", help="say what is wrong with the options, and end")
+    parser.add_argument("--example-config", action="store_true", help="print a file of options, and end")
     parser.add_argument(
         "--port", default=PORT_NAME, metavar="PATH|NAME", help="port to the host (default: %(default)s)"
     )
@@ -66,6 +78,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--request-group", metavar="GROUP", help="group whose members may ask the host for more, besides root"
     )
+    parser.add_argument(
+        "--log-level",
+        default="info",
+        choices=["error", "warning", "info"],
+        help="the least that is logged (default: %(default)s)",
+    )
+    parser.add_argument("--log-json", action="store_true", help="log lines as JSON, not as key=value")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     request = commands.add_parser(
@@ -97,7 +116,18 @@ def _amount(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status."""
     parser = build_parser()
-    options = parser.parse_args(argv)
+    try:
+        options = read_options(parser, argv)
+    except OptionsError as error:
+        for sentence in str(error).splitlines():
+            print(f"ebb-guestagent: {sentence}", file=sys.stderr)
+        return 2
+    if options.example_config:
+        print(example(build_parser()), end="")
+        return 0
+    if options.check_config:
+        print("the guest agent can start with these options")
+        return 0
     if options.command == "request":
         return _request(options)
     if options.command == "status":
@@ -106,12 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         group_id = _group_id(options.request_group)
     except KeyError:
         parser.error(f"--request-group: there is no group {options.request_group}")
+    configure(options.log_level, options.log_json)
     for problem in spare_this_process(options.procfs):
-        log(f"under memory pressure this agent may be killed or slow: {problem}")
+        log(f"under memory pressure this agent may be killed or slow: {problem}", "warning")
+    memory = Memory(options.procfs, options.reserve_mib)
     agent = Agent(
         find=lambda: find_port(options.port, options.sysfs),
         cpus=Cpus(options.sysfs, options.procfs),
-        memory=Memory(options.procfs, options.reserve_mib),
+        memory=memory,
         adapters_dir=options.adapters_dir,
         run_dir=options.run_dir,
         procfs=options.procfs,
@@ -119,13 +151,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         trigger=_trigger(options.procfs),
         request_group_id=group_id,
         preempt_dir=options.preempt_dir,
+        supervision=Supervision(),
+        reload=lambda: _reload(argv, options, memory),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
+    signal.signal(signal.SIGHUP, lambda *_: agent.ask_to_reload())
     agent.run()
     agent.close()
     log("stopped")
     return 0
+
+
+def _reload(argv: Sequence[str] | None, started: argparse.Namespace, memory: Memory) -> None:
+    """Take over what can be taken over while it runs; say so, and what needs a start."""
+    parser = build_parser()
+    try:
+        options = read_options(parser, argv)
+    except OptionsError as error:
+        log("nothing was reloaded, all stays as it is: " + str(error).replace("\n", "; "), "error")
+        return
+    configure(options.log_level, options.log_json)
+    memory.reserve_mib = options.reserve_mib
+    log("reloaded: log_level, log_json, reserve_mib")
+    differ = [name for name in named(parser) if getattr(options, name) != getattr(started, name)]
+    later = [name for name in differ if name not in AT_ONCE]
+    if later:
+        log("some options count only after a start: " + ", ".join(later), "warning")
 
 
 def _trigger(procfs: str) -> PressureTrigger | None:

@@ -20,7 +20,8 @@ class Memory:
 
     def __init__(self, procfs: str = "/proc", reserve_mib: float | None = None) -> None:
         self._procfs = procfs
-        self._reserve_mib = reserve_mib
+        #: May be set at any time.
+        self.reserve_mib = reserve_mib
 
     def status(self) -> MemoryStatus:
         """Sizes in MiB.
@@ -28,7 +29,7 @@ class Memory:
         Raises: GuestFailure where the kernel does not tell; unknown is never reported as zero.
         """
         total_mib, available_mib = self._meminfo()
-        reserve_mib = self._reserve_mib
+        reserve_mib = self.reserve_mib
         if reserve_mib is None:
             reserve_mib = max(RESERVE_MIB, RESERVE_SHARE * total_mib)
         return MemoryStatus(

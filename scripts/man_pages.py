@@ -128,9 +128,17 @@ def pages(package: str) -> dict[str, str]:
     if package == "ebbtide-guest":
         import app_adapters.main
         import guestagent.main
+        from guestagent.options import FILE, PREFIX
 
         return {
-            "ebb-guestagent.8": program(guestagent.main.build_parser(), 8, "Ebbtide's agent inside a guest"),
+            "ebb-guestagent.8": program(
+                guestagent.main.build_parser(),
+                8,
+                "Ebbtide's agent inside a guest",
+                section("FILES", listed(FILE, "The same options, with the same names (reserve_mib is --reserve-mib).")),
+                section("ENVIRONMENT", quoted(f"{PREFIX}RESERVE_MIB is --reserve-mib, and so on.")),
+                section("SIGNALS", listed("SIGTERM, SIGINT", "End."), listed("SIGHUP", "Read the options again.")),
+            ),
             "ebb-adapter.1": program(app_adapters.main.build_parser(), 1, "makes a service an application of Ebbtide"),
         }
     import cluster_manager.main as manager

@@ -43,7 +43,7 @@ def test_the_unit_has_few_privileges(unit: str, most: float) -> None:
     assert float(exposure[1]) <= most
 
 
-@pytest.mark.parametrize("unit", ["ebb-manager", "ebb-hostagent"])
+@pytest.mark.parametrize("unit", EXPOSURE)
 def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None:
     text = (UNITS / f"{unit}.service").read_text(encoding="utf-8")
     for line in ("Type=notify", "UMask=0077", "RestartPreventExitStatus=2", "ExecReload=/bin/kill -HUP $MAINPID"):
