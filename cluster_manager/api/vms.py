@@ -90,7 +90,8 @@ async def vm(request: web.Request) -> web.StreamResponse:
 @describe("Why a VM has its size", tag="vms", path=(NAME,), answers={200: VMExplanation}, problems=(404,))
 async def explain(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(await request.app[MANAGER].agent_proxy.explain(await _shown(request)))
+    manager, found = request.app[MANAGER], await _shown(request)
+    return answer(await manager.agent_proxy.explain(found, manager.operations.acting_on(found.name, found.host)))
 
 
 @routes.delete("/v1/vms/{name}")

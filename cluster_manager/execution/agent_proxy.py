@@ -37,8 +37,11 @@ class AgentProxy:
         self._store = store
         self._epoch = epoch
 
-    async def explain(self, vm: ClusterVM) -> VMExplanation:
-        """Why a VM has its size: the host's word, and what the manager did with it. A silent host is no error."""
+    async def explain(self, vm: ClusterVM, plans: tuple[str, ...]) -> VMExplanation:
+        """Why a VM has its size: the host's word, and what the manager did with it. A silent host is no error.
+
+        :param plans: what is at work on it now.
+        """
         explanation, unreachable = None, None
         if vm.host is None:
             unreachable = f"{vm.name} is on no host"
@@ -59,6 +62,7 @@ class AgentProxy:
             explanation=explanation,
             unreachable=unreachable,
             events=tuple(events),
+            plans=plans,
         )
 
     async def forecast(self, vm: ClusterVM, command: TargetCommand) -> Forecast:

@@ -15,7 +15,7 @@ import structlog
 
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
-from cluster_manager.execution.running_plans import arrival_of, defect, is_at, looks, operation_of, plan_id
+from cluster_manager.execution.running_plans import acts, arrival_of, defect, is_at, looks, operation_of, plan_id
 from cluster_manager.execution.waiting_vms import WaitingVMs
 from cluster_manager.inventory.hosts import Host, Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
@@ -57,6 +57,8 @@ log = structlog.get_logger()
 BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
 #: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
 RETRY_S = 30.0
+#: Plans that one explanation tells of.
+MOST_ACTING: Final = 20
 #: Seconds between two looks at what a host's free room is for.
 SHARE_S = 2.0
 
@@ -252,6 +254,17 @@ class Operations:
         """What is at work on a host or waits for it."""
         plans, held_by = (running.state for running in self._running.values()), self._hosts.locks.held_by
         return [state for state in plans if is_at(state, host, held_by(state.id))]
+
+    def acting_on(self, name: str, host: str | None) -> tuple[str, ...]:
+        """What the plans do that are at work on a VM now or wait for its host, a sentence each."""
+        held_by, chosen_by = self._hosts.locks.held_by, self._hosts.availability.chosen_by
+        plans = [running.state for running in self._running.values() if not running.state.finished]
+        return tuple(
+            acts(state, name, host, host is not None and held_by(state.id) == host)
+            for state in plans
+            if state.vm == name
+            or (host is not None and (is_at(state, host, held_by(state.id)) or chosen_by(state.id) == host))
+        )[:MOST_ACTING]
 
     async def drop(self, host: str, plans: Iterable[Plan]) -> None:
         """See to these no more, nor to what is to be removed on a host: it does not come back."""

@@ -9,6 +9,7 @@ from cluster_manager.plans.lifecycle import StartPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
+    AwaitGuests,
     AwaitHost,
     ChooseHosts,
     Finish,
@@ -16,6 +17,7 @@ from cluster_manager.plans.plans import (
     Plan,
     PlanKind,
     ReadHost,
+    Reclaim,
     Reinflate,
     ReinflationPending,
     RoomPlan,
@@ -24,6 +26,7 @@ from cluster_manager.plans.plans import (
     VMPhase,
     finish,
     host_of,
+    notices_of,
 )
 from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
@@ -70,6 +73,31 @@ def arrival_of(state: Plan, started_at: float) -> Arrival | None:
     fixed = state.spec.priority is Priority.FIXED
     keeps = size if fixed else state.spec.allocation(ZERO).minimum.smaller(size)
     return Arrival(size, keeps, started_at + state.clock_from_s + state.deadline_s)
+
+
+def acts(state: Plan, vm: str, host: str | None, holds: bool) -> str:
+    """What a plan does now to a VM, or to its host, in one sentence.
+
+    :param host: where the VM is.
+    :param holds: whether the plan has that host to itself.
+    """
+    who = f"{state.kind} {state.request_id}" + (f" (of {state.vm})" if state.vm not in (vm, None) else "")
+    match state.instruction:
+        case AwaitGuests(vms=vms) if vm in vms:
+            return f"{who} waits until its guest answers and it can be deflated"
+        case _ if state.vm == vm and (host is None or holds or host_of(state.instruction) != host):
+            return f"{who} is at work on it: {state.progress[-1] if state.progress else 'not begun yet'}"
+        case _ if not holds:
+            return f"{who} waits for {host}"
+        case Reclaim(need=need, exclude=exclude, others=others):
+            more = f", also for {others} that wait" if others else ""
+            among = "this one not" if vm in exclude else "this one among them"
+            return f"{who} takes {need.vector()} from the low-priority VMs of {host}{more}: {among}"
+        case Reinflate(vms=vms):
+            return f"{who} shares the free room of {host} among {', '.join(vms) or 'the VMs that lack something'}"
+        case instruction if vm in (gone := notices_of(instruction)):
+            return f"{who} preempts it, with {gone[vm]:g} s of notice"
+    return f"{who} has {host}: {state.progress[-1] if state.progress else 'not begun yet'}"
 
 
 def looks(state: Plan) -> bool:

@@ -99,6 +99,10 @@ class Availability:
         """The room that running placements have chosen on a host, without their overheads."""
         return sum((arrival.size for arrival in self._arrivals.get(host, {}).values()), ResourceVector())
 
+    def chosen_by(self, plan: str) -> str | None:
+        """The host on which a running placement has chosen room."""
+        return self._at.get(plan)
+
     def queue(self, host: str, but: str) -> tuple[Arrival, ...]:
         """What running placements have chosen on a host but for one, in the order in which they came."""
         return tuple(arrival for plan, arrival in self._arrivals.get(host, {}).items() if plan != but)

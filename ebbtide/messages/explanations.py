@@ -150,3 +150,4 @@ class VMExplanation(Body):
     explanation: Explanation | None = Field(description="of the host; null where it cannot be had")
     unreachable: str | None = Field(None, description="why the host's explanation cannot be had")
     events: tuple[EventRow, ...] = Field((), description="of this VM, oldest first")
+    plans: tuple[str, ...] = Field((), description="what is at work on it now, or waits for its host; a sentence each")

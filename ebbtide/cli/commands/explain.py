@@ -29,6 +29,10 @@ def print_explanation(name: str, found: VMExplanation) -> None:
     else:
         _print_told(told)
     print(shown(_on_preemption(name, found)))
+    if found.plans:
+        print("\nat work on it, or waiting for its host:")
+        for sentence in found.plans:
+            print(shown(f"  {sentence}"))
     if found.events:
         print("\nevents:")
         print_table(("at", "kind", "what happened"), ((clock(e.at), e.kind, e.sentence) for e in found.events), "")

@@ -114,6 +114,43 @@ async def test_eight_arrivals_at_once_are_two_deflations_and_none_is_undone(tmp_
 
 
 @each_store
+async def test_what_is_at_work_on_a_vm_and_who_waits_for_its_host_is_explained(tmp_path: Path) -> None:
+    agent = FakeAgent("host-a", cpu_cores=4.0, memory_mib=2000.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+
+        async def told() -> list[str]:
+            return list((await cluster.get("/v1/vms/low-1/explain"))["plans"])
+
+        await cluster.create(vm("low-1", cpu_cores=4.0))
+        assert await told() == []
+        agent.trouble.pend = ("reclaim", "stop")
+        asked = [asyncio.create_task(cluster.create(vm("high-1", "fixed", 1.0, 200.0), deadline_s=20.0))]
+        async with asyncio.timeout(20):
+            await agent.polled.wait()
+        takes = (
+            "create create-high-1 (of high-1) takes 1 cores from the low-priority VMs of host-a: this one among them"
+        )
+        assert await told() == [takes]
+        asked.append(asyncio.create_task(cluster.create(vm("high-2", "fixed", 1.0, 200.0), deadline_s=20.0)))
+        stop = {"request_id": "stop", "limit_s": 5.0}
+        assert (await cluster.call("POST", "/v1/vms/low-1/stop", json=stop))[0] == 202
+
+        async def waiting() -> bool:
+            return len(await told()) == 3
+
+        await cluster.until(waiting)
+        assert sorted(await told()) == [
+            takes,
+            "create create-high-2 (of high-2) waits for host-a",
+            "stop stop waits for host-a",
+        ]
+        agent.end_pending()
+        assert {(await one).state for one in asked} == {OperationState.DONE}
+        await cluster.ended("stop")
+        assert await told() == []
+
+
+@each_store
 async def test_what_a_preemption_frees_beyond_the_need_is_kept_for_the_next_arrival(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=8.0, memory_mib=4000.0)
     async with cluster_of(tmp_path, agent) as cluster:
