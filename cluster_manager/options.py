@@ -7,9 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cluster_manager.plans.plans import GONE_S
-from cluster_manager.settings import MOST_HOSTS
-from cluster_manager.store.pruning import DAY_S, Retention
+from cluster_manager.defaults import DAY_S, GONE_S, MOST_HOSTS, Retention
 from ebbtide.rest.options import DaemonOptions, settings_config
 
 #: A hundred years.

@@ -5,17 +5,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
-from cluster_manager.leadership.leadership import LeadershipTimes
-from cluster_manager.plans.plans import GONE_S
+from cluster_manager.defaults import GONE_S, MOST_HOSTS, LeadershipTimes, Retention
 from cluster_manager.store.database import Database
-from cluster_manager.store.pruning import Retention
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.matcher.engines.interface import Engine, engine_of
 from ebbtide.matcher.engines.settings import EngineSettings
-
-MOST_HOSTS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)

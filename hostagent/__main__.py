@@ -7,13 +7,14 @@ import sys
 
 def main() -> None:
     """See `hostagent.main.main`."""
+    from hostagent.main import main as run
+
     try:
-        from hostagent.main import main as run
+        run()
     except ModuleNotFoundError as error:
         if error.name not in ("libvirt", "psutil"):
             raise
         sys.exit(f"ebb-hostagent: this needs the package {error.name}: pip install 'ebbtide[host]'")
-    run()
 
 
 if __name__ == "__main__":

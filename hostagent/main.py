@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-import socket
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import psutil
-import structlog
-from pydantic import TypeAdapter, ValidationError
-
-from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import Address
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.logs import configure_logs
 from ebbtide.rest.options import Given, read_options
-from ebbtide.rest.settings import AccessSettings
-from hostagent.domain_xml.template_library import TemplateLibrary
-from hostagent.domain_xml.templates import PACKAGED
 from hostagent.errors import HostAgentError
-from hostagent.libvirt.definitions import usable_boot_mib
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
-from hostagent.libvirt.settings import LibvirtSettings
-from hostagent.mechanisms.accelerator import probe_accelerator
-from hostagent.operations.agent import Agent
-from hostagent.options import HostAgentOptions, access_of, address_of, capacity_of
-from hostagent.service import give_back, serve
-from hostagent.state.files import make_parents
-from hostagent.state.journal import Journal
-from hostagent.vm.host import Host, Slice
+from hostagent.options import HostAgentOptions, access_of
 
 ABOUT = "Deflates and reinflates the VMs of one KVM host."
 EXAMPLE = """\
@@ -49,11 +27,6 @@ example:
 The agent manages only domains that it made itself or was told to adopt; it knows them by the intent in their libvirt
 metadata. Ended or killed, it leaves them as they are, and resumes what was unfinished when it is started again.
 """
-#: Measured under emulation with the capped translation cache; with KVM there is none (docs/internals/contracts.md,
-#: accounting).
-OVERHEAD_MIB = {"qemu": 320.0, "kvm": 160.0}
-
-log = structlog.get_logger()
 
 
 def main() -> None:
@@ -66,18 +39,18 @@ def main() -> None:
         given = options_of(words[1:] if releases else words)
     except AccessError as error:
         _refuse(str(error), 2)
-    options = given.options
-    configure_logs(options.log_level, options.log_json)
+    # Imported here, so that --help and a wrong option are answered at once.
+    from ebbtide.rest.logs import configure_logs
+
+    configure_logs(given.options.log_level, given.options.log_json)
     try:
-        access = access_of(options)
+        access = access_of(given.options)
     except AccessError as error:
         _refuse(given.said(str(error)), 2)
+    from hostagent.running import run
+
     try:
-        make_parents(options.state_dir)  # the disks may lie beside it
-        if releases:
-            asyncio.run(_release(options, access))
-        else:
-            asyncio.run(_serve(given, access))
+        run(given, access, releases)
     except (HostAgentError, AccessError, OSError, ValueError) as error:
         _refuse(given.said(str(error)), 1)
 
@@ -91,91 +64,6 @@ def _refuse(sentences: str, code: int) -> NoReturn:
 def options_of(arguments: Sequence[str] | None) -> Given[HostAgentOptions]:
     """:raises OptionsError: see `read_options`."""
     return read_options(HostAgentOptions, arguments, ABOUT, EXAMPLE)
-
-
-async def _serve(given: Given[HostAgentOptions], access: AccessSettings) -> None:
-    options = given.options
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    address, port = address_of(options.listen)
-    await serve(
-        await _agent(options, access),
-        address.strip("[]"),
-        port,
-        options.token_file,
-        options.manager or None,
-        options.manager_token_file,
-        stop,
-        access,
-        options.manager_name,
-        given,
-    )
-
-
-async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
-    """:raises HostAgentError: something is left, or an agent runs here already."""
-    if not (options.state_dir / "state.json").exists():
-        print(f"{options.state_dir} is no agent's: nothing was taken from any VM")
-        return
-    address, port = address_of(options.listen)
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as place:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            place.bind((address.strip("[]"), port))
-        except OSError as error:
-            raise HostAgentError(f"an agent runs at {options.listen}: stop it first, or `ebb off`") from error
-    print(await give_back(await _agent(options, access)))
-
-
-async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
-    address, port = address_of(options.listen)
-    kind, reason = await asyncio.to_thread(_accelerator, options)
-    directories = (*options.templates, PACKAGED)
-    library = await asyncio.to_thread(TemplateLibrary.load, directories, 0)
-    settings = LibvirtSettings(
-        host_id=options.id,
-        uri=options.uri,
-        accelerator=kind,
-        image_dir=options.image_dir,
-        disk_dir=options.disk_dir,
-        template_dirs=directories,
-        acpi_verdict=options.acpi_verdict,
-        library=library,
-        image_prefixes=options.image_prefix,
-        save_dir=options.save_dir,
-        adopted=options.state_dir / "adopted.json",
-        migration_uri=options.migration_uri,
-        migration_listen=options.migration_listen,
-    )
-    overhead = OVERHEAD_MIB[kind] if options.overhead_mib is None else options.overhead_mib
-    url = options.url or f"{access.scheme}://{address}:{port}"
-    try:
-        TypeAdapter(Address).validate_python(url)
-    except ValidationError:
-        raise AccessError(f"--url {url} must be a scheme, a host and a port, nothing else") from None
-    capacity = _own_capacity(options.reserve_mib) if options.capacity == "auto" else capacity_of(options.capacity)
-    part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib)
-    host = Host(part, LibvirtHypervisor(settings), await asyncio.to_thread(Journal, options.state_dir))
-    log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)
-    return Agent(host, usable_boot_mib)
-
-
-def _own_capacity(reserve_mib: float) -> ResourceVector:
-    """All of this machine but a reserve; its disks' and its network's bandwidth are handed out only where declared."""
-    memory_mib = psutil.virtual_memory().total // 2**20 - reserve_mib
-    if memory_mib <= 0:
-        raise HostAgentError(f"--reserve-mib {reserve_mib:g} leaves nothing of this machine's memory")
-    return ResourceVector(float(psutil.cpu_count() or 1), memory_mib)
-
-
-def _accelerator(options: HostAgentOptions) -> tuple[Any, str]:
-    if options.accelerator != "auto":
-        return options.accelerator, "as configured"
-    image = options.image_dir
-    found = probe_accelerator(image / "vmlinuz", None, options.state_dir / "accelerator.json")
-    return found.kind, found.reason
 
 
 if __name__ == "__main__":

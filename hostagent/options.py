@@ -10,14 +10,12 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import Name
-from ebbtide.messages.migrations import LibvirtUri
+from ebbtide.messages.common import LibvirtUri, Name
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, is_protected, key_pair, settings_of
-from hostagent.libvirt.settings import SAVE_DIR
-from hostagent.state.files import ACPI_VERDICT
+from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
 #: The common name of the manager's certificate.
 MANAGER_NAME: Final = "ebb-manager"

@@ -20,7 +20,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec
-from hostagent.main import OVERHEAD_MIB
+from hostagent.running import OVERHEAD_MIB
 
 VMS = 20
 SIZE = Vector(cpu_cores=1, memory_mib=256)

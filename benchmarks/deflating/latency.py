@@ -36,7 +36,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab.guest_link import LabLink
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
-from hostagent.main import OVERHEAD_MIB
+from hostagent.running import OVERHEAD_MIB
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 FILLED = 0.6

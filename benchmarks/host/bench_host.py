@@ -39,8 +39,8 @@ from ebbtide.messages.vms import VMSpec
 from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
-from hostagent.main import OVERHEAD_MIB
 from hostagent.operations.agent import Agent
+from hostagent.running import OVERHEAD_MIB
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from hostagent.vm.managed_vm import ManagedVM

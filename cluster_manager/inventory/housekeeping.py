@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import structlog
 
+from cluster_manager.defaults import Retention
 from cluster_manager.errors import StoreError
-from cluster_manager.store.pruning import Retention, statements
+from cluster_manager.store.pruning import statements
 from cluster_manager.store.store import Store
 
 log = structlog.get_logger()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
+from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.leadership.election import (
     ElectionEvent,
@@ -29,20 +29,6 @@ from cluster_manager.leadership.election import (
 from cluster_manager.leadership.locks import LeaderLock, Taken
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class LeadershipTimes:
-    """Of one manager, in seconds: ``check_s`` < ``limit_s`` < ``release_s``."""
-
-    #: How often the lock is proved by the leader, and tried by the others.
-    check_s: float = 1.0
-    #: A leader that could not prove the lock for so long acts no more.
-    limit_s: float = 3.0
-    #: When the PostgreSQL server takes the lock from a leader that has fallen silent.
-    release_s: float = 5.0
-    #: How long a manager that had to step down leaves the lock to others.
-    pause_s: float = 2.0
 
 
 class Term(Protocol):

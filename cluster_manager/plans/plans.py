@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster_manager.defaults import GONE_S as GONE_S
 from cluster_manager.plans.claims import OFF as OFF
 from cluster_manager.plans.claims import AddVM as AddVM
 from cluster_manager.plans.claims import Arrival as Arrival
@@ -38,7 +39,6 @@ from ebbtide.messages.vms import VMSpec
 #: Hosts that a placement acts on before it gives up or preempts.
 MOST_HOSTS: Final = placement_step.MOST_HOSTS
 #: For how long a VM whose plan waits for a host stays with that plan, in seconds; then its owner may go on without.
-GONE_S: Final = 3600.0
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 

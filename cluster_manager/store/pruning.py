@@ -5,33 +5,11 @@ Never: plans under way, VMs that may still be on a host or that a silent host ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 from sqlalchemy import Delete, and_, delete, exists, func, or_, select
 
+from cluster_manager.defaults import Retention
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store.schema import core_changes, events, hosts, plans, tasks, terms, vms
-
-DAY_S: Final = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long the store remembers.
-
-    :param age_s: events, finished plans with their request ids, ended VMs and core changes are kept so long.
-    :param most_events: and of events not more than these.
-    :param batch: rows in one transaction.
-    :param every_s: seconds between two looks.
-    :param pause_s: seconds between two transactions, so that plans have the store most of the time.
-    """
-
-    age_s: float = 90 * DAY_S
-    most_events: int = 1_000_000
-    batch: int = 500
-    every_s: float = 600.0
-    pause_s: float = 0.05
 
 
 def statements(retention: Retention, now: float) -> dict[str, Delete]:

@@ -14,6 +14,10 @@ from ebbtide.deflation.resources import ResourceVector
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letters, digits and hyphens, 1 to 40")]
+#: Nothing that libvirt would run a command for (``command=``, ``+ext``, ``+ssh``): a host is not to have another one's.
+_LIBVIRT_UNIX: Final = r"unix:///system\?socket=/[A-Za-z0-9._/-]{1,200}"
+_LIBVIRT_TLS: Final = r"tls://[A-Za-z0-9.-]{1,253}/system"
+LibvirtUri = Annotated[str, Field(pattern=rf"^qemu\+({_LIBVIRT_UNIX}|{_LIBVIRT_TLS})$")]
 #: No point first: it stands in paths, where ".." is another one.
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,79}$"
 DOMAIN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}$"

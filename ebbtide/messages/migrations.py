@@ -7,13 +7,9 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ebbtide.messages.commands import Command
-from ebbtide.messages.common import LARGEST, MOST, Body, Name, Seconds, Size
+from ebbtide.messages.common import LARGEST, MOST, Body, LibvirtUri, Name, Seconds, Size
 from ebbtide.messages.vms import VMSpec
 
-#: Nothing that libvirt would run a command for (``command=``, ``+ext``, ``+ssh``): a host is not to have another one's.
-_UNIX: Final = r"unix:///system\?socket=/[A-Za-z0-9._/-]{1,200}"
-_TLS: Final = r"tls://[A-Za-z0-9.-]{1,253}/system"
-LibvirtUri = Annotated[str, Field(pattern=rf"^qemu\+({_UNIX}|{_TLS})$")]
 _Directory = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]{0,300}$")]
 
 #: As much as the network gives, and as long as it takes within the deadline.

@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from ebbtide.rest.errors import Refused
-from ebbtide.rest.rates import Buckets, Rate, counted
+from ebbtide.rest.rates import Buckets, Rate, Rates, counted
 from ebbtide.rest.roles import OPEN_ROUTES, Role, allowed, covers, needed, same_kind
 from ebbtide.rest.tls import common_name
 from ebbtide.rest.tokens import Principal, Principals, principal
@@ -27,20 +27,8 @@ log = structlog.get_logger()
 PRINCIPAL: Final = web.RequestKey("principal", Principal)
 
 
-_PEOPLE: Final = Rate(per_s=50.0, burst=200.0)
-_AGENTS: Final = Rate(per_s=20.0, burst=200.0)
 #: Who is refused is told in the log, but cannot fill a disk with it.
 _TOLD: Final = Rate(per_s=1.0, burst=10.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How often one may call. Strangers are counted by address, and so are open routes."""
-
-    people: Rate = _PEOPLE
-    #: Each host agent on its own. They report every two seconds, after a burst of changes at most 20 times a second.
-    agents: Rate = _AGENTS
-    strangers: Rate = _PEOPLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,13 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ebbtide.rest.rates import Buckets, Rate, counted
+from ebbtide.rest.rates import Buckets, ConnectionLimits, Rate, counted
 
 log = structlog.get_logger()
 
@@ -35,34 +34,13 @@ _TOLD: Final = Rate(1.0, 10.0)
 _FULL_S: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Of one server.
-
-    :param in_all: open connections.
-    :param per_address: of those, from one address (`rest.rates.counted`).
-    :param idle_s: for the head of a request, and for a pause between two; above the 15 s after which aiohttp's client
-        gives up a connection that it does not use.
-    :param handshake_s: for TLS.
-    :param unread_s: for an answer that the client does not take.
-    :param lingering_s: how long what is left of a refused body is read, so that the refusal arrives.
-    """
-
-    in_all: int = 2048
-    per_address: int = 256
-    idle_s: float = 20.0
-    handshake_s: float = 10.0
-    unread_s: float = 60.0
-    lingering_s: float = 2.0
-
-
 @contextlib.asynccontextmanager
 async def serving(
     app: web.Application,
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
-    limits: ConnectionLimits = ConnectionLimits(),
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
     shutdown_timeout_s: float = 60.0,
 ) -> AsyncIterator[Listener]:
     """Serve an application from here to the end of the block; the application starts and stops with it.

@@ -28,9 +28,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ebbtide.rest.access import Rates
 from ebbtide.rest.errors import OptionsError
-from ebbtide.rest.listener import ConnectionLimits
+from ebbtide.rest.rates import ConnectionLimits, Rates
 
 _LIMITS = ConnectionLimits()
 

@@ -1,4 +1,4 @@
-"""Rate limits: a token bucket for each caller, as a state machine without a clock, and which callers count as one."""
+"""Limits of connections and of requests, for these a token bucket for each caller: a state machine without a clock."""
 
 from __future__ import annotations
 
@@ -29,6 +29,41 @@ class Rate:
             raise InvalidField("per_s", "must be above 0")
         if not (math.isfinite(self.burst) and self.burst >= 1):
             raise InvalidField("burst", "must be at least 1")
+
+
+_PEOPLE: Final = Rate(per_s=50.0, burst=200.0)
+_AGENTS: Final = Rate(per_s=20.0, burst=200.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How often one may call. Strangers are counted by address, and so are open routes."""
+
+    people: Rate = _PEOPLE
+    #: Each host agent on its own. They report every two seconds, after a burst of changes at most 20 times a second.
+    agents: Rate = _AGENTS
+    strangers: Rate = _PEOPLE
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Of one server.
+
+    :param in_all: open connections.
+    :param per_address: of those, from one address (`rest.rates.counted`).
+    :param idle_s: for the head of a request, and for a pause between two; above the 15 s after which aiohttp's client
+        gives up a connection that it does not use.
+    :param handshake_s: for TLS.
+    :param unread_s: for an answer that the client does not take.
+    :param lingering_s: how long what is left of a refused body is read, so that the refusal arrives.
+    """
+
+    in_all: int = 2048
+    per_address: int = 256
+    idle_s: float = 20.0
+    handshake_s: float = 10.0
+    unread_s: float = 60.0
+    lingering_s: float = 2.0
 
 
 class Buckets:

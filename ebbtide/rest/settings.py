@@ -8,11 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ebbtide.deflation.errors import InvalidField
-from ebbtide.rest.access import Rates
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.listener import ConnectionLimits
 from ebbtide.rest.options import DaemonOptions
-from ebbtide.rest.rates import Rate
+from ebbtide.rest.rates import ConnectionLimits, Rate, Rates
 from ebbtide.rest.tls import KeyPair
 
 

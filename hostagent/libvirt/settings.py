@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
-from hostagent.state.files import ACPI_VERDICT
-
-#: Where libvirt keeps saved memory, unless it was built otherwise.
-SAVE_DIR: Final = Path("/var/lib/libvirt/qemu/save")
+from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Final
 
 #: Where ``ebb doctor --probe-acpi`` leaves its verdict and the agent reads it.
 ACPI_VERDICT: Final = Path("/var/cache/ebbtide/acpi-unplug.json")
+#: Where libvirt keeps saved memory, unless it was built otherwise.
+SAVE_DIR: Final = Path("/var/lib/libvirt/qemu/save")
 
 
 def replace(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cluster_manager import configured, serving
 from cluster_manager import main as manager_main
 from cluster_manager.execution import operations
 from cluster_manager.inventory.agents import Agents
@@ -88,7 +89,7 @@ def settings_of(directory: Path, address: str, port: int) -> tuple[Settings, Gat
     arguments = ["--listen", f"127.0.0.1:{port}", "--database", str(directory / "manager.sqlite")]
     arguments += ["--token-file", str(directory / "token"), "--hosts-key-file", str(directory / "hosts.key")]
     arguments += ["--requests-per-s", "10000", "--reports-per-s", "10000", "--policy", "first-fit"]
-    settings, gate = manager_main.settings_of_all(manager_main.options_of(arguments).options)
+    settings, gate = configured.settings_of_all(manager_main.options_of(arguments).options)
     # In network namespaces of the test's own, where no other program listens.
     settings = replace(settings, host=address, insecure=True)
     return replace(settings, silent_after_s=SILENT_AFTER_S, agents=limits), gate
@@ -105,7 +106,7 @@ def main() -> None:
         number, _, when = where.partition(":")
         kill_at_record(int(number), when == "before")
     gate_commands(Gates(Path(sys.argv[1])))
-    asyncio.run(manager_main.serve(*settings_of(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
+    asyncio.run(serving.serve(*settings_of(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
 
 
 if __name__ == "__main__":

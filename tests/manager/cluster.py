@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.test_utils import TestServer
 
 from cluster_manager.api.app import make_app
-from cluster_manager.leadership.leadership import LeadershipTimes
+from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.manager import Manager
 from cluster_manager.settings import AgentLimits, Settings
 from cluster_manager.store.database import Database

@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ebbtide.rest.listener import ConnectionLimits, Listener, serving
+from ebbtide.rest.listener import Listener, serving
+from ebbtide.rest.rates import ConnectionLimits
 from ebbtide.rest.tls import server_context
 from tests.hostagent.waiting import until
 from tests.rest.pki import Pki

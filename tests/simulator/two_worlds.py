@@ -18,7 +18,7 @@ import aiosqlite
 import numpy as np
 import pytest
 
-from cluster_manager.leadership.leadership import LeadershipTimes
+from cluster_manager.defaults import LeadershipTimes
 from ebbtide.deflation.allocations import Priority, deflatable_capacity, free_capacity
 from ebbtide.deflation.floors import effective_minimum
 from ebbtide.deflation.placement.policy_names import PlacementPolicy

@@ -9,13 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster_manager.errors import SettingsError
-from cluster_manager.main import settings_of_all
 from cluster_manager.options import ManagerOptions
 from ebbtide.cli.commands.options import Json
 from ebbtide.cli.output import print_error, print_json
 from ebbtide.errors import EbbError
-from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, collect, example_of
 from hostagent.options import HostAgentOptions, access_of
@@ -68,6 +65,10 @@ def _wrong(daemon: Daemon, path: Path) -> Iterator[str]:
 def checked(daemon: Daemon, path: Path) -> None:
     """:raises AccessError: what the daemon would say, a sentence a line."""
     if daemon is Daemon.MANAGER:
+        from cluster_manager.configured import settings_of_all
+        from cluster_manager.errors import SettingsError
+        from ebbtide.matcher.errors import EngineSettingsError
+
         given = collect(ManagerOptions, path, {})
         try:
             settings_of_all(given.options)

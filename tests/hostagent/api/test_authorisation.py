@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 
 from ebbtide.rest.access import Access
-from ebbtide.rest.listener import ConnectionLimits, serving
+from ebbtide.rest.listener import serving
+from ebbtide.rest.rates import ConnectionLimits
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import principal
 from hostagent.api.app import make_app

@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from cluster_manager.api.app import make_app
 from cluster_manager.manager import Manager
 from cluster_manager.settings import Settings
-from ebbtide.rest.access import Access, Rates, require
+from ebbtide.rest.access import Access, require
 from ebbtide.rest.credentials import report_token
-from ebbtide.rest.listener import ConnectionLimits, Listener, serving
+from ebbtide.rest.listener import Listener, serving
 from ebbtide.rest.problems import problem_middleware
-from ebbtide.rest.rates import Rate
+from ebbtide.rest.rates import ConnectionLimits, Rate, Rates
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import Principal, principal
 from tests.manager import cluster

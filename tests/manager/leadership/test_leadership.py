@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.errors import LostLeadership, StoreError
-from cluster_manager.leadership.leadership import Leadership, LeadershipTimes
+from cluster_manager.leadership.leadership import Leadership
 from cluster_manager.leadership.locks import AdvisoryLock, FileLock, Taken
 from tests.manager.databases import Server
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster_manager.defaults import DAY_S, Retention
 from cluster_manager.inventory.housekeeping import Housekeeping
 from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import Note, SetVM, VMPhase, finish
 from cluster_manager.plans.removals import RemovalPlan, start_removal
 from cluster_manager.store.database import Database
-from cluster_manager.store.pruning import DAY_S, Retention
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import Vector

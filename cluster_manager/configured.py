@@ -1,0 +1,73 @@
+"""What the manager's options say, with the files that they name: read, and held to each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster_manager.defaults import DAY_S, Retention
+from cluster_manager.errors import SettingsError
+from cluster_manager.options import ManagerOptions
+from cluster_manager.settings import Settings
+from cluster_manager.store.database import database_of
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.matcher.engines.interface import engine_of
+from ebbtide.matcher.engines.settings import EngineSettings, read_settings
+from ebbtide.rest.access import Certificates
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.gate import Gate
+from ebbtide.rest.roles import Role
+from ebbtide.rest.settings import settings_of
+from ebbtide.rest.tokens import Principal, principal, read_token
+
+
+def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
+    """What the options say, with the files that they name.
+
+    :raises SettingsError, AccessError, EngineSettingsError: they cannot be used.
+    """
+    host, colon, port = options.listen.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise SettingsError(f"--listen must be HOST:PORT, but is {options.listen!r}")
+    if options.url is not None and not options.url.startswith(("http://", "https://")):
+        raise SettingsError("--url must begin with http:// or https://")
+    if options.token_file is None and options.tokens_file is None:
+        raise SettingsError("--token-file or --tokens-file must be given")
+    engine = read_settings(options.engine_file) if options.engine_file is not None else EngineSettings()
+    # What it needs is missed now, not when the manager leads.
+    engine_of(engine)
+    host = host.strip("[]")
+    token = _token("--token-file", options.token_file) if options.token_file is not None else ""
+    key = _token("--hosts-key-file", options.hosts_key_file)
+    if key == token:
+        raise SettingsError("--token-file and --hosts-key-file hold the same word: who has the one would have all")
+
+    def own() -> list[Principal]:
+        path = options.token_file
+        return [principal("token-file", Role.ADMIN, _token("--token-file", path))] if path is not None else []
+
+    gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False, hosts_key=key)
+    listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
+    settings = Settings(
+        database=database_of(options.database, options.database_password_file),
+        token=token,
+        hosts_key=key,
+        host=host,
+        port=int(port),
+        policy=PlacementPolicy(options.policy),
+        seed=options.seed,
+        gone_s=options.gone_s,
+        agent_tls=gate.calls,
+        revoked=gate.revoked,
+        most_hosts=options.most_hosts,
+        url=options.url.rstrip("/") if options.url else listens_at,
+        retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
+        engine=engine,
+    )
+    return settings, gate
+
+
+def _token(option: str, path: Path) -> str:
+    try:
+        return read_token(path)
+    except AccessError as error:
+        raise SettingsError(f"{option}: {error}") from None

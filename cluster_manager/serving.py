@@ -1,0 +1,39 @@
+"""Serving: the manager's parts put together as its options say, until a signal asks to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import structlog
+
+from cluster_manager.api.app import make_app
+from cluster_manager.manager import Manager
+from cluster_manager.options import ManagerOptions
+from cluster_manager.settings import Settings
+from ebbtide.rest.gate import Gate
+from ebbtide.rest.options import Given
+from ebbtide.rest.reload import reloading
+from ebbtide.rest.supervision import supervised
+
+log = structlog.get_logger()
+
+
+async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | None = None) -> None:
+    """Serve until a signal asks to stop; then close the server, then the plans, then the store.
+
+    :raises ManagerError: the store cannot be used.
+    :raises OSError: the address is taken.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    manager = Manager(settings, freezes_memory=True)
+    app = make_app(manager, gate.access)
+    serving = gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0)
+    async with serving as listener, reloading(gate, given):
+        log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
+        async with supervised(manager.sentence):
+            await stop.wait()
+            log.info("stopping", why="a signal asked for it")
