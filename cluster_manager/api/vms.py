@@ -96,7 +96,7 @@ async def explain(request: web.Request) -> web.Response:
 
 @routes.delete("/v1/vms/{name}")
 @describe(
-    "Stop a VM and remove it; others grow into its room",
+    "Stop a VM and remove it, or call its placement off; others grow into its room",
     tag="vms",
     path=(NAME,),
     query=(_REQUEST, _DRY_RUN),

@@ -14,7 +14,7 @@ import structlog
 
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import arrival_of, looks
+from cluster_manager.execution.running_plans import arrival_of, looks, may_be_on
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
@@ -24,6 +24,8 @@ from cluster_manager.plans.plans import (
     Arrival,
     AwaitGuests,
     AwaitHost,
+    AwaitPlan,
+    CalledOff,
     ChooseHosts,
     Commanding,
     Create,
@@ -38,6 +40,7 @@ from cluster_manager.plans.plans import (
     HostsChosen,
     OperationEnded,
     Plan,
+    PlanEnded,
     Preempt,
     PreemptTogether,
     ReadHost,
@@ -123,6 +126,9 @@ class InstructionExecutor:
         self._epoch = epoch
         #: Counts the commands; a host never has two under way, so a lower number at an agent is one that comes late.
         self._orders = itertools.count(1)
+        #: Requests for placements that their owners have called off, and how to end the wait of one for a host.
+        self.called_off: set[str] = set()
+        self._waits: dict[str, asyncio.Timeout] = {}
         #: By plan: how far its host is with a command that takes long, and after which of its own sentences that comes.
         self.told: dict[str, tuple[int, tuple[str, ...]]] = {}
 
@@ -131,6 +137,21 @@ class InstructionExecutor:
 
         :param resumed: whether an earlier run of the manager may have begun it.
         """
+        event = await self._perform(state, resumed, elapsed_s)
+        # What it has begun at a host comes to its end before.
+        looking = isinstance(state.instruction, ChooseHosts | ReadHost | AwaitGuests)
+        return CalledOff(elapsed_s()) if state.request_id in self.called_off and looking else event
+
+    def call_off(self, placement: str) -> None:
+        """Have the placement of a request end as soon as it can.
+
+        What it does next for its VM is decided by its plan (`CalledOff`).
+        """
+        self.called_off.add(placement)
+        if (wait := self._waits.get(placement)) is not None:
+            wait.reschedule(asyncio.get_running_loop().time())
+
+    async def _perform(self, state: Plan, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
         instruction = state.instruction
         if host_of(instruction) is None:
             self._hosts.locks.release(state.id)
@@ -156,11 +177,19 @@ class InstructionExecutor:
             case AwaitGuests(host=host, vms=vms, until_s=until_s):
                 before = known = self._hosts.get(host)
                 while before is not None and known is not None and elapsed_s() < until_s:
+                    if state.request_id in self.called_off:
+                        break
                     if not self._hosts.is_ready(host) or not still_silent(before.report, known.report, vms):
                         break
                     await self._hosts.heard(min(until_s - elapsed_s(), LOOK_S))
                     known = self._hosts.get(host)
                 return HostBack(elapsed_s())
+            case AwaitPlan(request_id=request_id):
+                self.call_off(request_id)
+                while (placement := await self._store.plan(request_id)) is not None and not placement.state.finished:
+                    await self._hosts.heard(LOOK_S)
+                self.called_off.discard(request_id)
+                return PlanEnded(elapsed_s(), may_be_on(placement.state) if placement is not None else None)
             case PreemptTogether(victims=victims):
                 sides = _Sides()
 
@@ -195,7 +224,7 @@ class InstructionExecutor:
     async def _read(self, state: Plan, host: str, elapsed_s: Callable[[], float]) -> HostRead | HostFailed:
         """Take the host for the plan and ask its agent; a plan that looks for a place goes on when its time is up."""
         limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
-        if not await self._hosts.locks.hold(state.id, host, limit_s):
+        if not await self._hold(state, host, limit_s):
             return HostFailed(elapsed_s(), f"{host} is busy with another plan", uncertain=False)
         try:
             report = await self._agents.host(host)
@@ -207,6 +236,18 @@ class InstructionExecutor:
         if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
             return found
         return replace(found, sold=await self._store.sold(host), elsewhere=self._elsewhere(state, host))
+
+    async def _hold(self, state: Plan, host: str, limit_s: float | None) -> bool:
+        """Take the host for the plan; whether it was free in time, and the plan was not called off meanwhile."""
+        if state.request_id in self.called_off:
+            return False
+        try:
+            async with asyncio.timeout(None) as self._waits[state.request_id]:
+                return await self._hosts.locks.hold(state.id, host, limit_s)
+        except TimeoutError:
+            return False
+        finally:
+            del self._waits[state.request_id]
 
     def _queue(self, state: Plan, host: str) -> tuple[Arrival, ...]:
         """Who waits for the host that a plan has."""
@@ -337,7 +378,8 @@ class InstructionExecutor:
             told = isinstance(instruction, Preempt | Remove) and bool(preempted_by(instruction))
             while told and not following.done():
                 await asyncio.wait({following}, timeout=WATCH_S)
-                if not following.done() and (why := sides.why_not or self._room_on(state, instruction.host)):
+                why = sides.why_not or self._not_needed(state, instruction.host)
+                if not following.done() and why:
                     assert isinstance(instruction, Preempt | Remove), "it is told"
                     await self._call_off(instruction, operation.request_id, why, sides)
                     told = False
@@ -346,8 +388,12 @@ class InstructionExecutor:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    def _room_on(self, state: Plan, host: str) -> str:
-        """That a host has room for the plan's VM by its last report, whoever else stays; empty if it has not."""
+    def _not_needed(self, state: Plan, host: str) -> str:
+        """Why nobody has to go: the arrival is called off, or its host has room for it by its last report; empty if
+        somebody has.
+        """
+        if state.request_id in self.called_off:
+            return f"the placement of {state.vm} is called off"
         known = self._hosts.get(host)
         return room_for(state.spec, known.report) if isinstance(state, PlacementPlan) and known is not None else ""
 

@@ -34,10 +34,17 @@ from cluster_manager.plans.plans import (
     Step,
     VMPhase,
     host_of,
-    notices_of,
 )
-from cluster_manager.plans.removals import RemovalPlan, removed_already, start_reinflation, start_removal, start_target
+from cluster_manager.plans.removals import (
+    RemovalPlan,
+    removed_already,
+    start_calling_off,
+    start_reinflation,
+    start_removal,
+    start_target,
+)
 from cluster_manager.plans.returns import Returns, start_return
+from cluster_manager.plans.victims import notices_of
 from cluster_manager.store.rows import StoredPlan, StoredVM
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import check_target
@@ -159,11 +166,16 @@ class Operations:
         return await self.begin(request.request_id, fingerprint, prepare)
 
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> Operation:
-        """Delete a VM. Raises `RequestError`: 404 unknown, 409 while a plan is at work on it, 412 changed."""
+        """Delete a VM, or call its placement off.
+
+        Raises `RequestError`: 404 unknown, 409 while another plan is at work on it, 412 changed.
+        """
 
         async def prepare() -> Plan:
-            host = (await self.deletable(name, precondition)).host
-            new_id = plan_id("delete", name)
+            row, new_id = await self.deletable(name, precondition), plan_id("delete", name)
+            host = row.host
+            if row.phase is VMPhase.PLACING:
+                return start_calling_off(new_id, request_id, name, row.request_id)
             return start_removal(new_id, request_id, name, host) if host else removed_already(new_id, request_id, name)
 
         return await self.begin(request_id, f"delete {name}", prepare)
@@ -200,7 +212,7 @@ class Operations:
         """The row of a VM that may be deleted. Raises as `delete`."""
         row = await self.existing(name)
         precondition(row)
-        if row.phase in BUSY:
+        if row.phase in BUSY and row.phase is not VMPhase.PLACING:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
         return row
 
@@ -410,6 +422,7 @@ class Operations:
             self._running.pop(plan_id, None)
             if self._executor is not None:
                 self._executor.told.pop(plan_id, None)
+                self._executor.called_off.discard(running.state.request_id)
             self._tasks.pop(plan_id, None)
             running.news.set()
 

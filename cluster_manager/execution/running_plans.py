@@ -26,11 +26,11 @@ from cluster_manager.plans.plans import (
     VMPhase,
     finish,
     host_of,
-    notices_of,
 )
 from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
 from cluster_manager.plans.returns import ReturnPlan
+from cluster_manager.plans.victims import notices_of
 from cluster_manager.store.rows import StoredPlan
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
@@ -73,6 +73,11 @@ def arrival_of(state: Plan, started_at: float) -> Arrival | None:
     fixed = state.spec.priority is Priority.FIXED
     keeps = size if fixed else state.spec.allocation(ZERO).minimum.smaller(size)
     return Arrival(size, keeps, started_at + state.clock_from_s + state.deadline_s)
+
+
+def may_be_on(state: Plan) -> str | None:
+    """Where the VM of a placement that has ended is, or may be."""
+    return state.host if isinstance(state, PlacementPlan) and state.starts else None
 
 
 def acts(state: Plan, vm: str, host: str | None, holds: bool) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     AwaitGuests,
+    AwaitPlan,
     ChooseHosts,
     Create,
     EndedTogether,
@@ -148,7 +149,7 @@ class _World:
     def obey(self, state: Plan) -> Event:
         """Carry out an instruction that acts on a host."""
         instruction = state.instruction
-        assert not isinstance(instruction, ChooseHosts | Finish), "these act on no host"
+        assert not isinstance(instruction, ChooseHosts | AwaitPlan | Finish), "these act on no host"
         report = self.reports.get(instruction.host)
         if report is None:
             return HostFailed(0.0, f"{instruction.host} does not answer", uncertain=True)

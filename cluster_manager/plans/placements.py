@@ -16,6 +16,7 @@ from cluster_manager.plans.plans import (
     MOST_LAPSES,
     AddVM,
     AwaitGuests,
+    CalledOff,
     ChooseHosts,
     Create,
     EndedTogether,
@@ -120,6 +121,8 @@ class PlacementPlan(RoomPlan):
     #: Hosts whose VMs gave too little, and whether it has looked for room again before it preempts.
     short_on: tuple[str, ...] = ()
     looked_again: bool = False
+    #: Whether its owner does not want it any more: nothing new is begun.
+    called_off: bool = False
 
     @property
     def changed(self) -> bool:
@@ -162,6 +165,8 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
     match state.instruction, event:
         case ChooseHosts(), HostsChosen():
             return _on_hosts(state, event)
+        case ((ChooseHosts() | ReadHost() | AwaitGuests()), CalledOff()):
+            return _on_called_off(state, event.elapsed_s)
         case ReadHost(), HostRead():
             return _on_reading(state, event)
         case ReadHost(), HostFailed() if state.starts:
@@ -216,8 +221,20 @@ def _on_hosts(state: PlacementPlan, event: HostsChosen) -> Step:
     return step.state.next_step(event.first).also(*step.effects)
 
 
+def _on_called_off(state: PlacementPlan, elapsed_s: float) -> Step:
+    """Give back what was taken, have those stay that can, leave nothing behind."""
+    said, state = f"the placement of {state.vm} is called off", state.having(called_off=True)
+    if state.host is None:
+        return _next_host(state, elapsed_s)
+    return _clean_up(state, said) if state.starts else _leave(state, said, elapsed_s)
+
+
 def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
     """The next host in line; then preemption, for a fixed VM; then the refusal."""
+    if state.called_off:
+        sentence = f"the placement of {state.vm} was called off"
+        end = SetVM(state.vm, VMPhase.FAILED, None, sentence)
+        return finish(state, OperationState.FAILED, sentence).also(end, Note("called-off", state.vm, None, sentence))
     late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
     if state.hosts_left and state.tried < MOST_HOSTS and not late:
         host, *rest = state.hosts_left

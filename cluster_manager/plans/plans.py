@@ -29,7 +29,6 @@ from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.deflation.sharing.suspension import POWER_OFF_SHARE, SAVING_SHARE
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
@@ -273,6 +272,13 @@ class AwaitGuests(Record):
     until_s: float
 
 
+class AwaitPlan(Record):
+    """Call a placement off, and wait until its plan has ended. Answer: `PlanEnded`."""
+
+    do: Literal["await-plan"] = "await-plan"
+    request_id: str
+
+
 class Finish(Record):
     """The plan has ended."""
 
@@ -300,6 +306,7 @@ Instruction = Annotated[
     | Depart
     | AwaitHost
     | AwaitGuests
+    | AwaitPlan
     | Finish,
     Field(discriminator="do"),
 ]
@@ -307,7 +314,9 @@ Instruction = Annotated[
 
 def host_of(instruction: Instruction) -> str | None:
     """The host that an instruction acts on; while it does, no other plan may."""
-    return None if isinstance(instruction, ChooseHosts | AwaitHost | AwaitGuests | Finish) else instruction.host
+    if isinstance(instruction, ChooseHosts | AwaitHost | AwaitGuests | AwaitPlan | Finish):
+        return None
+    return instruction.host
 
 
 def preempted_by(instruction: Instruction) -> tuple[Preempt | Remove, ...]:
@@ -318,17 +327,6 @@ def preempted_by(instruction: Instruction) -> tuple[Preempt | Remove, ...]:
         case PreemptTogether(victims=victims):
             return victims
     return ()
-
-
-def notices_of(instruction: Instruction) -> dict[str, float]:
-    """The VMs that an instruction preempts, and how long the programs of each have, in seconds."""
-    found = {}
-    for victim in preempted_by(instruction):
-        kept = 0.0
-        if isinstance(victim, Preempt):
-            kept = SAVING_SHARE if victim.suspend else POWER_OFF_SHARE
-        found[victim.vm] = victim.notice_s * (1 - kept)
-    return found
 
 
 # --- events: what a plan hears ---------------------------------------------------------------------------------------
@@ -363,6 +361,18 @@ class HostRead(Event):
 @dataclass(frozen=True, slots=True)
 class HostBack(Event):
     """A host that was waited for reports, or guests on it were waited for long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalledOff(Event):
+    """The VM's owner does not want it any more. Answers what a placement looks and waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEnded(Event):
+    """A placement has ended. ``host``: where its VM is, or may be; None: on none."""
+
+    host: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,12 +592,3 @@ def finish(state: Plan, how: OperationState, sentence: str, **changes: Any) -> S
 def unexpected(state: Plan, event: Event) -> ProtocolViolation:
     """An event that does not answer the plan's instruction."""
     return ProtocolViolation("event", f"{type(event).__name__} does not answer {state.instruction.do}")
-
-
-def resize_notes(kind: str, state: Plan, operation: Operation) -> tuple[Note, ...]:
-    """A line of the event log for each VM that an operation resized, or one if there is none."""
-    purpose = f" for {state.vm}" if state.vm is not None and state.kind == "create" else ""
-    return tuple(
-        Note(kind, outcome.name, state.host, f"{kind} {outcome.name} on {state.host}{purpose}: {outcome.sentence}")
-        for outcome in operation.vms
-    ) or (Note(kind, state.vm, state.host, operation.sentence),)

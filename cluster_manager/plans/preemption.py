@@ -13,7 +13,7 @@ from ebbtide.deflation import kernels
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.vms import NOTICE_S, OnPreemption, VMSpec, VMStatus
+from ebbtide.messages.vms import NOTICE_S, OnPreemption, VMSpec, VMState, VMStatus
 
 
 class PreemptionReason(StrEnum):
@@ -93,8 +93,10 @@ def costs(vms: Iterable[VMStatus], sold: Mapping[str, VMSpec], now: float) -> di
             choice = kernels.DELETES
         elif spec is not None and spec.on_preemption is OnPreemption.SUSPEND:
             choice = kernels.SUSPENDS
-        # Work of which it is not known how old it is counts as older than any other.
+        # Work of which it is not known how old it is counts as older than any other; one that is off has none to lose.
         work_s = UNKNOWN_S if vm.started_at is None else max(now - vm.started_at, 0.0)
+        if vm.state is VMState.STOPPED:
+            work_s = 0.0
         found[vm.name] = kernels.preemption_cost(choice, vm.current.memory_mib, work_s)
     return found
 

@@ -14,6 +14,7 @@ from cluster_manager.plans.plans import (
     HostFailed,
     Note,
     OperationEnded,
+    Plan,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -22,7 +23,6 @@ from cluster_manager.plans.plans import (
     Step,
     finish,
     instruct,
-    resize_notes,
     unexpected,
 )
 from cluster_manager.plans.report_queries import (
@@ -39,7 +39,7 @@ from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
-from ebbtide.messages.operations import OperationState
+from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMState, VMStatus
 
 R = TypeVar("R", bound=RoomPlan)
@@ -227,3 +227,12 @@ def concluded(state: RoomPlan, event: Event) -> Step:
 def growth(wanted: ResourceVector, has: ResourceVector, overhead_mib: float = 0.0) -> ResourceVector:
     """What has to be free so that a VM may have a size."""
     return wanted.less(has) + ResourceVector(memory_mib=overhead_mib)
+
+
+def resize_notes(kind: str, state: Plan, operation: Operation) -> tuple[Note, ...]:
+    """A line of the event log for each VM that an operation resized, or one if there is none."""
+    purpose = f" for {state.vm}" if state.vm is not None and state.kind == "create" else ""
+    return tuple(
+        Note(kind, outcome.name, state.host, f"{kind} {outcome.name} on {state.host}{purpose}: {outcome.sentence}")
+        for outcome in operation.vms
+    ) or (Note(kind, state.vm, state.host, operation.sentence),)

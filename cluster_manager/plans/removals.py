@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cluster_manager.plans.plans import (
+    AwaitPlan,
     ClaimRemoval,
     Event,
     Finish,
@@ -12,6 +13,7 @@ from cluster_manager.plans.plans import (
     Note,
     OperationEnded,
     Plan,
+    PlanEnded,
     Reinflate,
     ReinflationPending,
     Remove,
@@ -22,9 +24,9 @@ from cluster_manager.plans.plans import (
     VMPhase,
     finish,
     instruct,
-    resize_notes,
     unexpected,
 )
+from cluster_manager.plans.reclaim_steps import resize_notes
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
@@ -72,6 +74,14 @@ def start_removal(plan_id: str, request_id: str, vm: str, host: str) -> RemovalP
     return RemovalPlan(id=plan_id, request_id=request_id, instruction=remove, vm=vm, host=host)
 
 
+def start_calling_off(plan_id: str, request_id: str, vm: str, placement: str) -> RemovalPlan:
+    """The deletion of a VM that is being placed.
+
+    :param placement: the request that it was asked for by.
+    """
+    return RemovalPlan(id=plan_id, request_id=request_id, instruction=AwaitPlan(request_id=placement), vm=vm)
+
+
 def removed_already(plan_id: str, request_id: str, vm: str) -> RemovalPlan:
     """The deletion of a VM that is on no host: it ends as it begins."""
     done = Finish(state=OperationState.DONE, sentence=f"forgot {vm}, which was on no host")
@@ -82,6 +92,13 @@ def advance_removal(state: RemovalPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
     vm, host = state.vm, state.host or ""
     match state.instruction, event:
+        case AwaitPlan(), PlanEnded(host=None):
+            sentence = f"called off the placement of {vm}, which is on no host"
+            return finish(state, OperationState.DONE, sentence).also(SetVM(vm, VMPhase.ENDED, None, sentence))
+        case AwaitPlan(), PlanEnded(host=str(where)):
+            # It had come too far, or could not be asked.
+            remove = Remove(host=where, step=state.step, vm=vm, reason="delete")
+            return instruct(state, remove, f"the placement of {vm} has ended on {where}: deleting it there", host=where)
         case Remove(), OperationEnded(operation=operation) if operation.state is not OperationState.FAILED:
             sentence = f"deleted {vm} on {host}"
             return instruct(state, Reinflate(host=host, step=state.step), sentence).also(

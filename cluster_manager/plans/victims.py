@@ -10,6 +10,7 @@ from cluster_manager.plans.plans import (
     Effect,
     Event,
     HostFailed,
+    Instruction,
     Note,
     OperationEnded,
     Preempt,
@@ -18,9 +19,11 @@ from cluster_manager.plans.plans import (
     SetPreempted,
     SetVM,
     VMPhase,
+    preempted_by,
 )
 from cluster_manager.plans.preemption import PreemptionReason, is_deleted, notice
 from ebbtide.deflation.errors import ProtocolViolation
+from ebbtide.deflation.sharing.suspension import POWER_OFF_SHARE, SAVING_SHARE
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import OnPreemption, VMSpec
@@ -111,3 +114,14 @@ def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted |
         return _gone(victim, f"{victim.vm} may have been preempted {where} (reason {victim.reason}): {failure}")
     sentence = f"preempted {where}, but {failure}; it is removed as soon as the host answers"
     return SetVM(victim.vm, VMPhase.FAILED, victim.host, sentence, owed=True)
+
+
+def notices_of(instruction: Instruction) -> dict[str, float]:
+    """The VMs that an instruction preempts, and how long the programs of each have, in seconds."""
+    found = {}
+    for victim in preempted_by(instruction):
+        kept = 0.0
+        if isinstance(victim, Preempt):
+            kept = SAVING_SHARE if victim.suspend else POWER_OFF_SHARE
+        found[victim.vm] = victim.notice_s * (1 - kept)
+    return found

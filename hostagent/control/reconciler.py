@@ -41,6 +41,22 @@ RETRY_DEADLINE_S: Final = 60.0
 log = structlog.get_logger()
 
 
+def check_is_due(
+    earlier: DomainSummary | None, now: DomainSummary | None, age_s: float, rests: bool, deflated: bool
+) -> bool:
+    """Whether a VM is to be looked at closely.
+
+    :param earlier: what the survey said when that was done last, and what it says now; None: it had, or has, no domain.
+    :param age_s: for how long it was not, in seconds.
+    :param rests: whether nothing is to be done with it as far as its agent knows.
+    :param deflated: whether it has less than it was sold.
+    """
+    if earlier is None or now is None or not rests or age_s >= CHECK_S * (1 if deflated else 2):
+        return True
+    before, after = ((one.uuid, one.state, one.vcpus, one.balloon_mib) for one in (earlier, now))
+    return before != after
+
+
 class Reconciler:
     """Runs the checks, each VM's in a task of its own, so that one that hangs holds up no other."""
 
@@ -136,18 +152,9 @@ class Reconciler:
             return
         at, earlier = self._seen.get(vm.domain, (0.0, None))
         now = asyncio.get_running_loop().time()
-        calm = (
-            summary is not None
-            and earlier is not None
-            and (summary.uuid, summary.state, summary.vcpus, summary.balloon_mib)
-            == (earlier.uuid, earlier.state, earlier.vcpus, earlier.balloon_mib)
-            and not vm.drift_repair.unsettled
-            and not vm.record.uncertain
-            and vm.intent.phase is Phase.SETTLED
-            and not vm.plug_is_due()
-            and now - at < CHECK_S * (1 if vm.deflated else 2)
-        )
-        if calm or vm.lock.locked():
+        rests = not (vm.drift_repair.unsettled or vm.record.uncertain or vm.plug_is_due())
+        rests = rests and vm.intent.phase is Phase.SETTLED
+        if vm.lock.locked() or not check_is_due(earlier, summary, now - at, rests, vm.deflated):
             return
         if summary is not None:
             self._seen[vm.domain] = (now, summary)

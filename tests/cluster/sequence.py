@@ -25,7 +25,7 @@ from tests.manager.cluster import TOKEN
 CAPACITIES = (ResourceVector(6, 3600), ResourceVector(4, 2600), ResourceVector(8, 4600))
 #: Of VMs at their minimums so many might be moved instead of a preemption; today none is.
 MOVES = 0
-#: In sequences from this number on many arrive at once.
+#: In sequences from this number on many arrive at once, and some are called off again.
 HERDS = 2000
 #: A host, and a manager, that has run for so long knows what there is, in seconds.
 KNOWN_S = 4.0
@@ -100,10 +100,11 @@ class Sequence:
         if what == "arrive":
             for _ in range(chance.choice(self.crowds)):
                 self._send(self._arrival())
+                if self.crowds[-1] > 3 and chance.random() < 0.15:
+                    self._pass(chance.choice((0.0, 0.5, 3.0)))
+                    self._delete(self.client.requests[-1].vm)
         elif what == "depart" and (names := self.client.names):
-            name, number = chance.choice(names), len(self.client.requests)
-            path = f"/v1/vms/{name}?request_id=r-{number}"
-            self._send(Request(f"r-{number}", "delete", name, "DELETE", path, None))
+            self._delete(chance.choice(names))
         self._pass(chance.choice((0.0, 0.5, 3.0, 30.0, 60.0)))
 
     def _arrival(self) -> Request:
@@ -165,9 +166,12 @@ class Sequence:
     def _room_appears(self) -> None:
         """All fixed VMs go: whoever was preempted and now has room comes back."""
         for name in [name for name in self.client.names if self.client.priority[name] == "fixed"]:
-            number = len(self.client.requests)
-            self._send(Request(f"r-{number}", "delete", name, "DELETE", f"/v1/vms/{name}?request_id=r-{number}", None))
+            self._delete(name)
         self._calm()
+
+    def _delete(self, name: str) -> None:
+        number = len(self.client.requests)
+        self._send(Request(f"r-{number}", "delete", name, "DELETE", f"/v1/vms/{name}?request_id=r-{number}", None))
 
     def _until(self, condition: Any, what: str, more: Any = None) -> None:
         until = self.cluster.loop.time() + PATIENCE_S

@@ -178,7 +178,10 @@ def delete(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Stop a VM and remove it; its host's deflated VMs grow into the room."""
+    """Stop a VM and remove it; its host's deflated VMs grow into the room.
+
+    A VM that is still being placed is called off: what was taken for it is given back.
+    """
     if dry_run:
         report = ask(manager, token_file, lambda client: client.dry_run_deletion(name))
         print_json(report) if json else print_dry_run(report)

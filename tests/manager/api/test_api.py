@@ -234,14 +234,16 @@ async def test_a_deletion_repeated_is_the_same_operation(cluster: Cluster) -> No
     assert (await cluster.call("DELETE", "/v1/vms/low-1?request_id=e"))[0] == 404
 
 
-async def test_a_vm_that_is_being_placed_cannot_be_deleted_yet(cluster: Cluster) -> None:
+async def test_a_vm_that_is_being_placed_is_called_off_once(cluster: Cluster) -> None:
     cluster.agents[0].trouble.hangs_at = 1
     await cluster.call("POST", "/v1/vms", json=request())
     await cluster.agents[0].hanging.wait()
-    status, problem = await cluster.call("DELETE", "/v1/vms/low-1?request_id=d")
-    assert status == 409
-    assert "wait for operation r" in problem["error"]
     assert (await cluster.get("/v1/vms/low-1"))["state"] == "placing"
+    assert (await cluster.call("DELETE", "/v1/vms/low-1?request_id=d"))[0] == 202
+    assert (await cluster.get("/v1/vms/low-1"))["state"] == "deleting"
+    status, problem = await cluster.call("DELETE", "/v1/vms/low-1?request_id=e")
+    assert status == 409
+    assert "wait for operation d" in problem["error"]
 
 
 async def test_a_vm_that_was_refused_can_be_deleted(cluster: Cluster) -> None:

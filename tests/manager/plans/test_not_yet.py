@@ -20,6 +20,7 @@ from cluster_manager.plans.plans import (
     Step,
 )
 from cluster_manager.plans.reclaim_steps import make_room
+from cluster_manager.plans.report_queries import still_silent
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
@@ -201,19 +202,34 @@ async def boots(cluster: Cluster, agent: FakeAgent, soon: NotYetDeflatable | Non
     await agent.send_report()
 
 
+async def waits(cluster: Cluster, agent: FakeAgent) -> None:
+    """Until a fixed VM, asked for as ``high``, waits for two that boot."""
+    for name in ("low-1", "low-2"):
+        await cluster.create(vm(name))
+    await boots(cluster, agent, BOOTING)
+    body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 800.0), "deadline_s": 60.0}
+    assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+
+    async def is_told() -> bool:
+        return bool(await cluster.events("waiting"))
+
+    await cluster.until(is_told)
+
+
+def test_guests_are_waited_for_until_one_answers_or_other_room_appears() -> None:
+    low_1, low_2 = SILENT
+    before, names = report_of("a", low_1, low_2), ("low-1", "low-2")
+    assert still_silent(before, before, names)
+    assert still_silent(before, report_of("a", low_1, low_2, memory_mib=2300.0), names), "there is less than before"
+    assert not still_silent(before, report_of("a", low_1, ANSWERING[1]), names)
+    assert not still_silent(before, report_of("a", low_1), names), "one has gone"
+    assert not still_silent(before, report_of("a", low_1, low_2, memory_mib=2500.0), names)
+
+
 @each_store
 async def test_two_vms_that_boot_live_and_a_fixed_one_is_placed_as_soon_as_they_answer(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host("host-a")) as cluster:
-        for name in ("low-1", "low-2"):
-            await cluster.create(vm(name))
-        await boots(cluster, agent, BOOTING)
-        body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 800.0), "deadline_s": 40.0}
-        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
-
-        async def waits() -> bool:
-            return bool(await cluster.events("waiting"))
-
-        await cluster.until(waits)
+        await waits(cluster, agent)
         under_way = await cluster.get("/v1/operations/high")
         assert "which are booting" in under_way["sentence"]
         assert agent.arrived == ["create", "create"]
@@ -269,16 +285,7 @@ async def test_one_whose_agent_never_comes_is_preempted_at_the_deadline_and_not_
 @each_store
 async def test_a_manager_that_is_killed_while_it_waits_goes_on_with_that(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host("host-a")) as cluster:
-        for name in ("low-1", "low-2"):
-            await cluster.create(vm(name))
-        await boots(cluster, agent, BOOTING)
-        body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 800.0), "deadline_s": 60.0}
-        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
-
-        async def waits() -> bool:
-            return bool(await cluster.events("waiting"))
-
-        await cluster.until(waits)
+        await waits(cluster, agent)
         await cluster.kill_manager()
         await cluster.start_manager()
         await boots(cluster, agent, None)
