@@ -182,7 +182,15 @@ async def test_a_silent_stream_shows_that_it_lives(cluster: Cluster, monkeypatch
 async def test_one_that_does_not_read_is_dropped_and_nobody_waits_for_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_events, "WRITE_S", 2.0)
+    write = api_events._write
+
+    async def within(request: Any, response: Any, text: str) -> None:
+        # A machine that stands still for a moment must not cost the other one its stream.
+        async with asyncio.timeout(1.0 if request.headers["Host"] == "a" else 60.0):
+            await write(request, response, text)
+
+    monkeypatch.setattr(api_events, "WRITE_S", 60.0)
+    monkeypatch.setattr(api_events, "_write", within)
     assert cluster.server is not None
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -24,7 +24,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """low-1 on host-a, and host-b with room for it; nobody waits long."""
     first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, first, second, gone_s=1.0, agents=replace(QUICK, answer_s=2.5)) as made:
+    async with cluster_of(
+        tmp_path, first, second, gone_s=1.0, silent_after_s=5.0, agents=replace(QUICK, answer_s=2.5)
+    ) as made:
         assert (await made.create(vm("low-1"), policy="first-fit")).host == "host-a"
         yield made
 

@@ -21,6 +21,8 @@ from tests.manager.lifecycle import ask, consistent, seen, send
 
 pytestmark = pytest.mark.usefixtures("each_store", "quick_returns")
 MORE = ResourceVector(cpu_cores=0.5)
+#: No host is to count as silent because the machine stands still for a moment.
+SILENT_S = 10.0
 
 
 @pytest.fixture
@@ -33,7 +35,8 @@ def quick_returns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest_asyncio.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """One of two low VMs was preempted by a fixed one; the other has its minimum of cores."""
-    async with cluster_of(tmp_path, FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)) as cluster:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name))
         assert (await cluster.create(vm("high-1", "fixed", 5.3, 800.0))).state is OperationState.DONE
@@ -106,7 +109,7 @@ async def test_a_vm_that_its_owner_has_stopped_or_deleted_does_not_come_back(clu
 
 async def test_the_oldest_of_those_that_fit_comes_back_first(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=4000.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
         rigid: Any = {"minimum": {"cpu_cores": 2.0, "memory_mib": 400.0}}
         for name in ("low-1", "low-2", "low-3"):
             await cluster.create(vm(name, cpu_cores=2.0, memory_mib=400.0, **rigid))
@@ -125,7 +128,7 @@ async def test_the_oldest_of_those_that_fit_comes_back_first(tmp_path: Path) -> 
 
 async def test_two_that_have_to_go_have_their_notice_at_the_same_time(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
         await cluster.create(vm("low-1"))
         await cluster.create(vm("low-2") | {"on_preemption": "delete"})
         agent.trouble.pend = ("stop", "delete")
@@ -149,7 +152,7 @@ async def test_a_preemption_is_called_off_when_room_appears_and_the_arrival_take
 ) -> None:
     monkeypatch.setattr(instruction_executor, "WATCH_S", 0.05)
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name))
         agent.trouble.pend = ("stop",)
@@ -175,7 +178,7 @@ async def test_where_one_cannot_go_the_notice_of_the_other_is_called_off(
 ) -> None:
     monkeypatch.setattr(instruction_executor, "WATCH_S", 0.05)
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
         await cluster.create(vm("low-1"))
         await cluster.create(vm("low-2") | {"on_preemption": "delete"})
         agent.trouble.pend, agent.trouble.fails = ("stop",), {"delete": "its disk is busy"}
@@ -189,7 +192,9 @@ async def test_where_one_cannot_go_the_notice_of_the_other_is_called_off(
 
 
 async def test_a_suspended_vm_is_shown_so_and_comes_back_with_the_memory_that_was_saved(tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)) as cluster:
+    async with cluster_of(
+        tmp_path, FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0), silent_after_s=SILENT_S
+    ) as cluster:
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name) | {"on_preemption": "suspend"})
         assert (await cluster.create(vm("high-1", "fixed", 5.3, 800.0))).state is OperationState.DONE
@@ -248,7 +253,7 @@ async def test_a_manager_killed_while_a_vm_comes_back_loses_nothing(
 async def test_a_host_that_was_lost_during_a_preemption_says_that_the_vm_runs(tmp_path: Path) -> None:
     """Its place in the queue is no reason to start it twice, nor to show it as off."""
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent) as cluster:
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name))
         # The reclaim goes through; the victim's stop is not carried out.
