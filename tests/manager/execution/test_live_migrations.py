@@ -10,6 +10,7 @@ import pytest
 from ebbtide.messages.operations import Operation, OperationState
 from hostagent.control import reconciler, reporter
 from hostagent.operations import migration_commands
+from hostagent.state.intents import Phase
 from tests.hostagent.world import DomainOff
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -162,13 +163,19 @@ async def moving(two: TwoHosts) -> bool:
 
 
 async def surveyed(two: TwoHosts, name: str) -> None:
-    """Until its host has reported the identity of its domain, without which it cannot move."""
+    """Until its host has reported the identity of its domain and has put right what a kill has left: else it cannot
+    move.
+    """
 
     async def is_known() -> bool:
         assert two.cluster.manager is not None
         hosts = two.cluster.manager.hosts
-        rows = [hosts.vm(host, name) for host in NAMES]
-        return any(row is not None and row.uuid is not None and row.state == "running" for row in rows)
+        for host in NAMES:
+            row, agent = hosts.vm(host, name), two.hosts[host].agent
+            if row is not None and row.uuid is not None and row.state == "running" and agent is not None:
+                there = agent.host.vms.get(name)
+                return there is not None and there.intent.phase is Phase.SETTLED and not there.record.uncertain
+        return False
 
     await two.ready()
     await two.cluster.until(is_known)
