@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster_manager.defaults import DAY_S, Retention
+from cluster_manager.defaults import DAY_S, RebalancingRules, Retention
 from cluster_manager.errors import SettingsError
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
 from cluster_manager.store.database import database_of
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.matcher.engines.interface import engine_of
 from ebbtide.matcher.engines.settings import EngineSettings, read_settings
 from ebbtide.rest.access import Certificates
@@ -62,8 +63,24 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
         engine=engine,
+        rebalancing=_rebalancing(options) if options.rebalance else None,
     )
     return settings, gate
+
+
+def _rebalancing(options: ManagerOptions) -> RebalancingRules:
+    return RebalancingRules(
+        RebalancePace(
+            hold_s=options.rebalance_hold_s,
+            rest_s=options.rebalance_rest_s,
+            longest_s=options.rebalance_longest_s,
+            least_worth=options.rebalance_least_worth,
+        ),
+        every_s=options.rebalance_every_s,
+        most_moves=options.rebalance_most_moves,
+        copy_disks=options.rebalance_copy_disks,
+        bandwidth_mib_s=options.rebalance_bandwidth_mib_s,
+    )
 
 
 def _token(option: str, path: Path) -> str:

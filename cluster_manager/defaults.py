@@ -1,9 +1,11 @@
-"""Figures that the manager's options show as defaults: they import nothing, so that a command line is there at once."""
+"""Figures that the manager's options show as defaults: they import nothing heavy, so that it is there at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 
 DAY_S: Final = 86_400.0
 #: How long a VM that is being moved waits for a host that does not answer any more, seconds beyond its deadline.
@@ -42,3 +44,25 @@ class LeadershipTimes:
     release_s: float = 5.0
     #: How long a manager that had to step down leaves the lock to others.
     pause_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancingRules:
+    """How a manager moves VMs by itself."""
+
+    pace: RebalancePace = field(default_factory=RebalancePace)
+    #: Seconds between two looks.
+    every_s: float = 300.0
+    #: Moves under way at a time; of one host never more than one.
+    most_moves: int = 2
+    #: Whether VMs are moved whose disk has to be copied.
+    copy_disks: bool = False
+    #: Of one move, in MiB/s; 0: no limit.
+    bandwidth_mib_s: float = 100.0
+    #: For finding room, and once more for the move, in seconds.
+    deadline_s: float = 600.0
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Between two looks; after a longer one nobody knows whether VMs have been deflated all the time."""
+        return 3.0 * self.every_s

@@ -18,6 +18,7 @@ examples:
   ebb-manager --token-file /etc/ebbtide/token --hosts-key-file /etc/ebbtide/hosts.key --database manager.sqlite
   ebb-manager --listen 127.0.0.1:7200 --token-file t --hosts-key-file k --database m.sqlite --policy first-fit
   ebb-manager --config manager.toml
+  ebb-manager --token-file t --hosts-key-file k --database m.sqlite --rebalance --rebalance-most-moves 1
   ebb-manager --listen 192.0.2.1:7100 --tokens-file tokens.toml --hosts-key-file k --database m.sqlite \\
       --tls-certificate manager.pem --tls-key manager.key --client-ca ca.pem
 """

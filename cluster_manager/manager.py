@@ -22,6 +22,7 @@ from cluster_manager.execution.host_removal import HostRemoval
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.lifecycle_requests import Lifecycle
 from cluster_manager.execution.operations import Operations
+from cluster_manager.execution.rebalancer import Rebalancing
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.event_feed import EventFeed
 from cluster_manager.inventory.hosts import Hosts
@@ -102,6 +103,9 @@ class Manager:
         self.lists = Lists(self.store, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
+        self.rebalancing = Rebalancing(
+            self.hosts, self.operations, self.lifecycle, self.store, settings.rebalancing, clock
+        )
         self.tasks = TaskService(
             self.store,
             TaskMachines(self.store, self.hosts, self.core_changes, settings.engine.matching),
@@ -154,6 +158,7 @@ class Manager:
             connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True), cookie_jar=aiohttp.DummyCookieJar()
         )
         await self._knowledge.recall()
+        await self.rebalancing.recall()
         agents = Agents(
             self._session,
             self._url_of,
@@ -179,6 +184,7 @@ class Manager:
         self.acquirer.start()
         self.feed.start()
         self._housekeeping.start()
+        self.rebalancing.start()
         self._knowledge.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
         return self.epoch
@@ -193,8 +199,8 @@ class Manager:
             parts.push_async_callback(self.store.close)
             if session is not None:
                 parts.push_async_callback(session.close)
-            inner_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.acquirer, self.feed)
-            for part in inner_first:
+            last_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.acquirer, self.feed)
+            for part in (*last_first, self.rebalancing):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 

@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cluster_manager.defaults import DAY_S, GONE_S, MOST_HOSTS, Retention
+from cluster_manager.defaults import DAY_S, GONE_S, MOST_HOSTS, RebalancingRules, Retention
 from ebbtide.rest.options import DaemonOptions, settings_config
 
+_RULES = RebalancingRules()
 #: A hundred years.
 MOST_DAYS = 36_500
 
@@ -58,3 +59,30 @@ class ManagerOptions(DaemonOptions):
         None, description="TOML: the Slurm or Dask that runs tasks (docs/reference/tasks.md)"
     )
     most_hosts: Annotated[int, Field(ge=1)] = Field(MOST_HOSTS, description="hosts that are registered at a time")
+    rebalance: bool = Field(
+        False,
+        description="move VMs by itself, while they run, to hosts with room (docs/reference/lifecycle.md); the options "
+        "below are for that",
+    )
+    rebalance_every_s: Annotated[float, Field(ge=10, le=DAY_S)] = Field(
+        _RULES.every_s, description="seconds between two looks"
+    )
+    rebalance_hold_s: Annotated[float, Field(ge=0, le=DAY_S)] = Field(
+        _RULES.pace.hold_s, description="a host counts whose VMs have been deflated for so long"
+    )
+    rebalance_rest_s: Annotated[float, Field(ge=0, le=MOST_DAYS * DAY_S)] = Field(
+        _RULES.pace.rest_s, description="a VM that was moved stays for so long"
+    )
+    rebalance_longest_s: Annotated[float, Field(ge=0, le=MOST_DAYS * DAY_S)] = Field(
+        _RULES.pace.longest_s, description="a deflation is expected to last as long again as it has, this at the most"
+    )
+    rebalance_least_worth: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = Field(
+        _RULES.pace.least_worth, description="core-hours that a move must give back for each GiB that it copies"
+    )
+    rebalance_most_moves: Annotated[int, Field(ge=1, le=100)] = Field(
+        _RULES.most_moves, description="moves under way at a time; of one host one"
+    )
+    rebalance_bandwidth_mib_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = Field(
+        _RULES.bandwidth_mib_s, description="of one move, in MiB/s; 0: no limit"
+    )
+    rebalance_copy_disks: bool = Field(False, description="move also VMs whose disk is not shared, by copying it")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of
 from cluster_manager.api.vms import NAME
 from cluster_manager.inventory.versions import Precondition, only
-from ebbtide.deflation.placement.rebalancing import RebalancePace
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.messages.common import Name, PartialVector
 from ebbtide.messages.dry_runs import RebalancingReport
 from ebbtide.messages.hosts import TemplateList
@@ -33,8 +33,8 @@ _ID: Final = Parameter("id", Name, "the host's id")
 _LASTED: Final = Parameter(
     "lasted_s",
     Annotated[float, Field(ge=0, le=86_400)],
-    "for how long VMs are taken to have been deflated; as long again it would last",
-    default=RebalancePace().hold_s,
+    "for how long VMs are taken to have been deflated, and as long again it would last; default: for as long as this "
+    f"manager has seen it, and without --rebalance {RebalancePace().hold_s:g}",
 )
 
 routes = web.RouteTableDef()
@@ -125,4 +125,4 @@ async def templates(request: web.Request) -> web.Response:
     answers={200: RebalancingReport},
 )
 async def rebalancing(request: web.Request) -> web.Response:
-    return answer(await request.app[MANAGER].dry_runs.rebalance(parameters_of(request)["lasted_s"]))
+    return answer(await request.app[MANAGER].rebalancing.propose(parameters_of(request)["lasted_s"]))

@@ -1,4 +1,4 @@
-"""Dry runs over the hosts' last reports: creations and deletions by their checks and plans, and the rebalancer."""
+"""Dry runs over the hosts' last reports: creations and deletions by their checks and plans."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from cluster_manager.inventory.versions import ANY_VERSION, Precondition
 from cluster_manager.plans.dry_run_plan import dry_run_plan
 from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import ChooseHosts, HostsChosen, Plan
-from cluster_manager.plans.rebalancing import Recorded, Reported, rebalancing
 from cluster_manager.plans.removals import removed_already, start_removal
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import Vector
-from ebbtide.messages.dry_runs import DryRunReport, HostChoice, RebalancingReport
+from ebbtide.messages.dry_runs import DryRunReport, HostChoice
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.requests import VMRequest
 
@@ -42,8 +41,6 @@ class DryRuns:
         self._store = store
         self._chooser = chooser
         self._policy = policy
-        #: Over thousands of hosts a look of the rebalancer takes seconds of a thread: one at a time.
-        self._rebalancing = asyncio.Lock()
 
     async def create(self, request: VMRequest) -> DryRunReport:
         """Where a VM would go, and who would give what for it. Raises RequestError as the creation itself."""
@@ -78,22 +75,6 @@ class DryRuns:
             return await _in_turns(dry_run_plan(removed_already(_PLAN_ID, request_id, name), {}, self._none))
         state = start_removal(_PLAN_ID, request_id, name, row.host)
         return await _in_turns(dry_run_plan(state, self._reports(), self._none))
-
-    async def rebalance(self, lasted_s: float) -> RebalancingReport:
-        """Which VMs would be moved between hosts if those that are deflated had been so for this long, in seconds."""
-        await self._hosts.settle()
-        async with self._rebalancing:
-            changing = self._operations.changed_vms()
-            vms: dict[str, dict[str, Recorded]] = {}
-            for row in await self._store.vms():
-                vms.setdefault(row.host or "", {})[row.name] = Recorded(row.phase, row.spec, row.name in changing)
-            ready, taken = self._hosts.ready(), self._hosts.availability.reserved
-            reported = [
-                Reported(report, self._hosts.locks.is_busy(report.id), taken(report.id), vms.get(report.id, {}))
-                for report in (host.report for host in ready)
-            ]
-            unready = len(self._hosts) - len(ready)
-            return await asyncio.to_thread(rebalancing, reported, unready, lasted_s)
 
     def _reports(self) -> dict[str, HostReport]:
         return {host.report.id: host.report for host in self._hosts.ready()}

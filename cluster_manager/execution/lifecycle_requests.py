@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from cluster_manager.defaults import RebalancingRules
 from cluster_manager.errors import RequestError
 from cluster_manager.execution.operations import BUSY, Operations
 from cluster_manager.execution.running_plans import plan_id
@@ -34,6 +35,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import NAME_PATTERN, problem_of
+from ebbtide.messages.dry_runs import ProposedMove
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.requests import (
     AdoptRequest,
@@ -131,13 +133,7 @@ class Lifecycle:
             if request.host is not None:
                 self._check_target(name, host, request.host)
             if request.live:
-                if phase is not VMPhase.RUNNING:
-                    raise RequestError(409, f"live: {name} is {phase}, so it can only be moved without", "live")
-                if row.spec.xml is not None:
-                    raise RequestError(409, f"live: {name} was made from XML, which its new host does not have", "live")
-                self._check_disk(row, host, request.copy_storage, "copy_storage")
-                sold, new_id = await self._sold(row), plan_id("live-migrate", name)
-                return start_live_migration(new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s)
+                return await self._live(plan_id("live-migrate", name), row, host, request)
             self._check_disk(row, host, request.lose_disk)
             return start_migration(
                 plan_id("migrate", name),
@@ -151,6 +147,28 @@ class Lifecycle:
             )
 
         return await self._begin("migrate", name, request, prepare)
+
+    async def rebalance(self, move: ProposedMove, rules: RebalancingRules) -> Operation:
+        """Move a running VM because it is worth its bytes. Raises `RequestError`: it is not as it was proposed."""
+        new_id = f"rebalance-{plan_id('live-migrate', move.vm)}"
+        request = MigrateRequest(
+            request_id=new_id,
+            host=move.target,
+            deadline_s=rules.deadline_s,
+            live=True,
+            copy_storage=rules.copy_disks,
+            bandwidth_mib_s=rules.bandwidth_mib_s,
+        )
+
+        async def prepare() -> Plan:
+            row = await self._free(move.vm, ANY_VERSION)
+            host = self._ready(row)
+            if host != move.source:
+                raise RequestError(409, f"{move.vm} is on {host}, no longer on {move.source}", "name")
+            self._check_target(move.vm, host, move.target)
+            return await self._live(new_id, row, host, request, f"{move.sentence}, for {move.lasted_s:.0f} s")
+
+        return await self._operations.begin(new_id, new_id, prepare)
 
     async def adopt(self, request: AdoptRequest) -> Operation:
         """Look after a domain that was made outside Ebbtide. Raises `RequestError`: 404, 409 name taken, 503."""
@@ -194,6 +212,17 @@ class Lifecycle:
         body = request.model_dump_json(exclude={"request_id", *younger})
         request_id: str = request.model_dump()["request_id"]
         return await self._operations.begin(request_id, f"{kind} {name} {body}", prepare)
+
+    async def _live(self, new_id: str, row: StoredVM, host: str, request: MigrateRequest, why: str = "") -> Plan:
+        """The plan of a live migration. Raises `RequestError` where it cannot be."""
+        name, phase = row.name, self._phase(row)
+        if phase is not VMPhase.RUNNING:
+            raise RequestError(409, f"live: {name} is {phase}, so it can only be moved without", "live")
+        if row.spec.xml is not None:
+            raise RequestError(409, f"live: {name} was made from XML, which its new host does not have", "live")
+        self._check_disk(row, host, request.copy_storage, "copy_storage")
+        sold = await self._sold(row)
+        return start_live_migration(new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s, why=why)
 
     async def _free(self, name: str, precondition: Precondition) -> StoredVM:
         """The row of a VM that no plan is at work on and that has the version which is asked for."""

@@ -15,13 +15,24 @@ import structlog
 
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
-from cluster_manager.execution.running_plans import acts, arrival_of, defect, is_at, looks, operation_of, plan_id
+from cluster_manager.execution.running_plans import (
+    acts,
+    arrival_of,
+    defect,
+    is_at,
+    looks,
+    operation_of,
+    places,
+    plan_id,
+)
 from cluster_manager.execution.waiting_vms import WaitingVMs
 from cluster_manager.inventory.hosts import Host, Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
 from cluster_manager.plans.growth import Due, Growth, budget_for, has_harvest_vms
+from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import (
+    ChooseHosts,
     Effect,
     Finish,
     Note,
@@ -266,6 +277,26 @@ class Operations:
         """What is at work on a host or waits for it."""
         plans, held_by = (running.state for running in self._running.values()), self._hosts.locks.held_by
         return [state for state in plans if is_at(state, host, held_by(state.id))]
+
+    def hosts_at_work(self) -> frozenset[str]:
+        """The hosts on which plans act, for which they wait, or where they have chosen room."""
+        held_by, chosen_by = self._hosts.locks.held_by, self._hosts.availability.chosen_by
+        plans = [running.state for running in self._running.values()]
+        found = {place for state in plans for place in (*places(state, held_by(state.id)), chosen_by(state.id))}
+        return frozenset(place for place in found if place is not None)
+
+    def rebalancing(self) -> int:
+        """How many moves of the manager's own are under way."""
+        plans = (running.state for running in self._running.values())
+        return sum(not state.finished and isinstance(state, MovePlan) and bool(state.why) for state in plans)
+
+    def comes_first(self) -> str:
+        """What is at work before which the manager moves nobody by itself; empty: nothing."""
+        if notices := sorted(self.notices()):
+            return f"{notices[0]} is being preempted"
+        plans = (running.state for running in self._running.values())
+        choosing = (plan.vm for plan in plans if not plan.finished and isinstance(plan.instruction, ChooseHosts))
+        return next((f"a host is looked for for {vm}" for vm in choosing), "")
 
     def acting_on(self, name: str, host: str | None) -> tuple[str, ...]:
         """What the plans do that are at work on a VM now or wait for its host, a sentence each."""

@@ -52,12 +52,15 @@ def is_at(state: Plan, host: str, held: str | None) -> bool:
 
     :param held: the host that it holds.
     """
+    return host in places(state, held)
+
+
+def places(state: Plan, held: str | None) -> frozenset[str | None]:
+    """The hosts on which a plan acts, for which it waits, or to which it may come back."""
     if state.finished:
-        return False
+        return frozenset()
     now = state.instruction.host if isinstance(state.instruction, AwaitHost) else host_of(state.instruction)
-    if clears(state):
-        return now == host
-    return host in (now, held, state.host, state.home)
+    return frozenset((now,) if clears(state) else (now, held, state.host, state.home)) - {None}
 
 
 def arrival_of(state: Plan, started_at: float) -> Arrival | None:

@@ -307,6 +307,9 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._hosts)
 
+    def ids(self) -> frozenset[str]:
+        return frozenset(self._hosts)
+
     def get(self, host_id: str) -> Host | None:
         return self._hosts.get(host_id)
 

@@ -62,6 +62,13 @@ class MovePlan(LifecyclePlan):
     #: Whether this continues an operation that has ended, and for how long it waits then for a host that has its VM.
     continues: bool = False
     gone_s: float = GONE_S
+    #: Why the manager moves it by itself; empty: a client has asked for it.
+    why: str = ""
+
+    @property
+    def moved(self) -> str:
+        """What has been done when its VM runs on its new host."""
+        return f"moved {self.vm} from {self.home} to {self.host}{f': {self.why}' if self.why else ''}"
 
     @property
     def reserved(self) -> ResourceVector | None:

@@ -50,7 +50,7 @@ from cluster_manager.plans.reclaim_steps import (
     shared,
     status_in,
 )
-from cluster_manager.plans.report_queries import demand_of, has_template
+from cluster_manager.plans.report_queries import demand_of, has_template, missing_on
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
@@ -105,8 +105,12 @@ def start_live_migration(
     *,
     policy: PlacementPolicy,
     gone_s: float = GONE_S,
+    why: str = "",
 ) -> LiveMigrationPlan:
-    """A live migration before its first instruction is carried out."""
+    """A live migration before its first instruction is carried out.
+
+    :param why: the manager moves it by itself: it goes where it finds room, and nobody shrinks for it.
+    """
     return LiveMigrationPlan(
         id=plan_id,
         request_id=request.request_id,
@@ -121,6 +125,8 @@ def start_live_migration(
         copy_storage=request.copy_storage,
         bandwidth_mib_s=request.bandwidth_mib_s,
         gone_s=gone_s,
+        why=why,
+        progress=(f"rebalancing: {why}",) if why else (),
     )
 
 
@@ -160,7 +166,7 @@ def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
     match event:
         case HostRead(report=report):
             found = status_in(report, state.vm)
-            if why := cannot_move(report, found):
+            if why := cannot_move(report, found) or (_need_not(report, found) if state.why else ""):
                 return _stays(state, why)
             assert found is not None, "it can move"
             assert found.uuid is not None, "it can move"
@@ -189,6 +195,13 @@ def cannot_move(report: HostReport, found: VMStatus | None) -> str:
     if found.at_next_start is not None:
         return "what it was sold last takes effect at its next start"
     return "" if found.uuid else f"{report.id} has not looked at it yet"
+
+
+def _need_not(report: HostReport, found: VMStatus | None) -> str:
+    """Why the manager does not move a VM by itself after all; empty if it does."""
+    if found is not None and found.pressure:
+        return f"it is under pressure ({found.pressure})"
+    return refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
 
 
 def _next(state: LiveMigrationPlan) -> Step:
@@ -224,6 +237,8 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
     if not has_template(report, spec):
         return _leave(state, f"{report.id} has no template {spec.template}")
     demand = demand_of(spec, report, state.size.vector())
+    if state.why and not (missing := missing_on(report, demand)).is_zero():
+        return _leave(state, f"{report.id}: short of {missing}, and nobody shrinks to rebalance")
     room = make_room(state, report, demand, state.deadline_s - elapsed_s)
     if isinstance(room, Step):
         return room

@@ -34,8 +34,7 @@ UP = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING)
 
 def arrived(state: MovePlan, said: str) -> Step:
     """The VM runs elsewhere."""
-    vm, home = state.vm, state.home
-    sentence = f"moved {vm} from {home} to {state.host}"
+    vm, home, sentence = state.vm, state.home, state.moved
     step = instruct(state, ReadHost(host=home), said, stage="clear", waits_until_s=None, failures=())
     return step.also(SetVM(vm, VMPhase.RUNNING, state.host, sentence), Note("migrated", vm, state.host, sentence))
 
@@ -91,7 +90,7 @@ def _on_reading(state: MovePlan, event: HostRead) -> Step:
 
 def _cleared(state: MovePlan, said: str) -> Step:
     vm, (stage, host) = state.vm, _place(state)
-    sentence = f"moved {vm} from {state.home} to {state.host}"
+    sentence = state.moved
     if stage == "left":
         sentence = f"nothing of {vm} is left on {host}"
     state = state.having(progress=(*state.progress, said))

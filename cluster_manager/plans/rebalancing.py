@@ -1,14 +1,15 @@
-"""Dry run of the rebalancer: the rows of its policy from the hosts' reports, and its moves one after the other.
+"""The rebalancer: the rows of its policy from the hosts' reports, and its moves one after the other.
 
 After each move all VMs of both hosts are taken to grow into the room that there is, as they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from cluster_manager.defaults import RebalancingRules
 from cluster_manager.plans.claims import VMPhase
 from cluster_manager.plans.live_migrations import cannot_move, cannot_take
 from cluster_manager.plans.report_queries import closed, has_template
@@ -19,7 +20,6 @@ from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.rebalancing import (
     HostRows,
     Move,
-    RebalancePace,
     Rebalancer,
     is_deflated,
     precedence,
@@ -61,6 +61,8 @@ class Reported:
     reserved: ResourceVector
     #: Those that the manager's own record has there, by name.
     vms: Mapping[str, Recorded]
+    #: Preempted VMs that wait for room there.
+    waiting: int = 0
 
 
 @dataclass(slots=True)
@@ -113,7 +115,62 @@ def rebalancing(reported: Sequence[Reported], unready: int, lasted_s: float) -> 
     :param unready: so many hosts are known besides.
     :param lasted_s: for how long VMs are taken to have been deflated.
     """
-    pace = RebalancePace()
+    rebalancer = Rebalancer()
+    hosts = [one.report.id for one in reported]
+    rebalancer.observe(0.0, hosts)
+    rebalancer.observe(lasted_s, hosts)
+    return _proposed_by(rebalancer, lasted_s, reported, unready, None, copies=True)
+
+
+def look(
+    rebalancer: Rebalancer,
+    now: float,
+    reported: Sequence[Reported],
+    unseen: Collection[str],
+    rules: RebalancingRules,
+    watched_s: float,
+) -> tuple[Rebalancer, RebalancingReport]:
+    """What is to be moved by what was seen until now, and what is known from now on.
+
+    :param rebalancer: it stays as it is.
+    :param unseen: hosts that are known besides, and do not answer.
+    :param watched_s: for how long this was looked at.
+    """
+    known = Rebalancer(rules.pace, rebalancer.since, rebalancer.moved_at)
+    known.observe(now, _deflated(_host(one, lambda _: "") for one in reported), unseen)
+    trial = Rebalancer(rules.pace, dict(known.since), dict(known.moved_at))
+    return known, _proposed_by(trial, now, reported, len(unseen), watched_s, copies=rules.copy_disks)
+
+
+def apart(moves: Iterable[ProposedMove], busy: Collection[str], most: int) -> list[ProposedMove]:
+    """Of moves that were found one after the other those that can be made together: one a host, and none that counts
+    on a move which is not made.
+    """
+    taken = set(busy)
+    chosen: list[ProposedMove] = []
+    for move in moves:
+        if len(chosen) < most and not {move.source, move.target} & taken:
+            chosen.append(move)
+        taken |= {move.source, move.target}
+    return chosen
+
+
+def _proposed_by(
+    rebalancer: Rebalancer,
+    now: float,
+    reported: Sequence[Reported],
+    unready: int,
+    watched_s: float | None,
+    *,
+    copies: bool,
+) -> RebalancingReport:
+    """The moves on trial.
+
+    :param rebalancer: moves are noted in it.
+    :param watched_s: for how long deflations were looked at; None: they are only taken to have lasted.
+    :param copies: whether a VM may move whose disk is on its host alone.
+    """
+    pace = rebalancer.pace
     left_out: list[LeftOut] = []
     open_hosts = []
     for one in reported:
@@ -122,8 +179,9 @@ def rebalancing(reported: Sequence[Reported], unready: int, lasted_s: float) -> 
         else:
             open_hosts.append(one)
     without = _without_template([one.report for one in open_hosts])
-    hosts = {one.report.id: _host(one, without) for one in open_hosts}
+    hosts = {one.report.id: _host(one, without, copies) for one in open_hosts}
     deflated = _deflated(hosts.values())
+    lasted_s = max((now - rebalancer.since.get(host, now) for host in deflated), default=0.0)
     for host_id in deflated:
         host = hosts[host_id]
         lacking = host.lacking
@@ -132,10 +190,7 @@ def rebalancing(reported: Sequence[Reported], unready: int, lasted_s: float) -> 
             for name, why in sorted(host.staying.items())
             if name in lacking or name not in host.vms
         ]
-    rebalancer = Rebalancer(pace)
-    rebalancer.observe(0.0, deflated)
-    rebalancer.observe(lasted_s, deflated)
-    moves = _moves(rebalancer, lasted_s, hosts, deflated, min(lasted_s, pace.longest_s) / 3600.0)
+    moves = _moves(rebalancer, now, hosts, deflated)
     memory_mib = sum(move.memory_mib for move in moves)
     core_hours = round(sum(move.core_hours for move in moves), 2)
     gib_hours = round(sum(move.gib_hours for move in moves), 2)
@@ -150,8 +205,14 @@ def rebalancing(reported: Sequence[Reported], unready: int, lasted_s: float) -> 
         what = f"no move, since a host counts when its VMs have been deflated for {pace.hold_s:g} s"
     else:
         what = f"no move that is worth its bytes ({pace.least_worth:g} core-hours per GiB copied)"
+    lasted = (
+        f"taken to have been so for {now:g} s"
+        if watched_s is None
+        else f"for {lasted_s:.0f} s at most, as seen in the {watched_s:.0f} s in which this manager has looked"
+    )
     return RebalancingReport(
-        lasted_s=lasted_s,
+        lasted_s=now if watched_s is None else None,
+        watched_s=watched_s,
         hosts=len(hosts),
         deflated_hosts=len(deflated),
         unready_hosts=unready,
@@ -162,12 +223,12 @@ def rebalancing(reported: Sequence[Reported], unready: int, lasted_s: float) -> 
         gib_hours=gib_hours,
         left_out=tuple(left_out[:MOST_LEFT_OUT]),
         sentence=f"dry run, nothing is moved: {what}; of {len(reported) + unready} hosts {len(hosts)} take part, "
-        f"{len(deflated)} of them with deflated VMs, taken to have been so for {lasted_s:g} s",
+        f"{len(deflated)} of them with deflated VMs, {lasted}",
     )
 
 
 def _moves(
-    rebalancer: Rebalancer, now: float, hosts: Mapping[str, _Host], deflated: Iterable[str], hours: float
+    rebalancer: Rebalancer, now: float, hosts: Mapping[str, _Host], deflated: Iterable[str]
 ) -> list[ProposedMove]:
     """The moves, the best first, each as if those before it had been made.
 
@@ -193,7 +254,8 @@ def _moves(
             look(move.source)
             continue
         source, target = hosts[move.source], hosts[move.target]
-        moves.append(_proposed(move, source, target, hours))
+        lasted_s = now - rebalancer.since[move.source]
+        moves.append(_proposed(move, source, target, lasted_s, rebalancer.expected_h(now, move.source)))
         rebalancer.moved(now, move)
         target.takes(source.lets_go(move.vm))
         for host_id in (changed := {move.source, move.target}):
@@ -209,6 +271,8 @@ def _stands_by(one: Reported) -> str:
     report = one.report
     if one.busy:
         return f"a plan is at work on {report.id}"
+    if one.waiting:
+        return f"{one.waiting} preempted {'VM waits' if one.waiting == 1 else 'VMs wait'} for room on {report.id}"
     return (
         refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE) or closed(report) or cannot_take(report)
     )
@@ -226,7 +290,7 @@ def _without_template(hosts: Sequence[HostReport]) -> Callable[[VMSpec], str]:
     return without
 
 
-def _host(one: Reported, without_template: Callable[[VMSpec], str]) -> _Host:
+def _host(one: Reported, without_template: Callable[[VMSpec], str], copies: bool = True) -> _Host:
     report = one.report
     free = report.free.vector().less(one.reserved).larger(undeclared(report.capacity.vector(), _ANY))
     host = _Host(report, free)
@@ -237,6 +301,8 @@ def _host(one: Reported, without_template: Callable[[VMSpec], str]) -> _Host:
         try:
             host.vms[status.name] = _row(status)
             why = _stays(report, status, recorded) or _elsewhere(recorded.spec, without_template)
+            if not why and not copies and not _shares_disk(report, status):
+                why = f"its disk is on {report.id} alone, and none is copied (--rebalance-copy-disks)"
         except InvalidField as error:
             why = f"{report.id} says of it what cannot be ({error})"
         if why:
@@ -275,15 +341,18 @@ def _elsewhere(spec: VMSpec, without_template: Callable[[VMSpec], str]) -> str:
     return f"{without} has no template {spec.template}" if without else ""
 
 
+def _shares_disk(report: HostReport, vm: VMStatus) -> bool:
+    return any(template.shared_disk for template in report.templates or () if template.name == vm.template)
+
+
 def _deflated(hosts: Iterable[_Host]) -> list[str]:
     return [host.report.id for host in hosts if is_deflated(host.rows, SMALLEST_GROWTH)]
 
 
-def _proposed(move: Move, source: _Host, target: _Host, hours: float) -> ProposedMove:
+def _proposed(move: Move, source: _Host, target: _Host, lasted_s: float, hours: float) -> ProposedMove:
     lacking = source.lacking
     room = target.free.less(sum(target.lacking.values(), ZERO))
     status = next(vm for vm in source.report.vms if vm.name == move.vm)
-    shared = any(t.shared_disk for t in source.report.templates or () if t.name == status.template)
     lack = _rounded(*sum(lacking.values(), ZERO))
     spare = _rounded(room.cpu_cores, room.memory_mib)
     those = f"{len(lacking)} VM{'' if len(lacking) == 1 else 's'} of {move.source}"
@@ -292,7 +361,8 @@ def _proposed(move: Move, source: _Host, target: _Host, hours: float) -> Propose
         source=move.source,
         target=move.target,
         memory_mib=move.memory_mib,
-        copies_disk=not shared,
+        copies_disk=not _shares_disk(source.report, status),
+        lasted_s=round(lasted_s, 1),
         given_back=Vector.of(move.given_back),
         core_hours=round(move.given_back.cpu_cores * hours, 2),
         gib_hours=round(move.given_back.memory_mib / 1024 * hours, 2),

@@ -129,7 +129,8 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def dry_run_rebalancing(self, *, lasted_s: float | None = None) -> RebalancingReport:
         """Which VMs would be moved between hosts, and what for; nothing is moved.
 
-        ``lasted_s``: for how long VMs are taken to have been deflated; default: as long as it takes to count.
+        ``lasted_s``: for how long VMs are taken to have been deflated; default: as long as the manager has seen
+        it, or, where it moves none by itself, as long as it takes to count.
         """
         query = {} if lasted_s is None else {"lasted_s": f"{lasted_s:g}"}
         return await self._one("GET", "/v1/rebalancing", RebalancingReport, query=query)

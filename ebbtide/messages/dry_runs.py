@@ -111,6 +111,7 @@ class ProposedMove(Body):
     target: Name
     memory_mib: float = Field(description="to be copied, by the size that it has")
     copies_disk: bool = Field(description="its disk is on its host alone: copying that comes on top")
+    lasted_s: float = Field(description="for so long VMs of its host have been deflated, or are taken to have been")
     given_back: Vector = Field(description="to itself and to those that it leaves behind")
     core_hours: float = Field(description="given back for as long as the deflation is expected to last")
     gib_hours: float
@@ -129,7 +130,10 @@ class LeftOut(Body):
 class RebalancingReport(Body):
     """GET /v1/rebalancing of the manager: what would be moved, by the hosts' last reports. Nothing is moved."""
 
-    lasted_s: float = Field(description="for how long VMs are taken to have been deflated: reports do not say")
+    lasted_s: float | None = Field(
+        description="for how long VMs are taken to have been deflated; null: for as long as this manager has seen it"
+    )
+    watched_s: float | None = Field(None, description="for how long this manager has looked; null: lasted_s counts")
     hosts: int = Field(description="that take part")
     deflated_hosts: int = Field(description="of these, with VMs that lack what is worth a resize")
     unready_hosts: int = Field(description="that do not answer, or whose hypervisor does not: they take no part")

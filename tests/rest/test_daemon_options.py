@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 
 import cluster_manager.main as manager
 import hostagent.main as host_agent
+from cluster_manager import configured
+from cluster_manager.defaults import RebalancingRules
 from cluster_manager.options import ManagerOptions
 from ebbtide.cli.commands import config
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.lab.state import write_private
 from ebbtide.rest.errors import AccessError, OptionsError
 from ebbtide.rest.options import DaemonOptions, collect, example_of, read_options
@@ -186,3 +189,20 @@ def test_the_check_says_what_the_daemon_would(file: Path, capsys: pytest.Capture
     file.write_text(NEEDED.replace('"token"', '"nothing"'))
     with pytest.raises(AccessError, match=rf"{re.escape(str(file))}:3: token_file: --token-file: cannot read"):
         config.checked(config.Daemon.MANAGER, file)
+
+
+def test_the_rebalancer_is_off_and_has_the_pace_that_the_file_says(file: Path) -> None:
+    file.write_text(NEEDED + "rebalance_most_moves = 5\n")
+    settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
+    assert settings.rebalancing is None
+    file.write_text(NEEDED + "rebalance = true\n")
+    settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
+    assert settings.rebalancing == RebalancingRules()
+    pace = {"hold_s": 1.5, "rest_s": 2, "longest_s": 3, "least_worth": 4}
+    others = {"every_s": "60", "most_moves": "5", "bandwidth_mib_s": "6", "copy_disks": "true"}
+    rows = [f"rebalance_{name} = {value}" for name, value in (*pace.items(), *others.items())]
+    file.write_text(NEEDED + "\n".join(["rebalance = true", *rows]))
+    settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
+    assert settings.rebalancing == RebalancingRules(RebalancePace(**pace), 60, 5, True, 6)
+    file.write_text(NEEDED + "rebalance_most_moves = 0\n")
+    assert said_of(file) == f"{file}:4: rebalance_most_moves: input should be greater than or equal to 1, but is 0"

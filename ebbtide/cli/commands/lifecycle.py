@@ -132,7 +132,10 @@ def migrate(
 def rebalance(
     dry_run: DryRun = False,
     lasted_s: Annotated[
-        float | None, seconds("VMs are taken to have been deflated for so long; default: 1800.", 86_400)
+        float | None,
+        seconds(
+            "VMs are taken to have been deflated for so long; default: as the manager has seen it, or 1800.", 86_400
+        ),
     ] = None,
     manager: Manager = None,
     token_file: TokenFile = None,
@@ -141,8 +144,8 @@ def rebalance(
     """Say which VMs would be moved to hosts with room, why, at what cost and for what; with --dry-run only."""
     if not dry_run:
         raise EbbError(
-            "nothing is moved by itself yet: `ebb rebalance --dry-run` says which moves are worth it, "
-            "and `ebb migrate NAME --live --host HOST` makes one"
+            "no command moves many: `ebb rebalance --dry-run` says which moves are worth it, `ebb migrate NAME --live "
+            "--host HOST` makes one, and `ebb-manager --rebalance` makes them by itself"
         )
     report = ask(manager, token_file, lambda client: client.dry_run_rebalancing(lasted_s=lasted_s))
     if json:
@@ -151,13 +154,14 @@ def rebalance(
     print(shown(report.sentence))
     if report.moves:
         print_table(
-            ("vm", "from", "to", "copied", "given back", "core-hours", "GiB-hours", "why"),
+            ("vm", "from", "to", "copied", "deflated for", "given back", "core-hours", "GiB-hours", "why"),
             (
                 (
                     move.vm,
                     move.source,
                     move.target,
                     f"{move.memory_mib:g} MiB{' and its disk' if move.copies_disk else ''}",
+                    f"{move.lasted_s:.0f} s",
                     size(move.given_back),
                     f"{move.core_hours:g}",
                     f"{move.gib_hours:g}",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
 
 Matrix: TypeAlias = NDArray[Any]
@@ -122,37 +123,32 @@ def move_instead(
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class RebalancePace:
-    """When a move is worth its bytes."""
-
-    #: A host whose VMs have been deflated for so long counts, in seconds.
-    hold_s: float = 1800.0
-    #: A VM that was moved stays for so long, in seconds.
-    rest_s: float = 21_600.0
-    #: The longest that a deflation is expected to go on, in seconds.
-    longest_s: float = 21_600.0
-    #: Core-hours (and GiB-hours by their worth) that are to be given back per GiB copied.
-    least_worth: float = 0.5
-
-
 @dataclass(slots=True)
 class Rebalancer:
     """Hysteresis of moves over all hosts. Knows no clock but ``now``: seconds that never go back."""
 
-    pace: RebalancePace = RebalancePace()
-    _since: dict[str, float] = field(default_factory=dict)
-    _moved_at: dict[str, float] = field(default_factory=dict)
+    pace: RebalancePace = field(default_factory=RebalancePace)
+    #: Since when each host has VMs that are deflated, and when the VMs were moved that rest.
+    since: dict[str, float] = field(default_factory=dict)
+    moved_at: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, now: float, deflated: Collection[str]) -> None:
-        """Take in which hosts have VMs that are deflated by what is worth a resize."""
-        self._since = {host: self._since.get(host, now) for host in deflated}
-        self._moved_at = {vm: at for vm, at in self._moved_at.items() if now - at < self.pace.rest_s}
+    def observe(self, now: float, deflated: Collection[str], unseen: Collection[str] = ()) -> None:
+        """Take in which hosts have VMs that are deflated by what is worth a resize.
+
+        :param unseen: hosts that do not answer: what was known of them stands.
+        """
+        kept = {host: self.since[host] for host in unseen if host in self.since}
+        self.since = kept | {host: self.since.get(host, now) for host in deflated}
+        self.moved_at = {vm: at for vm, at in self.moved_at.items() if now - at < self.pace.rest_s}
 
     def held_s(self, now: float, host: str) -> float:
         """For how long VMs of a host have been deflated; 0: for too short a time, or not at all."""
-        lasted_s = now - self._since.get(host, now)
+        lasted_s = now - self.since.get(host, now)
         return lasted_s if lasted_s >= self.pace.hold_s else 0.0
+
+    def expected_h(self, now: float, host: str) -> float:
+        """For how many hours more the VMs of a host are expected to be deflated; 0: they do not count yet."""
+        return min(self.held_s(now, host), self.pace.longest_s) / 3600.0
 
     def due(self, now: float, hosts: Sequence[HostRows]) -> Move | None:
         """The move that is worth most of its bytes; None: none is worth it."""
@@ -165,16 +161,16 @@ class Rebalancer:
 
         :param able: hosts that VMs may come to, with their `room_of`.
         """
-        lasted_s = self.held_s(now, source.id)
-        return self._best(source, able, min(lasted_s, self.pace.longest_s) / 3600.0) if lasted_s > 0 else None
+        held_s = self.held_s(now, source.id)
+        return self._best(source, able, self.expected_h(now, source.id)) if held_s > 0 else None
 
     def moved(self, now: float, move: Move) -> None:
-        """It is carried out."""
-        self._moved_at[move.vm] = now
+        """It is carried out, or was tried: the VM rests."""
+        self.moved_at[move.vm] = now
 
     def _best(self, source: HostRows, able: Sequence[tuple[str, Matrix]], hours: float) -> Move | None:
         rested = [
-            row for row, name in enumerate(source.names) if name not in self._moved_at and name not in source.staying
+            row for row, name in enumerate(source.names) if name not in self.moved_at and name not in source.staying
         ]
         targets = [(host, room) for host, room in able if host != source.id]
         if not rested or not targets:

@@ -19,10 +19,10 @@ import numpy as np
 from ebbtide.deflation.kernels import FIXED
 from ebbtide.deflation.placement.fitness import fitness
 from ebbtide.deflation.placement.placement_step import MOST_HOSTS
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.deflation.placement.rebalancing import (
     HostRows,
     Move,
-    RebalancePace,
     Rebalancer,
     is_deflated,
     move_instead,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ebbtide.deflation.placement.rebalancing import RebalancePace
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.simulator.cluster import model
 from ebbtide.simulator.cluster.preempted import Account, Costs, ReturningCluster, Way
 from ebbtide.simulator.cluster.settings import ClusterPolicy

@@ -9,15 +9,27 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.defaults import RebalancingRules
 from cluster_manager.plans.claims import VMPhase
-from cluster_manager.plans.rebalancing import MOST_MOVES, Recorded, Reported, rebalancing
+from cluster_manager.plans.live_migrations import LiveMigrationPlan, start_live_migration
+from cluster_manager.plans.plans import Arrive, Finish, HostRead, ReadHost, Reclaim
+from cluster_manager.plans.rebalancing import (
+    MOST_MOVES,
+    Recorded,
+    Reported,
+    apart,
+    look,
+    rebalancing,
+)
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import HostRows, Rebalancer
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import RebalancingReport
-from ebbtide.messages.hosts import HostTemplate
+from ebbtide.messages.hosts import HostReport, HostTemplate
+from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState, VMStatus
 from tests.hostagent.fake_moves import ADDRESS
 from tests.manager.plan_events import report_of, spec_of, status_of
@@ -227,3 +239,81 @@ def test_the_first_move_is_the_policys_and_none_exceeds_the_room_that_is_left() 
             free[move.source] += charge
             number += 1
     assert number > 60
+
+
+# --- by itself -------------------------------------------------------------------------------------------------------
+
+RULES = RebalancingRules(copy_disks=True)
+
+
+def test_a_look_keeps_for_how_long_each_host_has_held_deflated_vms() -> None:
+    a, c = full("a", low("low-1"), low("low-2")), full("c", low("low-3"), low("low-4"))
+    known, _ = look(Rebalancer(), 0.0, [a, host("b")], ["c"], RULES, 0.0)
+    known, _ = look(known, 900.0, [replace(a, busy=True), host("b"), c], [], RULES, 900.0)
+    before = dict(known.since)
+    known, found = look(known, 1800.0, [a, host("b"), c], [], RULES, 1800.0)
+    assert known.since == before == {"a": 0.0, "c": 900.0}, "a plan at work on a host ends no deflation"
+    assert moves(found) == [("low-1", "a", "b")], "c does not count yet"
+    assert known.moved_at == {}, "moves on trial are not remembered"
+    assert found.moves[0].lasted_s == 1800.0
+    known, _ = look(known, 2700.0, [host("a"), host("b")], ["c"], RULES, 2700.0)
+    assert known.since == {"c": 900.0}, "of one that does not answer nothing new is known"
+
+
+def test_hosts_on_which_preempted_vms_wait_take_no_part() -> None:
+    found = rebalancing([full("a", low("low-1"), low("low-2")), replace(host("b"), waiting=2)], 0, HOUR_S)
+    assert found.moves == ()
+    assert found.left_out[0].sentence == "2 preempted VMs wait for room on b"
+
+
+def test_moves_that_are_made_together_have_no_host_in_common_and_count_on_no_other() -> None:
+    hosts = [full(f"a{n}", low(f"one-{n}"), low(f"two-{n}"), low(f"three-{n}")) for n in range(3)]
+    found = rebalancing([*hosts, host("b", cpu_cores=9.0, memory_mib=9e3), host("c", cpu_cores=9.0)], 0, HOUR_S).moves
+    assert len(found) > 2
+    together = apart(found, (), 9)
+    places = [place for move in together for place in (move.source, move.target)]
+    assert len(places) == len(set(places))
+    assert together[0] == found[0]
+    assert apart(found, (), 1) == [found[0]]
+    assert apart(found, (), 0) == apart(found, (), -1) == []
+    assert all(found[0].target not in (m.source, m.target) for m in apart(found, (found[0].target,), 9))
+
+
+def begun(why: str = "low-1 lacks 1.5 cores") -> LiveMigrationPlan:
+    request = MigrateRequest(request_id="r", host="b", live=True, copy_storage=True)
+    spec = spec_of("low-1", "deflatable", 3.0, 1000.0)
+    return start_live_migration("p", request, spec, "a", policy=PlacementPolicy.BEST_FIT, why=why)
+
+
+def stepped(state: Any, report: HostReport) -> Any:
+    return state.next_step(HostRead(0.0, report, frozenset())).state
+
+
+def test_nobody_shrinks_for_a_vm_that_the_manager_moves_by_itself() -> None:
+    a = full("a", low("low-1"), low("low-2")).report
+    shrinks = changed(full("b", low("low-8", None), low("low-9", None))).report
+    asked = stepped(stepped(begun(""), a), shrinks)
+    assert isinstance(asked.instruction, Reclaim), "for one that a client moves they do"
+    read = stepped(begun(), a)
+    assert read.instruction == ReadHost(host="b")
+    assert isinstance(stepped(read, host("b").report).instruction, Arrive)
+    stays = stepped(read, shrinks).instruction
+    assert isinstance(stays, Finish)
+    assert stays.sentence.startswith("low-1 stays on a: b: short of 1.5 cores")
+    assert stays.sentence.endswith("and nobody shrinks to rebalance")
+
+
+@pytest.mark.parametrize(
+    ("vm", "report", "why"),
+    [
+        ({"pressure": "it swaps"}, {}, "it is under pressure (it swaps)"),
+        ({}, {"mode": HostMode.PAUSED, "mode_reason": "new disks"}, "a is paused"),
+    ],
+    ids=["pressure", "paused"],
+)
+def test_a_vm_that_is_not_to_be_moved_any_more_when_its_host_is_read_stays(
+    vm: dict[str, Any], report: dict[str, Any], why: str
+) -> None:
+    stays = stepped(begun(), changed(full("a", low("low-1", **vm), low("low-2")), **report).report).instruction
+    assert isinstance(stays, Finish)
+    assert stays.sentence.startswith(f"low-1 stays on a: {why}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ebbtide.deflation.placement.rebalancing import RebalancePace
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.simulator.cluster.preempted import Costs, ReturningCluster, Way
 from ebbtide.simulator.cluster.preemption_model import MODEL
 from ebbtide.simulator.experiments.document import read

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ebbtide.deflation.allocations import Allocation, Priority
-from ebbtide.deflation.placement.rebalancing import HostRows, RebalancePace, Rebalancer, is_deflated, move_instead
+from ebbtide.deflation.placement.rebalance_pace import RebalancePace
+from ebbtide.deflation.placement.rebalancing import HostRows, Rebalancer, is_deflated, move_instead
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.proportional import share_room
 
@@ -117,6 +118,15 @@ def test_a_deflation_counts_when_it_has_lasted() -> None:
     rebalancer.observe(1750, [])
     rebalancer.observe(1800, ["a"])
     assert rebalancer.due(1900, pool()) is None, "it began anew"
+
+
+def test_what_is_known_of_a_host_that_does_not_answer_stands() -> None:
+    rebalancer = Rebalancer(RebalancePace(longest_s=7200))
+    rebalancer.observe(0, ["a", "b"])
+    rebalancer.observe(600, ["b"], unseen=["a", "never-seen"])
+    rebalancer.observe(3600, ["a", "b"])
+    assert rebalancer.since == {"a": 0, "b": 0}
+    assert [rebalancer.expected_h(now, "a") for now in (1799, 3600, 90_000)] == [0.0, 1.0, 2.0]
 
 
 def test_a_move_has_to_be_worth_its_bytes_and_by_the_longest_that_is_expected() -> None:
