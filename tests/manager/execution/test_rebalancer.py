@@ -22,6 +22,7 @@ from ebbtide.messages.operations import Operation, OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen
+from tests.manager.two_agents import two_hosts
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -298,3 +299,31 @@ async def test_a_vm_that_its_owner_has_stopped_meanwhile_is_left_alone(tmp_path:
         assert (await ask(cluster, "low-1", "stop")).state is OperationState.DONE
         with pytest.raises(RequestError, match="low-1 is stopped"):
             await cluster.manager.lifecycle.rebalance(found.moves[0], RULES)
+
+
+@pytest.mark.service
+async def test_a_vm_that_two_real_agents_move_has_its_size_again_where_it_came_to(tmp_path: Path) -> None:
+    """low-1 is shrunk for high-1, host-b is empty."""
+    async with two_hosts(tmp_path) as two:
+        cluster = two.cluster
+        two.world.move_ends.set()
+        await cluster.create(vm("low-1"), policy="first-fit")
+        high = await cluster.create(vm("high-1", "fixed", 4.5, 500.0), policy="first-fit")
+        assert (high.state, high.host) == (OperationState.DONE, "host-a")
+
+        async def has(cpu_cores: float) -> bool:
+            row = await cluster.get("/v1/vms/low-1")
+            return bool(row["current"]["cpu_cores"] == cpu_cores)
+
+        async def proposes() -> bool:
+            return bool((await proposed(cluster))["moves"])
+
+        await cluster.until(lambda: has(1.5))
+        await cluster.until(proposes)
+        time = Time(cluster)
+        assert await time.look(rules=COPIES) == []
+        (begun,) = await time.looks(1800, rules=COPIES)
+        moved = await cluster.ended(begun.request_id)
+        assert (moved.state, moved.host) == (OperationState.DONE, "host-b")
+        assert two.running("low-1") == ["host-b"]
+        await cluster.until(lambda: has(3.0))
