@@ -150,7 +150,7 @@ class Lifecycle:
 
     async def rebalance(self, move: ProposedMove, rules: RebalancingRules) -> Operation:
         """Move a running VM because it is worth its bytes. Raises `RequestError`: it is not as it was proposed."""
-        new_id = f"rebalance-{plan_id('live-migrate', move.vm)}"
+        new_id = plan_id("rebalance", move.vm)
         request = MigrateRequest(
             request_id=new_id,
             host=move.target,

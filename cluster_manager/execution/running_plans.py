@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Literal
 
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.lifecycle import StartPlan
@@ -37,7 +38,7 @@ from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.operations import Operation, OperationState
 
 
-def plan_id(kind: PlanKind, subject: str) -> str:
+def plan_id(kind: PlanKind | Literal["rebalance"], subject: str) -> str:
     """Readable, since it stands in the agents' logs and as the cause of core changes."""
     return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
 

@@ -221,6 +221,22 @@ async def test_a_manager_that_was_long_gone_begins_anew(tmp_path: Path) -> None:
         assert len(await time.looks(1800)) == 1
 
 
+async def test_the_longest_name_leaves_room_for_the_ids_of_all_that_follows(tmp_path: Path) -> None:
+    name = "l" * 40
+    async with rebalanced(tmp_path) as (cluster, time):
+        a, _ = cluster.agents
+        for other in ("low-1", "low-2"):
+            await cluster.delete(other)
+        a.capacity = ResourceVector(6.0, 2400.0)
+        await cluster.ready()
+        await fill(cluster, a, name, "low-3")
+        await time.look()
+        (begun,) = await time.looks(1800)
+        assert begun.vm == name
+        assert len(begun.request_id) <= 80 - len(".rest.left.1234")
+        assert (await cluster.ended(begun.request_id)).state is OperationState.DONE
+
+
 async def test_what_was_seen_by_a_clock_that_was_set_back_or_is_damaged_begins_anew(tmp_path: Path) -> None:
     async with rebalanced(tmp_path) as (cluster, time):
         await time.look()
