@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from cluster_manager.api.app import make_app
@@ -39,6 +40,13 @@ def vm(name: str, priority: str = "deflatable", cpu_cores: float = 3.0, memory_m
     return {"name": name, "priority": priority, "nominal": nominal, **minimum, **more}
 
 
+class Listening(TestServer):
+    """As the daemons listen: what was begun for a client that has hung up comes to its end."""
+
+    async def _make_runner(self, **options: Any) -> web.BaseRunner:
+        return await super()._make_runner(**{**options, "handler_cancellation": False})
+
+
 @dataclass
 class Cluster:
     """One manager and its agents; the manager can be killed and started again on the same database."""
@@ -51,7 +59,7 @@ class Cluster:
 
     async def start_manager(self) -> None:
         self.manager = Manager(self.settings)
-        self.server = TestServer(make_app(self.manager))
+        self.server = Listening(make_app(self.manager))
         await self.server.start_server(shutdown_timeout=0.0)
         for agent in self.agents:
             agent.manager = str(self.server.make_url("")).rstrip("/")
