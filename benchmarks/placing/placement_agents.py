@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from benchmarks.placing.placement_hosts import ADDRESS, NUMBER, address_of, host_name, number_of, report_template
-from ebbtide.messages.commands import CreateCommand
+from ebbtide.messages.commands import Command, CreateCommand, ReinflateCommand
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import report_token
@@ -125,7 +125,7 @@ async def _status(reader: asyncio.StreamReader) -> int:
 
 
 def make_app(found: list[Agents]) -> web.Application:
-    """What the manager asks of a host: its report, and to start a VM, which is done at once."""
+    """What the manager asks of a host: its report, to start a VM and to let VMs grow; both are done at once."""
 
     def asked(request: web.Request) -> int:
         number = number_of(request.get_extra_info("sockname")[0])
@@ -137,22 +137,30 @@ def make_app(found: list[Agents]) -> web.Application:
         body = found[0].body(asked(request))
         return web.Response(body=body, content_type="application/json")
 
-    async def create(request: web.Request) -> web.Response:
-        command = CreateCommand.model_validate_json(await request.read())
-        done = Operation(
+    def done(request: web.Request, command: Command, kind: str, vm: str | None, sentence: str) -> web.Response:
+        operation = Operation(
             request_id=command.request_id,
-            kind="create",
+            kind=kind,
             state=OperationState.DONE,
-            sentence=f"{command.vm.name} runs",
-            vm=command.vm.name,
+            sentence=sentence,
+            vm=vm,
             host=host_name(asked(request)),
             started_at=time.time(),
         )
-        return web.Response(text=done.model_dump_json(), status=202, content_type="application/json")
+        return web.Response(text=operation.model_dump_json(), status=202, content_type="application/json")
+
+    async def create(request: web.Request) -> web.Response:
+        command = CreateCommand.model_validate_json(await request.read())
+        return done(request, command, "create", command.vm.name, f"{command.vm.name} runs")
+
+    async def reinflate(request: web.Request) -> web.Response:
+        command = ReinflateCommand.model_validate_json(await request.read())
+        return done(request, command, "reinflate", None, "no VM had anything to give or to get")
 
     app = web.Application()
     app.router.add_get("/v1/host", report)
     app.router.add_post("/v1/vms", create)
+    app.router.add_post("/v1/reinflations", reinflate)
     return app
 
 

@@ -28,7 +28,7 @@ from cluster_manager.execution.running_plans import (
 from cluster_manager.execution.waiting_vms import WaitingVMs
 from cluster_manager.inventory.hosts import Host, Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
-from cluster_manager.plans.growth import Due, Growth, budget_for, has_harvest_vms
+from cluster_manager.plans.growth import Due, Growth, budget_for, has_harvest_vms, may_begin
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import (
@@ -47,6 +47,7 @@ from cluster_manager.plans.plans import (
     host_of,
 )
 from cluster_manager.plans.removals import (
+    ReinflationPlan,
     RemovalPlan,
     removed_already,
     start_calling_off,
@@ -332,7 +333,9 @@ class Operations:
         queue = self._returns.observe(known.report, reserved, self.waiting.specs(host), now)
         # Who comes back comes before those that only grow.
         kept = queue.kept(now) if queue is not None else ZERO
-        due = self._growth.due(known.report, reserved + kept, now, decide=shares)
+        growing = sum(isinstance(running.state, ReinflationPlan) for running in self._running.values())
+        grows = shares and may_begin(growing, self._hosts.intake.commanded)
+        due = self._growth.due(known.report, reserved + kept, now, decide=grows)
         if shares:
             if queue is not None and (name := queue.due(now)) is not None:
                 queue.tried(now, name)
@@ -419,7 +422,8 @@ class Operations:
         plan_id = running.state.id
         try:
             while not running.state.finished:
-                self._hosts.intake.begin(plan_id)
+                if not isinstance(running.state, ReinflationPlan):  # nobody waits for one
+                    self._hosts.intake.begin(plan_id)
                 try:
                     step = await self._turn(running, resumed)
                 except StoreError:

@@ -47,6 +47,11 @@ class Intake:
             await (asyncio.sleep(0) if urgent else self.give_way())
             yield
 
+    @property
+    def commanded(self) -> bool:
+        """Whether a command holds reports back."""
+        return max(self._held_until.values(), default=0.0) > asyncio.get_running_loop().time()
+
     async def give_way(self) -> None:
         """Let commands that are under way go first, for a moment; others in any case."""
         now = asyncio.get_running_loop().time()

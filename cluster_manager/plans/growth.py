@@ -25,6 +25,10 @@ from ebbtide.messages.vms import VMState
 #: Pauses before VMs that did not grow when told to are told again, in seconds.
 FIRST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 900.0
+#: Hosts whose VMs are told to grow at the same time, and those while somebody waits for a command: after a restart of
+#: the manager there may be thousands, and each takes some records.
+MOST_GROWING: Final = 16
+MOST_BESIDE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,15 @@ class Growth:
         again = earlier is not None and earlier.is_like(due)
         pause_s = min(earlier.pause_s * 2, LONGEST_PAUSE_S) if again and earlier is not None else FIRST_PAUSE_S
         self._tries[host] = _Tried(due, pause_s, now + pause_s)
+
+
+def may_begin(growing: int, commanded: bool) -> bool:
+    """Whether VMs of one more host may be told to grow now.
+
+    :param growing: the hosts where they are growing.
+    :param commanded: whether somebody waits for a command to end.
+    """
+    return growing < (MOST_BESIDE if commanded else MOST_GROWING)
 
 
 def _is_any_deflated(report: HostReport) -> bool:

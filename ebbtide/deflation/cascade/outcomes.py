@@ -94,5 +94,5 @@ def _sentence(
 
 
 def beyond_rounding(vector: ResourceVector) -> ResourceVector:
-    """Drop what is below one step of a size: 0.005 cores, 1 MiB (a balloon moves in pages, virtio-mem in blocks)."""
-    return ResourceVector(*(v if v > limit else 0.0 for v, limit in zip(vector, (0.005, 1.0, 0.5, 0.5), strict=True)))
+    """Drop what is less than a step of a size: 0.005 cores, 1 MiB (a balloon moves in pages, virtio-mem in blocks)."""
+    return ResourceVector(*(v if v >= limit else 0.0 for v, limit in zip(vector, (0.005, 1.0, 0.5, 0.5), strict=True)))
