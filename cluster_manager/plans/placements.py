@@ -118,6 +118,8 @@ class PlacementPlan(RoomPlan):
     waits_from_s: float = 0.0
     #: For how long they were waited for so far.
     waited_s: float = 0.0
+    #: On the present host: VMs that gave less than they were asked for, so that others are.
+    gave_less: tuple[str, ...] = ()
     #: Hosts whose VMs gave too little, and whether it has looked for room again before it preempts.
     short_on: tuple[str, ...] = ()
     looked_again: bool = False
@@ -269,6 +271,7 @@ def _arrival(host: str) -> dict[str, Any]:
         "withdrawn": (),
         "conclusion": None,
         "start_size": None,
+        "gave_less": (),
         "waited_for": (),
         "waited_s": 0.0,
     }
@@ -306,20 +309,32 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         targets, reason, layer = reason_to_preempt(report, missing, state.left_out)
         state = state.having(reason=reason, targets=targets, failed_layer=state.failed_layer or layer)
     if verdict == placement_step.RECLAIM:
-        left = _time_left(state, event.elapsed_s)
-        if preempting:
-            left -= kept_for_notice(event.sold.values(), left)
-        if left > 0:
+        if (left := _time_to_reclaim(state, event)) > 0:
             queue = () if state.alone else event.queue
             demand = demand_of(spec, report)
             return _reclaim(state, report.id, *need_together(report, demand, deflatable, left, queue, event.at))
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
         verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim=False)
+    if verdict != placement_step.RECLAIM and (others := _ask_others(state, event, missing)) is not None:
+        return others
     if verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need)):
         if event.elsewhere is not None and not state.victims and not state.looked_again:
             return _look_again(state, event.elsewhere, event.elapsed_s)
         return _preempt(state, event, missing)
     return _leave(state, short(state, report.id, missing, deflatable), event.elapsed_s)
+
+
+def _ask_others(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> Step | None:
+    """Have other VMs give what some did not, where they have that much; None: they have not, or it is too late."""
+    fell_short = [outcome.name for outcome in state.outcomes if not outcome.shortfall.vector().is_zero()]
+    gave_less = tuple(dict.fromkeys((*state.gave_less, *fell_short)))
+    others = deflatable_beside(event.report, (*state.left_out, *gave_less))
+    left = _time_to_reclaim(state, event)
+    if state.victims or state.rounds >= placement_step.MOST_RECLAIMS or left <= 0:
+        return None
+    if gave_less == state.gave_less or not missing.fits_in(others):
+        return None
+    return _reclaim(state.having(gave_less=gave_less), event.report.id, reclaim_need(missing, others), left)
 
 
 def _forgiving(state: PlacementPlan, report: HostReport) -> PlacementPlan:
@@ -429,7 +444,7 @@ def _reclaim(state: PlacementPlan, host: str, need: ResourceVector, left_s: floa
         step=state.step,
         need=Vector.of(need),
         deadline_s=round(left_s, 3),
-        exclude=state.left_out,
+        exclude=tuple(dict.fromkeys((*state.left_out, *state.gave_less))),
         others=others,
     )
     tried = state.tried + (1 if state.reclaims == 0 else 0)
@@ -590,6 +605,12 @@ def _after_undo(state: PlacementPlan, said: str, elapsed_s: float) -> Step:
 
 def _time_left(state: PlacementPlan, elapsed_s: float) -> float:
     return state.clock_from_s + state.deadline_s - elapsed_s
+
+
+def _time_to_reclaim(state: PlacementPlan, event: HostRead) -> float:
+    """What of that a deflation may take."""
+    left = _time_left(state, event.elapsed_s)
+    return left - kept_for_notice(event.sold.values(), left) if state.purpose == "preempt" else left
 
 
 def _host(state: PlacementPlan) -> str:

@@ -158,9 +158,9 @@ class Sequence:
         self.cluster.run(self.client.finish(PATIENCE_S))
         self._until(lambda: not unsettled(self.cluster.directory / "manager.sqlite"), "plans are unfinished")
         self._until(lambda: not self._stuck(), "preempted VMs stay off though there is room: {}", self._stuck)
-        # A return may be under way.
-        self._until(lambda: not unsettled(self.cluster.directory / "manager.sqlite"), "plans are unfinished")
+        # A return may be under way, or begin while reports come in.
         self._pass(5.0)
+        self._until(lambda: not unsettled(self.cluster.directory / "manager.sqlite"), "plans are unfinished")
         self._compare()
 
     def _room_appears(self) -> None:

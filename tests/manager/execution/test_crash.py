@@ -48,7 +48,7 @@ class Scenario:
         if self.name == "delete":
             await cluster.create(vm("high-1", "fixed", 3.0, 800.0), policy="first-fit")
         if self.name == "undo":
-            self.first.trouble.gives = {"low-2": 0.2}
+            self.first.trouble.gives = {"low-1": 0.2, "low-2": 0.2}
 
     async def begin(self, cluster: Cluster) -> None:
         with contextlib.suppress(aiohttp.ClientError):

@@ -58,11 +58,13 @@ def test_reports_go_on_as_soon_as_the_last_command_is_over_or_takes_long() -> No
         loop.call_later(PAUSE_S / 2, intake.end, "second")
         assert await read(intake, 10) == [PAUSE_S / 2] * 10
         intake.begin("long")
+        assert intake.commanded
         began = loop.time()
         at = await read(intake, 200)
         held = [one for one in at if one < began + HOLD_S - PAUSE_S / 2]
         assert len(held) == round(HOLD_S / PAUSE_S) - 1
         assert max(at) <= began + HOLD_S + PAUSE_S / 2
+        assert not intake.commanded
         # Its next step is a command again.
         intake.begin("long")
         assert await read(intake, 1) == [loop.time()]

@@ -1,0 +1,76 @@
+"""A VM that gives less than it was asked for: the others on its host are asked before anyone is preempted."""
+
+from __future__ import annotations
+
+from cluster_manager.plans.growth import MOST_BESIDE, MOST_GROWING, may_begin
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import Create, Event, Preempt, Reclaim, Reinflate, Step
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import OperationState, VMOutcome
+from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
+
+LOW_1 = spec_of("low-1", "deflatable", 3.0, 800.0)
+LOW_2 = spec_of("low-2", "deflatable", 3.0, 800.0)
+HIGH = spec_of("high-1", cpu_cores=2.0, memory_mib=1100.0)
+
+
+def host(first: Vector, second: Vector, at: float = 0.0) -> Event:
+    return read("a", status_of(LOW_1, "a", first), status_of(LOW_2, "a", second), at=at)
+
+
+FULL = host(LOW_1.nominal, LOW_2.nominal)
+#: low-1 has given half of what it should have.
+LESS = host(Vector(cpu_cores=2.0, memory_mib=700.0), Vector(cpu_cores=2.0, memory_mib=650.0), at=5.0)
+DONE = host(Vector(cpu_cores=2.0, memory_mib=700.0), Vector(cpu_cores=2.0, memory_mib=300.0), at=6.0)
+
+
+def fell_short(name: str) -> Event:
+    outcome = VMOutcome(
+        name=name,
+        generation=1,
+        ledger=(),
+        target=Vector(),
+        before=Vector(),
+        after=Vector(),
+        shortfall=Vector(memory_mib=100.0),
+        sentence="short",
+        seconds=1.0,
+    )
+    return ended("reclaim", OperationState.PARTIAL, vms=(outcome,))
+
+
+def after(*events: Event, preempting: bool = True) -> Step:
+    state = placement(HIGH)
+    for event in (*((chosen(),) if preempting else ()), chosen("a"), *events):
+        step = state.next_step(event)
+        assert isinstance(step.state, PlacementPlan)
+        state = step.state
+    return step
+
+
+def test_what_one_did_not_give_the_others_are_asked_for() -> None:
+    for preempting in (True, False):
+        step = after(FULL, fell_short("low-1"), LESS, preempting=preempting)
+        again = step.state.instruction
+        assert isinstance(again, Reclaim)
+        assert again.exclude == ("low-1",)
+        assert again.need.memory_mib == 350.0, "1200 with its overhead, of which 850 are free"
+        placed = after(FULL, fell_short("low-1"), LESS, ended("reclaim"), DONE, preempting=preempting)
+        assert isinstance(placed.state.instruction, Create)
+
+
+def test_where_the_others_do_not_have_it_a_vm_is_preempted() -> None:
+    lacking = host(Vector(cpu_cores=2.0, memory_mib=750.0), Vector(cpu_cores=2.0, memory_mib=600.0), at=5.0)
+    assert isinstance(after(FULL, fell_short("low-1"), lacking).state.instruction, Preempt)
+    assert isinstance(after(FULL, fell_short("low-1"), lacking, preempting=False).state.instruction, Reinflate)
+
+
+def test_nobody_is_asked_twice() -> None:
+    assert isinstance(after(FULL, fell_short("low-1"), LESS, fell_short("low-2"), LESS).state.instruction, Preempt)
+
+
+def test_vms_grow_on_few_hosts_at_a_time_and_on_fewer_while_somebody_waits() -> None:
+    assert may_begin(MOST_GROWING - 1, commanded=False)
+    assert not may_begin(MOST_GROWING, commanded=False)
+    assert may_begin(MOST_BESIDE - 1, commanded=True)
+    assert not may_begin(MOST_BESIDE, commanded=True)
