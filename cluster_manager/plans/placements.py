@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from cluster_manager.plans.guest_wait import WaitingPlan, wait_for_guests
 from cluster_manager.plans.plans import (
     MOST_HOSTS,
     MOST_LAPSES,
@@ -37,7 +38,6 @@ from cluster_manager.plans.plans import (
     Reinflate,
     ReinflationPending,
     Remove,
-    RoomPlan,
     SetVM,
     Step,
     VMPhase,
@@ -54,27 +54,32 @@ from cluster_manager.plans.preemption import (
     kept_for_notice,
     why_preempted,
 )
-from cluster_manager.plans.reclaim_steps import fresh_at_host, may_reclaim, reclaimed, short, without_paused
+from cluster_manager.plans.reclaim_steps import (
+    forgiving,
+    fresh_at_host,
+    may_reclaim,
+    others_give,
+    reclaimed,
+    short,
+    without_paused,
+)
 from cluster_manager.plans.report_queries import (
     allocations_of,
     asked_of_hosts,
     closed,
-    coming_mib,
     deflatable_beside,
     demand_of,
     missing_on,
     need_together,
-    not_yet,
     reason_to_preempt,
     reclaim_need,
     room_for_start,
-    silent_on,
     size_to_join,
 )
 from cluster_manager.plans.victims import Victim, going, outcome
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
-from ebbtide.deflation.placement import placement_step, waiting
+from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.proportional import CODES, choose_victims
@@ -91,35 +96,22 @@ _PURPOSES: Final[Mapping[Purpose, int]] = {
 }
 
 
-class PlacementPlan(RoomPlan):
+class PlacementPlan(WaitingPlan):
     """State of the plan that places a VM."""
 
     kind: Literal["create"] = "create"
-    vm: str
-    spec: VMSpec
     policy: PlacementPolicy = PlacementPolicy.BEST_FIT
-    purpose: Purpose = "place"
-    #: Hosts still to try, best first.
-    hosts_left: tuple[str, ...] = ()
     #: Hosts that were acted on for the present purpose.
     tried: int = 0
     #: Since when the deadline runs, as ``elapsed_s``.
     clock_from_s: float = 0.0
-    #: On the present host, when preempting: why, the size that each VM should have reached, and who was stopped.
+    #: On the present host, when preempting: why, and the size that each VM should have reached.
     reason: PreemptionReason | None = None
     targets: dict[str, Vector] = Field(default_factory=dict)
-    victims: tuple[str, ...] = ()
     #: Those that were told and stay, since their preemption was called off.
     withdrawn: tuple[str, ...] = ()
     #: On the present host, when starting deflated: the size to start at.
     start_size: Vector | None = None
-    #: On the present host: the guests that were waited for, and since when, as ``elapsed_s``.
-    waited_for: tuple[str, ...] = ()
-    waits_from_s: float = 0.0
-    #: For how long they were waited for so far.
-    waited_s: float = 0.0
-    #: On the present host: VMs that gave less than they were asked for, so that others are.
-    gave_less: tuple[str, ...] = ()
     #: Hosts whose VMs gave too little, and whether it has looked for room again before it preempts.
     short_on: tuple[str, ...] = ()
     looked_again: bool = False
@@ -271,7 +263,6 @@ def _arrival(host: str) -> dict[str, Any]:
         "withdrawn": (),
         "conclusion": None,
         "start_size": None,
-        "gave_less": (),
         "waited_for": (),
         "waited_s": 0.0,
     }
@@ -294,7 +285,7 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         return _leave(state, why, event.elapsed_s)
     if why := closed(report):
         return _leave(state, why, event.elapsed_s)
-    state = _forgiving(without_paused(state, report), report)
+    state = forgiving(without_paused(state, report), report)
     if state.purpose == "deflated":
         return _on_reading_deflated(state, report, event.elapsed_s)
     missing, deflatable = missing_on(report, demand_of(spec, report)), deflatable_beside(report, state.left_out)
@@ -303,7 +294,7 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
     verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim(state))
     if verdict == placement_step.START:
         return _start(state, report.id)
-    if (wait := _wait(state, event, missing, deflatable)) is not None:
+    if (wait := wait_for_guests(state, event, missing, deflatable)) is not None:
         return wait
     if preempting and state.reclaims == 0 and not state.victims:
         targets, reason, layer = reason_to_preempt(report, missing, state.left_out)
@@ -326,50 +317,11 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
 
 def _ask_others(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> Step | None:
     """Have other VMs give what some did not, where they have that much; None: they have not, or it is too late."""
-    fell_short = [outcome.name for outcome in state.outcomes if not outcome.shortfall.vector().is_zero()]
-    gave_less = tuple(dict.fromkeys((*state.gave_less, *fell_short)))
-    others = deflatable_beside(event.report, (*state.left_out, *gave_less))
+    gave_less, need = others_give(state, event.report, missing)
     left = _time_to_reclaim(state, event)
-    if state.victims or state.rounds >= placement_step.MOST_RECLAIMS or left <= 0:
+    if state.victims or need.is_zero() or left <= 0:
         return None
-    if gave_less == state.gave_less or not missing.fits_in(others):
-        return None
-    return _reclaim(state.having(gave_less=gave_less), event.report.id, reclaim_need(missing, others), left)
-
-
-def _forgiving(state: PlacementPlan, report: HostReport) -> PlacementPlan:
-    """The plan, to which a deflation was not in vain that fell short of guests which have stopped to answer."""
-    short = {outcome.name for outcome in state.outcomes if not outcome.shortfall.vector().is_zero()}
-    silent = {vm.name for vm in not_yet(report)}
-    return state.having(reclaimed=None, failed_layer=None) if state.reclaims and short & silent else state
-
-
-def _wait(state: PlacementPlan, event: HostRead, missing: ResourceVector, deflatable: ResourceVector) -> Step | None:
-    """Wait for guests that cannot be deflated yet, if that helps, before anyone is preempted; None: it does not wait.
-
-    All of that within the deadline itself: what runs once more for a preemption is for those that have to go.
-    """
-    report, placing = event.report, state.purpose == "place"
-    silent = not_yet(report, state.left_out)
-    coming = ResourceVector(memory_mib=coming_mib(silent))
-    if state.victims or not waiting.helps(missing, deflatable, coming, enough=placing):
-        return None
-    kept_s = kept_for_notice(event.sold.values(), state.deadline_s) if state.spec.priority is Priority.FIXED else 0.0
-    until_s = state.deadline_s - kept_s
-    in_s = max(vm.not_yet.in_s for vm in silent if vm.not_yet)
-    seconds = waiting.waits_s(until_s - event.elapsed_s, in_s, placing and bool(state.hosts_left))
-    if not seconds:
-        return None
-    names = tuple(vm.name for vm in silent)
-    instruction = AwaitGuests(host=report.id, vms=names, until_s=until_s)
-    # What fell short meanwhile is tried again.
-    changes: dict[str, Any] = {"reclaimed": None, "failed_layer": None, "rounds": 0}
-    if set(names) <= set(state.waited_for):
-        return instruct(state, instruction, **changes)
-    sentence = f"{state.vm} waits up to {seconds:.0f} s on {report.id} for {silent_on(silent)}"
-    from_s = state.waits_from_s if state.waited_for else event.elapsed_s
-    changes |= {"waited_for": tuple(dict.fromkeys((*state.waited_for, *names))), "waits_from_s": from_s}
-    return instruct(state, instruction, sentence, **changes).also(Note("waiting", state.vm, report.id, sentence))
+    return _reclaim(state.having(gave_less=gave_less), event.report.id, need, left)
 
 
 def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:

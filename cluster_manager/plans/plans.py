@@ -560,6 +560,8 @@ class RoomPlan(Plan):
     #: charged in full, given nothing.
     errors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    #: Those that gave less than they were asked for, so that others are.
+    gave_less: tuple[str, ...] = ()
     #: On the present host: whether a deflation for several arrivals fell short, so that the plan goes on for itself.
     alone: bool = False
     #: How the plan ends once the sizes it changed are given back; None: it goes on.

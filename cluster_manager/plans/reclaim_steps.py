@@ -36,7 +36,7 @@ from cluster_manager.plans.report_queries import (
 )
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.placement import placement_step
-from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
@@ -70,7 +70,14 @@ class LifecyclePlan(RoomPlan):
 def fresh_at_host() -> dict[str, Any]:
     """What a plan knows of a host that it has come to just now."""
     counts = dict.fromkeys(("reclaims", "rounds", "lapses", "starts"), 0)
-    return counts | {"reclaimed": None, "failed_layer": None, "errors": (), "left_out": (), "alone": False}
+    return counts | {
+        "reclaimed": None,
+        "failed_layer": None,
+        "errors": (),
+        "left_out": (),
+        "gave_less": (),
+        "alone": False,
+    }
 
 
 def status_in(report: HostReport, name: str) -> VMStatus | None:
@@ -165,6 +172,30 @@ def without_paused(state: R, report: HostReport) -> R:
         return state
     errors = tuple(f"{name} could not be deflated (it {why})" for name, why in still.items())
     return state.having(left_out=(*state.left_out, *still), errors=(*state.errors, *errors))
+
+
+def forgiving(state: R, report: HostReport) -> R:
+    """The plan, to which a deflation was not in vain that fell short of guests which have stopped to answer."""
+    silent = {vm.name for vm in not_yet(report)}
+    return state.having(reclaimed=None, failed_layer=None) if state.reclaims and _fell_short(state) & silent else state
+
+
+def others_give(state: RoomPlan, report: HostReport, missing: ResourceVector) -> tuple[tuple[str, ...], ResourceVector]:
+    """What the other VMs are to give in the place of those that gave less than they were asked for.
+
+    :returns: all of those so far, and the need; nothing where the others do not have what is missing, or after
+        ``MOST_RECLAIMS`` deflations.
+    """
+    new = sorted(_fell_short(state).difference(state.gave_less))
+    gave_less = (*state.gave_less, *new)
+    others = deflatable_beside(report, (*state.left_out, *gave_less))
+    if not new or state.rounds >= placement_step.MOST_RECLAIMS or not missing.fits_in(others):
+        return gave_less, ZERO
+    return gave_less, reclaim_need(missing, others)
+
+
+def _fell_short(state: RoomPlan) -> set[str]:
+    return {outcome.name for outcome in state.outcomes if not outcome.shortfall.vector().is_zero()}
 
 
 def may_reclaim(state: RoomPlan) -> bool:
