@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cluster_manager.errors import ManagerError, SettingsError
 from cluster_manager.options import ManagerOptions
@@ -19,6 +20,9 @@ examples:
   ebb-manager --listen 127.0.0.1:7200 --token-file t --hosts-key-file k --database m.sqlite --policy first-fit
   ebb-manager --config manager.toml
   ebb-manager --token-file t --hosts-key-file k --database m.sqlite --rebalance --rebalance-most-moves 1
+  ebb-manager restore backup.sqlite
+      with the options of /etc/ebbtide/manager.toml, where no manager runs: make the store of a file of `ebb backup`,
+      and end (docs/how-to/back-up-and-upgrade.md)
   ebb-manager --listen 192.0.2.1:7100 --tokens-file tokens.toml --hosts-key-file k --database m.sqlite \\
       --tls-certificate manager.pem --tls-key manager.key --client-ca ca.pem
 """
@@ -31,8 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Stores, journals and logs are for their owner.
     os.umask(0o077)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    restores = words[:1] == ["restore"]
+    if restores and (len(words) < 2 or words[1].startswith("-")):
+        return _refuse("restore needs the FILE of a backup as its first word", 2)
     try:
-        given = options_of(arguments)
+        given = options_of(words[2:] if restores else words)
     except AccessError as error:
         return _refuse(str(error), 2)
     # Imported here, so that --help and a wrong option are answered at once.
@@ -42,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ebbtide.rest.logs import configure_logs
 
     configure_logs(given.options.log_level, given.options.log_json)
+    if restores:
+        return _restore(Path(words[1]), given)
     try:
         settings, gate = settings_of_all(given.options)
     except (SettingsError, AccessError, EngineSettingsError) as error:
@@ -52,6 +62,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(serve(settings, gate, given))
     except (ManagerError, AccessError, OSError) as error:
         return _refuse(str(error), 1)
+    return 0
+
+
+def _restore(file: Path, given: Given[ManagerOptions]) -> int:
+    """Make the store of a backup, and say what became of it."""
+    import asyncio
+
+    from cluster_manager.restoring import restore
+    from cluster_manager.store.database import database_of
+
+    try:
+        database = database_of(given.options.database, given.options.database_password_file)
+        made = asyncio.run(restore(database, file))
+    except SettingsError as error:
+        return _refuse(given.said(str(error)), 2)
+    except (ManagerError, OSError) as error:
+        return _refuse(str(error), 1)
+    if made.aside is not None:
+        print(f"the store of before is kept as {made.aside}")
+    for sentence in made.settled.ended:
+        print(f"ended: {sentence}")
+    settled = made.settled
+    print(
+        f"restored {file} to {database}: {settled.hosts} hosts and {settled.vms} VMs, as of epoch {settled.epoch}; "
+        f"the next manager has epoch {settled.epoch_now + 1}"
+    )
     return 0
 
 

@@ -84,6 +84,8 @@ class Manager:
         self._used = False
         #: Hosts whose first report is being taken.
         self._registering: set[str] = set()
+        #: One backup at a time.
+        self.backing_up = asyncio.Lock()
         #: Held while a report of a host is read and taken; gone when none is.
         self._reporting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         #: Set by `begin_term`.

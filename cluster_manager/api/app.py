@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from cluster_manager.api import dashboard, events, hosts, itself, lifecycle, records, tasks, vms
+from cluster_manager.api import backup, dashboard, events, hosts, itself, lifecycle, records, tasks, vms
 from cluster_manager.api.forms import MANAGER
 from cluster_manager.api.standby import leader_middleware, store_problem
 from cluster_manager.errors import RequestError, StoreError
@@ -27,6 +27,7 @@ ROUTES: Final = (
     tasks.routes,
     events.routes,
     itself.routes,
+    backup.routes,
     dashboard.routes,
 )
 

@@ -92,7 +92,7 @@ class Store(TaskRows, KnowledgeRows):
 
         async def work(connection: AsyncConnection) -> None:
             table = schema.plans
-            await connection.execute(update(table).where(table.c.id == state.id).values(**_moving(state, now)))
+            await connection.execute(update(table).where(table.c.id == state.id).values(**plan_columns(state, now)))
             # A VM is handed over last: what else is said of it is said by the plan that still has it.
             for effect in sorted(effects, key=lambda effect: isinstance(effect, SpawnFollowUp)):
                 await self._apply(connection, state, effect, now)
@@ -234,7 +234,7 @@ class Store(TaskRows, KnowledgeRows):
         async def work(connection: AsyncConnection) -> None:
             plans, hosts = schema.plans, schema.hosts
             for state in ends:
-                await connection.execute(update(plans).where(plans.c.id == state.id).values(**_moving(state, now)))
+                await connection.execute(update(plans).where(plans.c.id == state.id).values(**plan_columns(state, now)))
             for vm in vms:
                 await connection.execute(_living(vm).where(schema.vms.c.host == host).values(**gone))
             await connection.execute(delete(hosts).where(hosts.c.id == host))
@@ -403,11 +403,11 @@ def _new_plan(state: Plan, fingerprint: str, now: float) -> Any:
         started_at=now,
         kind=state.kind,
         vm=state.vm,
-        **_moving(state, now),
+        **plan_columns(state, now),
     )
 
 
-def _moving(state: Plan, now: float) -> dict[str, Any]:
+def plan_columns(state: Plan, now: float) -> dict[str, Any]:
     """The columns of a plan that may change with each of its steps."""
     end = state.instruction
     return {

@@ -21,6 +21,7 @@ from ebbtide.errors import EbbError
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("doctor", "doctor.doctor", "ebb doctor; ebb doctor web --json; ebb doctor --probe-acpi"),
     ("health", "cluster.health", "ebb health; ebb health --ready"),
+    ("backup", "cluster.backup", "ebb backup /var/backups/ebbtide.backup"),
     ("openapi", "cluster.openapi", "ebb openapi > manager.json"),
     ("hosts", "cluster.hosts", "ebb hosts --state ready"),
     ("host", "cluster.host", "ebb host host-a --json"),

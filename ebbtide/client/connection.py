@@ -172,12 +172,12 @@ class Connection:
             raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error
 
     def _stream(
-        self, path: str, query: dict[str, str], headers: dict[str, str]
+        self, path: str, query: dict[str, str], headers: dict[str, str], silent_s: float = SILENT_STREAM_S
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._session is None:
             raise RuntimeError("ManagerClient is used outside of its context")
         check_path(path)
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=SILENT_STREAM_S)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=silent_s)
         return self._session.get(self.url + path, params=query, headers=headers, timeout=limits)
 
     async def _request(

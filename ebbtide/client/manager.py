@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from ebbtide.client.connection import query_of, refusal_of
 from ebbtide.client.errors import ManagerUnreachable
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
+from ebbtide.client.tls import tls_problem
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostMode
@@ -32,6 +33,8 @@ POLL_S = 1.0
 #: Between two attempts to go on with a stream, and how many may fail in a row.
 STREAM_PAUSE_S = 1.0
 STREAM_ATTEMPTS = 30
+#: How long a manager may take to make a backup before it sends it, seconds.
+BACKUP_S = 900.0
 #: No event is longer; what is, is no stream of a manager.
 LINE_LIMIT = 1024 * 1024
 
@@ -270,6 +273,30 @@ class ManagerClient(LifecycleCalls, TaskCalls):
                     why = str(error) or type(error).__name__
                     raise ManagerUnreachable(f"no manager answers at {url}: {why}") from error
             await asyncio.sleep(STREAM_PAUSE_S)
+
+    async def backup(self, file: BinaryIO) -> int:
+        """Write a backup of the manager's store into a file that was empty; returns its size in bytes.
+
+        Raises ManagerRefused: without the role admin, or where none could be made; ManagerUnreachable: also where it
+        has broken off, so that the file holds none.
+        """
+
+        async def once(url: str) -> int:
+            file.seek(0)
+            file.truncate()
+            try:
+                async with self._stream("/v1/backup", {}, {}, BACKUP_S) as answer:
+                    if answer.status >= 400:
+                        content = await answer.json(content_type=None)
+                        raise refusal_of(answer.status, content, "Retry-After" in answer.headers)
+                    async for piece in answer.content.iter_any():
+                        file.write(piece)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                why = tls_problem(url, error) or str(error) or type(error).__name__
+                raise ManagerUnreachable(f"no backup came from {url}: {why}") from error
+            return file.tell()
+
+        return await self._managers.ask(once)
 
     async def wait(
         self,

@@ -30,6 +30,8 @@ class Role(StrEnum):
 #: Routes whose role does not follow from their method, by method and canonical path.
 ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/report"): Role.AGENT,
+    # All that the manager knows, in one file.
+    ("GET", "/v1/backup"): Role.ADMIN,
     ("PUT", "/v1/epoch"): Role.MANAGER,
     # Where a VM's memory is sent, and what may come here with another one's identity.
     ("POST", "/v1/vms/{name}/arrival"): Role.MANAGER,

@@ -37,6 +37,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms"): ("create", ["create", "web", *SIZES]),
     ("GET", "/healthz"): ("health", ["health"]),
     ("GET", "/readyz"): ("readiness", ["health", "--ready"]),
+    ("GET", "/v1/backup"): ("backup", ["backup", "FILE"]),
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
     ("GET", "/v1/hosts"): ("hosts", ["hosts", "--state", "ready", "--mode", "active"]),
     ("GET", "/v1/hosts/{id}"): ("host", ["host", "host-a"]),
@@ -121,8 +122,8 @@ async def test_every_route_that_clients_may_ask_is_in_the_table(running: Running
     assert routes - {PAGE} == set(COVERED)
 
 
-async def test_every_command_asks_its_route_and_every_client_method_is_there(running: Running) -> None:
-    ids = {"CREATED": "", "REQUEST": ""}
+async def test_every_command_asks_its_route_and_every_client_method_is_there(running: Running, tmp_path: Path) -> None:
+    ids = {"CREATED": "", "REQUEST": "", "FILE": str(tmp_path / "backup")}
     for route, (method, words) in COVERED.items():
         assert callable(getattr(ManagerClient, method))
         if route == STREAM:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from aiohttp.test_utils import TestServer
 
@@ -131,11 +132,11 @@ class TwoHosts:
 
 
 @contextlib.asynccontextmanager
-async def two_hosts(path: Path) -> AsyncIterator[TwoHosts]:
+async def two_hosts(path: Path, **changes: Any) -> AsyncIterator[TwoHosts]:
     with TemporaryDirectory(prefix="ebb") as directory:
         world = World(Path(directory))
         await world.start()
-        async with cluster_of(path, silent_after_s=60.0) as cluster:
+        async with cluster_of(path, silent_after_s=60.0, **changes) as cluster:
             made = TwoHosts(cluster, world, path)
             for name in NAMES:
                 await made.start(name)

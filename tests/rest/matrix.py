@@ -76,8 +76,9 @@ async def call(
 ) -> tuple[int, Any]:
     filled = re.sub(r"\{(\w+)\}", lambda match: VALUES[match[1]], path)
     async with session.request(method, url + filled, headers=headers, data=None if method == "GET" else b"{}") as got:
-        # A stream does not end by itself: that it has begun is the answer, as with a page for a browser.
-        answer = None if got.content_type in ("text/event-stream", "text/html") else await got.json()
+        # A stream does not end by itself: that it has begun is the answer, as with a page for a browser, and a file.
+        no_json = ("text/event-stream", "text/html", "application/octet-stream")
+        answer = None if got.content_type in no_json else await got.json()
         if got.status == 401:
             assert got.headers["WWW-Authenticate"].startswith("Bearer ")
         return got.status, answer

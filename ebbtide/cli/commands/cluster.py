@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +14,7 @@ import typer
 from ebbtide.cli.commands.options import Json, Manager, TokenFile, ask, seconds
 from ebbtide.cli.output import print_json, print_table, shown, size
 from ebbtide.deflation.modes import HostMode
+from ebbtide.errors import EbbError
 from ebbtide.messages.hosts import HostStatus
 from ebbtide.messages.machines import MachineRanking
 
@@ -149,6 +153,32 @@ def health(
         return
     alive = ask(manager, token_file, lambda client: client.health())
     print_json(alive) if json else print(f"the manager runs ({alive.role})")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where it goes; replaced once all of it has come.")],
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Back the manager's store up into a file for its owner only; it may be written meanwhile.
+
+    SQLite or PostgreSQL, as the manager has it; the token must be an admin's. Back: `ebb-manager restore FILE`.
+    """
+    try:
+        # Beside it, 0600: what is there is replaced by a whole backup or not at all.
+        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(descriptor, "w+b") as opened:
+                size_bytes = ask(manager, token_file, lambda client: client.backup(opened))
+                opened.flush()
+                os.fsync(opened.fileno())
+            Path(name).replace(file)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise EbbError(f"{file} cannot be written: {error.strerror}") from error
+    print_json({"file": str(file), "bytes": size_bytes}) if json else print(f"backed up to {file}: {size_bytes} bytes")
 
 
 def openapi(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:

@@ -56,6 +56,7 @@ ROUTES = {
     ("POST", "/v1/adoptions"): "operator",
     ("GET", "/v1/hosts/{id}/templates"): "viewer",
     ("GET", "/v1/rebalancing"): "viewer",
+    ("GET", "/v1/backup"): "admin",
     ("GET", "/v1/operations"): "viewer",
     ("GET", "/v1/operations/{id}"): "viewer",
     ("GET", "/v1/core-changes"): "viewer",

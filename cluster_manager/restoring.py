@@ -1,0 +1,229 @@
+"""A store made of a backup, where no manager runs (`cluster_manager.store.settling` says what becomes of its rows)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Engine, create_engine, inspect
+from sqlalchemy.exc import SQLAlchemyError
+
+from cluster_manager.errors import StoreError
+from cluster_manager.leadership.locks import Taken, lock_of
+from cluster_manager.store import schema
+from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, run
+from cluster_manager.store.database import Database, PostgreSQL
+from cluster_manager.store.engines import lock_path
+from cluster_manager.store.postgresql import sentence_of
+from cluster_manager.store.settling import Settled, settle
+
+#: How long the server leaves the lock to us, seconds: nothing proves it while pg_restore runs.
+LOCK_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A store that a manager can begin on.
+
+    :param aside: where the store of before is, if there was one.
+    """
+
+    settled: Settled
+    aside: Path | None = None
+
+
+async def restore(database: Database, file: Path, clock: Callable[[], float] = time.time) -> Restored:
+    """Make the store of a backup, where no manager runs.
+
+    A file's store of before is kept beside it; a PostgreSQL database must hold none.
+
+    :raises StoreError: the backup cannot be used, or not with this version; or a manager runs. Nothing has changed.
+    """
+    await asyncio.to_thread(_check_kind, database, file)
+    # Before the lock makes a file.
+    owner = (0, 0) if isinstance(database, PostgreSQL) else await asyncio.to_thread(_owner, database)
+    lock = lock_of(database, LOCK_S / 2, LOCK_S)
+    try:
+        await lock.hold()
+    except Taken as error:
+        raise StoreError(f"{error}: stop it first") from error
+    try:
+        if isinstance(database, PostgreSQL):
+            return await asyncio.to_thread(_restore_dump, database, file, clock())
+        return await asyncio.to_thread(_restore_file, database.resolve(), file, clock(), owner)
+    finally:
+        await lock.release()
+
+
+def _check_kind(database: Database, file: Path) -> None:
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(len(SQLITE))
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise StoreError(f"the backup {file} is no regular file")
+    except OSError as error:
+        raise StoreError(f"cannot read the backup {file}: {error.strerror}") from error
+    of_file = not isinstance(database, PostgreSQL)
+    if begin != SQLITE and not begin.startswith(DUMP):
+        raise StoreError(f"{file} is no backup of a store: neither a SQLite file nor a custom dump of pg_dump")
+    if (begin == SQLITE) is not of_file:
+        kinds = ("SQLite", "PostgreSQL")
+        raise StoreError(
+            f"{file} is a backup of a {kinds[of_file]} store, but --database names a {kinds[not of_file]} one"
+        )
+    if of_file and Path(f"{file}-wal").exists():
+        raise StoreError(f"{file} has a write-ahead log beside it: it is a database in use, not a backup of one")
+    if not isinstance(database, PostgreSQL) and database.exists() and database.samefile(file):
+        raise StoreError(f"{file} is the database itself")
+
+
+def _check_version(file: Path, version: int) -> None:
+    if version != (known := len(schema.MIGRATIONS)):
+        which = "a later" if version > known else "an earlier"
+        raise StoreError(
+            f"the backup {file} has version {version} of the store, and this manager version {known}: restore it with "
+            f"{which} version of Ebbtide, the one that made it"
+            + ("" if version > known else ", and upgrade after that: a manager brings its store further at its start")
+        )
+
+
+# --- SQLite ----------------------------------------------------------------------------------------------------------
+
+
+def _owner(database: Path) -> tuple[int, int]:
+    """Whose the store is, who may be another one than he who restores it."""
+    found = next((path for path in (database, database.parent) if path.exists()), None)
+    if found is None:
+        raise StoreError(f"cannot use the database {database}: there is no directory {database.parent}")
+    return found.stat().st_uid, found.stat().st_gid
+
+
+def _restore_file(database: Path, file: Path, now: float, owner: tuple[int, int]) -> Restored:
+    try:
+        descriptor, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.restored.")
+        copy = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as target, file.open("rb") as source:
+                shutil.copyfileobj(source, target)
+            _check_file(file, copy)
+            made = _settled(create_engine(f"sqlite:///{copy}"), now, _epoch_in(database))
+            with copy.open("rb") as written:
+                os.fsync(written.fileno())
+            if os.geteuid() == 0:
+                for path in (copy, lock_path(database)):
+                    os.chown(path, *owner)
+            aside = _put_aside(database, now)
+            copy.replace(database)
+            _sync(database.parent)
+        finally:
+            for left in (copy, Path(f"{copy}-wal"), Path(f"{copy}-shm")):
+                left.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot restore {file} to {database}: {error.strerror}") from error
+    return Restored(made, aside)
+
+
+def _check_file(file: Path, copy: Path) -> None:
+    try:
+        with closing(sqlite3.connect(copy)) as connection:
+            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            version = 0
+            if "migrations" in tables:
+                (version,) = connection.execute("SELECT coalesce(max(number), 0) FROM migrations").fetchone()
+    except sqlite3.Error as error:
+        raise StoreError(f"the backup {file} is damaged: {error}") from error
+    if said != "ok":
+        raise StoreError(f"the backup {file} is damaged: {said}")
+    if not version:
+        raise StoreError(f"{file} is no backup of a store: it has no version of one")
+    _check_version(file, version)
+
+
+def _epoch_in(database: Path) -> int:
+    """The epoch of a store, 0 where it cannot be read. Its write-ahead log goes into the file, if it can."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        row = connection.execute("SELECT value FROM counters WHERE name = 'epoch'").fetchone()
+        return int(row[0]) if row is not None else 0
+    return 0
+
+
+def _put_aside(database: Path, now: float) -> Path | None:
+    """A second name for the store of before, with what SQLite has beside it: a log must not go with another file."""
+    if not database.stat().st_size:
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    number, aside = 1, Path(f"{database}.before-{stamp}")
+    while aside.exists():
+        number, aside = number + 1, Path(f"{database}.before-{stamp}-{number}")
+    Path(f"{database}-shm").unlink(missing_ok=True)
+    if (log := Path(f"{database}-wal")).exists():
+        log.rename(f"{aside}-wal")
+    aside.hardlink_to(database)
+    return aside
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- PostgreSQL ------------------------------------------------------------------------------------------------------
+
+
+def _restore_dump(database: PostgreSQL, file: Path, now: float) -> Restored:
+    # The lock has shown that psycopg and the server can be used.
+    import psycopg
+
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.url, password=database.password)
+    )
+    try:
+        if set(TABLES).intersection(inspect(engine).get_table_names()):
+            raise StoreError(
+                f"the {database} holds a store already: make an empty one (createdb), and name that by --database"
+            )
+        _check_version(file, _version_in(file))
+        safe = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction")
+        client(database, "pg_restore", *safe, str(file))
+    except SQLAlchemyError as error:
+        engine.dispose()
+        raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
+    try:
+        return Restored(_settled(engine, now, 0))
+    except StoreError as error:
+        raise StoreError(f"{error}; what the {database} holds is not to be used: drop it, and begin again") from error
+
+
+def _version_in(file: Path) -> int:
+    """Of the store in a dump; the rows stand between COPY and ``\\.``."""
+    lines = run(["pg_restore", "--data-only", "--table=migrations", "--file=-", str(file)]).decode().splitlines()
+    numbers = [int(line) for line in lines if line.isdigit()]
+    if not numbers:
+        raise StoreError(f"{file} is no backup of a store: it has no version of one")
+    return max(numbers)
+
+
+def _settled(engine: Engine, now: float, other_epoch: int) -> Settled:
+    """:raises StoreError: what the store holds cannot be read."""
+    try:
+        with engine.begin() as connection:
+            return settle(connection, now, other_epoch)
+    except (SQLAlchemyError, ValueError) as error:
+        raise StoreError(f"the store of the backup cannot be read: {sentence_of(error)}") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,73 @@
+"""A backup of the manager's store, taken while it is written: one file, consistent, for its owner only."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from cluster_manager.errors import StoreError
+from cluster_manager.store import schema
+from cluster_manager.store.database import Database, PostgreSQL
+
+#: How the files of both kinds begin.
+SQLITE: Final = b"SQLite format 3\x00"
+DUMP: Final = b"PGDMP"
+#: The tables of a store.
+TABLES: Final = (*schema.metadata.tables, "migrations")
+
+
+def back_up(database: Database, target: Path) -> None:
+    """Write a backup. Blocks for as long as it takes; writers do not wait for it.
+
+    :param target: an empty file of ours, which keeps its mode.
+    :raises StoreError: it cannot be made.
+    """
+    if isinstance(database, PostgreSQL):
+        tables = [f"--table={name}" for name in TABLES]
+        with target.open("wb") as file:
+            client(database, "pg_dump", "--format=custom", "--no-owner", "--no-privileges", *tables, stdout=file)
+    else:
+        _copy(database, target)
+    with target.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def client(database: PostgreSQL, program: str, *arguments: str, stdout: Any = subprocess.PIPE) -> bytes:
+    """Run a client program of PostgreSQL on a database; what it prints.
+
+    :raises StoreError: it is missing, or has failed.
+    """
+    # The list of processes shows the command line to every user: the password goes by the environment.
+    secret = {"PGPASSWORD": database.password} if database.password is not None else {}
+    return run([program, "--no-password", f"--dbname={database.url}", *arguments], secret, stdout)
+
+
+def run(argv: Sequence[str], secret: dict[str, str] | None = None, stdout: Any = subprocess.PIPE) -> bytes:
+    """What a program prints. Raises StoreError: it is missing, or has failed."""
+    try:
+        done = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, **(secret or {})})
+    except OSError as error:
+        raise StoreError(f"cannot run {argv[0]} (Debian package postgresql-client): {error.strerror}") from error
+    if done.returncode != 0:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise StoreError(f"{argv[0]} failed: {said[:500] or f'status {done.returncode}'}")
+    return done.stdout or b""
+
+
+def _copy(database: Path, target: Path) -> None:
+    try:
+        with (
+            closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            # All pages in one step, so under one snapshot: in pieces each write would make it begin again.
+            source.backup(copy)
+            # One file, which can be read where nothing can be written.
+            copy.execute("PRAGMA journal_mode=DELETE")
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot back up the database {database}: {error}") from error

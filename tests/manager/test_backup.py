@@ -1,0 +1,385 @@
+"""Backup and restore of the manager's store: consistent while it is written, and a manager that goes on from it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from sqlalchemy import insert, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from cluster_manager.errors import StoreError
+from cluster_manager.execution import operations
+from cluster_manager.leadership.locks import FileLock
+from cluster_manager.main import main
+from cluster_manager.plans.plans import VMPhase
+from cluster_manager.plans.removals import start_removal
+from cluster_manager.plans.returns import Returns
+from cluster_manager.restoring import restore
+from cluster_manager.store import schema
+from cluster_manager.store.backup import back_up
+from cluster_manager.store.database import Database, PostgreSQL
+from cluster_manager.store.settling import BUSY, EPOCHS, settled_phase
+from cluster_manager.store.store import Store
+from ebbtide.client import ManagerClient
+from ebbtide.client.errors import ManagerRefused
+from ebbtide.deflation.fencing import MOST_STEP
+from ebbtide.deflation.sharing.return_queue import ReturnPace
+from ebbtide.lab.state import write_private
+from ebbtide.messages.operations import OperationState
+from tests.manager import cluster as clusters
+from tests.manager import fake_engine
+from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.conftest import KINDS, stores_of
+from tests.manager.databases import Server, rows_of
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.two_agents import two_hosts
+
+VERSION = len(schema.MIGRATIONS)
+Empty = Callable[[], Database]
+
+
+@pytest.fixture(params=KINDS)
+def empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Empty]:
+    """As ``each_store``, with what makes databases without a table beside the test's own."""
+    made: list[PostgreSQL] = []
+
+    def new() -> Database:
+        if request.param == "sqlite":
+            return tmp_path / f"restored-{time.monotonic_ns()}.sqlite"
+        server: Server = request.getfixturevalue("postgresql")
+        made.append(server.new())
+        return made[-1]
+
+    with stores_of(request) as stores:
+        monkeypatch.setattr(clusters, "database_in", stores)
+        yield new
+    for database in made:
+        request.getfixturevalue("postgresql").drop(database)
+
+
+async def backup_of(cluster: Cluster, file: Path, token: str = TOKEN) -> int:
+    """What `ebb backup` asks for."""
+    assert cluster.server is not None
+    async with ManagerClient(str(cluster.server.make_url("")), token) as client:
+        with file.open("w+b") as opened:
+            return await client.backup(opened)
+
+
+async def test_a_backup_under_writes_holds_whole_transactions_only(tmp_path: Path, empty: Empty) -> None:
+    database = clusters.database_in(tmp_path)
+    store = Store(database, time.time)
+    await store.open()
+    written, enough = 0, asyncio.Event()
+
+    async def pair(connection: AsyncConnection) -> None:
+        for number in range(2):
+            row = {"at": 0.0, "plan": None, "vm": None, "host": None, "kind": "pair", "sentence": str(number)}
+            await connection.execute(insert(schema.events).values(**row))
+
+    async def write() -> None:
+        nonlocal written
+        while not enough.is_set():
+            await store._write(pair)
+            written += 1
+
+    writing = asyncio.create_task(write(), name="writer")
+    found = []
+    try:
+        for number in range(3):
+            (file := tmp_path / f"backup-{number}").touch(0o600)
+            before = written
+            await asyncio.to_thread(back_up, database, file)
+            await restore(restored := empty(), file)
+            ((count, pairs),) = rows_of(
+                restored,
+                "SELECT count(*), sum(CASE sentence WHEN '0' THEN 1 ELSE 0 END) FROM events WHERE kind = 'pair'",
+            )
+            assert before * 2 <= count == 2 * (pairs or 0)
+            found.append(count)
+    finally:
+        enough.set()
+        await writing
+        await store.close()
+    assert found == sorted(found)
+    assert found[-1] > found[0], "it was written meanwhile"
+
+
+async def test_a_new_manager_goes_on_from_a_backup_while_the_agents_run(
+    tmp_path: Path, empty: Empty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = ReturnPace(hold_s=0.2, rest_s=0.2, pause_s=0.2, longest_s=0.4)
+    monkeypatch.setattr(operations, "Returns", lambda: Returns(pace))
+    async with two_hosts(tmp_path, **fake_engine.settings()) as hosts:
+        cluster = hosts.cluster
+        for name in ("low-1", "low-2", "low-3", "low-4"):
+            assert (await cluster.create(vm(name), deadline_s=60.0)).state is OperationState.DONE
+        for name in ("high-1", "high-2"):
+            made = await cluster.create(vm(name, "fixed", 5.3, 600.0), deadline_s=60.0)
+            assert made.state is OperationState.DONE, made.sentence
+        task = {"request_id": "t", "task": {"name": "train", "command": ["true"], "cores": 4, "duration_s": 60.0}}
+        assert (await cluster.call("POST", "/v1/tasks", json=task))[0] in (200, 201, 202)
+
+        async def seen() -> Any:
+            vms = (await cluster.get("/v1/vms"))["vms"]
+            return (
+                [(row["name"], row["host"], row["state"], (row["preempted"] or {}).get("position")) for row in vms],
+                [row["name"] for row in (await cluster.get("/v1/tasks"))["tasks"]],
+                [row["id"] for row in (await cluster.get("/v1/hosts"))["hosts"]],
+            )
+
+        before = await seen()
+        (waiting, home), *_ = [(name, host) for name, host, _, position in before[0] if position == 1]
+        await backup_of(cluster, file := tmp_path / "backup")
+        # The agents have come to follow later managers than the backup knows of.
+        for _ in range(2):
+            await hosts.kill("manager")
+            await hosts.start("manager")
+            await hosts.ready()
+        assert cluster.manager is not None
+        last = cluster.manager.epoch
+        await hosts.kill("manager")
+        restored = empty()
+        done = await restore(restored, file)
+        assert (done.settled.hosts, done.settled.ended, done.aside) == (2, (), None)
+
+        cluster.settings = replace(cluster.settings, database=restored)
+        await hosts.start("manager")
+        await hosts.ready()
+        assert await seen() == before
+        assert last < cluster.manager.epoch == done.settled.epoch_now + 1 < MOST_STEP
+        now = cluster.manager.epoch
+
+        async def followed() -> bool:
+            """From then on no manager of before is heard."""
+            return {host.agent.host.journal.epoch for host in hosts.hosts.values() if host.agent} == {now}
+
+        await cluster.until(followed)
+        (high,) = [name for name, host, _, _ in before[0] if host == home and name.startswith("high")]
+        assert (await cluster.delete(high)).state is OperationState.DONE
+
+        async def is_back() -> bool:
+            return bool((await cluster.get(f"/v1/vms/{waiting}"))["state"] == "running")
+
+        await cluster.until(is_back)
+        assert hosts.running(waiting) == [home]
+        (event,) = await cluster.events("restored")
+        assert "restored from a backup of epoch 1," in event["sentence"]
+
+
+async def test_what_was_under_way_at_the_backup_is_not_done_again_by_a_restored_manager(
+    tmp_path: Path, empty: Empty
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        for name in ("web", "owed"):
+            assert (await cluster.create(vm(name))).state is OperationState.DONE
+        await cluster.stop_manager()
+        store = Store(cluster.settings.database, time.time)
+        await store.open()
+        await store.add_plan(start_removal("delete-web-1", "gone", "web", "host-a"), "delete web")
+
+        async def owe(connection: AsyncConnection) -> None:
+            await connection.execute(update(schema.vms).where(schema.vms.c.name == "owed").values(owes_removal=1))
+
+        await store._write(owe)
+        await store.close()
+        (file := tmp_path / "backup").touch(0o600)
+        await asyncio.to_thread(back_up, cluster.settings.database, file)
+        # Both were removed then, and have been made anew since: to the hosts they are VMs of these names.
+        done = await restore(restored := empty(), file)
+        assert [sentence.split(":")[0] for sentence in done.settled.ended] == ["web", "owed"]
+
+        cluster.settings = replace(cluster.settings, database=restored)
+        await cluster.start_manager()
+        await cluster.ready()
+        ended = await cluster.ended("gone")
+        assert ended.state is OperationState.FAILED
+        assert "what came of it is not known" in ended.sentence
+        for name in ("web", "owed"):
+            assert (await cluster.get(f"/v1/vms/{name}"))["state"] == "running"
+        assert {event["vm"] for event in await cluster.events("restored")} == {"web", "owed", None}
+        assert not [done for done in agent.done if done[0] in ("delete", "remove")]
+        assert agent.running == {"web", "owed"}
+        assert (await cluster.delete("web", "again")).state is OperationState.DONE
+        assert agent.running == {"owed"}
+
+
+@pytest.mark.parametrize("phase", VMPhase)
+def test_no_phase_of_a_restored_vm_is_one_that_a_plan_would_have_to_end(phase: VMPhase) -> None:
+    for on_a_host in (True, False):
+        for waited in (True, False):
+            after = settled_phase(phase, on_a_host, waited)
+            assert after not in BUSY
+            assert phase in BUSY or after is phase
+    # Who was being deleted or stopped is not started again by the queue.
+    assert settled_phase(VMPhase.DELETING, True, True) is settled_phase(VMPhase.STOPPING, True, True) is VMPhase.STOPPED
+    assert settled_phase(VMPhase.STARTING, True, True) is VMPhase.PREEMPTED
+    assert settled_phase(VMPhase.PLACING, False, False) is VMPhase.FAILED
+
+
+async def test_a_backup_is_for_admins_and_one_is_made_at_a_time(tmp_path: Path, empty: Empty) -> None:
+    async with cluster_of(tmp_path) as cluster:
+        with pytest.raises(ManagerRefused, match="token"):
+            await backup_of(cluster, tmp_path / "b", "nobody")
+        assert cluster.manager is not None
+        async with cluster.manager.backing_up:
+            with pytest.raises(ManagerRefused, match="another backup is under way"):
+                await backup_of(cluster, tmp_path / "b")
+        assert await backup_of(cluster, tmp_path / "b") > 0
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".backup.")]
+
+
+@pytest.mark.service
+async def test_a_postgresql_store_is_restored_into_an_empty_database_only(tmp_path: Path, postgresql: Server) -> None:
+    database = postgresql.new()
+    store = Store(database, time.time)
+    await store.open()
+    await store.close()
+    (file := tmp_path / "backup").touch(0o600)
+    await asyncio.to_thread(back_up, database, file)
+    with pytest.raises(StoreError, match="holds a store already"):
+        await restore(database, file)
+    with pytest.raises(StoreError, match="is a backup of a PostgreSQL store, but --database names a SQLite one"):
+        await restore(tmp_path / "m.sqlite", file)
+    with pytest.raises(StoreError, match="cannot use"):
+        await restore(PostgreSQL("postgresql://nobody@127.0.0.1:1/none"), file)
+    postgresql.drop(database)
+
+
+# --- the command, on files -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> Path:
+    """A SQLite store at epoch 1, and a backup of it beside."""
+    store = Store(database := tmp_path / "manager.sqlite", time.time)
+    await store.open()
+    await store.add_event("before", None, None, "in the backup")
+    (tmp_path / "backup").touch(0o600)
+    await asyncio.to_thread(back_up, database, tmp_path / "backup")
+    await store.add_event("after", None, None, "not in the backup")
+    await store.close()
+    write_private(tmp_path / "token", "clients\n")
+    write_private(tmp_path / "key", "agents\n")
+    return database
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The command configures the process's logs, which other tests share."""
+    yield
+    structlog.reset_defaults()
+
+
+def command(database: Path, file: Path | str) -> int:
+    home = database.parent
+    options = {"--token-file": home / "token", "--hosts-key-file": home / "key", "--database": database}
+    return main(["restore", str(file), *(str(word) for pair in options.items() for word in pair)])
+
+
+def kinds(database: Path) -> set[str]:
+    return {row[0] for row in rows_of(database, "SELECT kind FROM events")}
+
+
+def test_the_store_of_before_is_kept_beside_the_restored_one(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(stored, stored.parent / "backup") == 0
+    said = capsys.readouterr().out
+    (aside,) = [path for path in stored.parent.glob("manager.sqlite.before-*") if "-wal" not in path.name]
+    assert f"the store of before is kept as {aside}" in said
+    assert f"the next manager has epoch {EPOCHS + 2}" in said
+    assert kinds(stored) == {"before", "restored"}
+    assert kinds(aside) == {"before", "after"}
+    for path in (stored, aside, stored.parent / "backup"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    # The same once more: no other one is overwritten, and the epoch rises above that of the store in its place.
+    assert command(stored, stored.parent / "backup") == 0
+    assert len(set(stored.parent.glob("manager.sqlite.before-*"))) == 2
+    assert f"the next manager has epoch {2 * EPOCHS + 2}" in capsys.readouterr().out
+
+
+def test_a_damaged_store_is_put_aside_with_its_log(stored: Path) -> None:
+    stored.write_bytes(b"SQLite format 3\x00" + os.urandom(5000))
+    Path(f"{stored}-wal").write_bytes(b"what was not written yet")
+    assert command(stored, stored.parent / "backup") == 0
+    assert kinds(stored) == {"before", "restored"}
+    assert not Path(f"{stored}-wal").exists()
+
+
+def newer(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("INSERT INTO migrations (number) VALUES (99)")
+
+
+def older(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DELETE FROM migrations WHERE number = (SELECT max(number) FROM migrations)")
+
+
+def strange(file: Path) -> None:
+    file.unlink()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE t (x)")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            newer,
+            f"version 99 of the store, and this manager version {VERSION}: restore it with a later version of",
+        ),
+        (
+            older,
+            f"version {VERSION - 1} of the store, and this manager version {VERSION}: restore it with an earlier",
+        ),
+        (strange, "is no backup of a store"),
+        (lambda file: file.write_text("words"), "is no backup of a store: neither a SQLite file nor a custom dump"),
+        (lambda file: os.truncate(file, file.stat().st_size // 2), "is damaged"),
+        (lambda file: file.unlink(), "cannot read the backup"),
+        (lambda file: shutil.copy(file, f"{file}-wal"), "it is a database in use"),
+        (
+            lambda file: file.write_bytes(b"PGDMP"),
+            "is a backup of a PostgreSQL store, but --database names a SQLite one",
+        ),
+    ],
+)
+def test_what_is_no_backup_of_this_version_is_refused_and_the_store_stays(
+    stored: Path, change: Callable[[Path], object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(file := stored.parent / "backup")
+    assert command(stored, file) == 1
+    assert said in capsys.readouterr().err
+    assert kinds(stored) == {"before", "after"}
+    assert not list(stored.parent.glob("*.before-*")) + list(stored.parent.glob(".*restored*"))
+
+
+def test_a_store_that_a_manager_uses_is_not_replaced(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = FileLock(stored)
+
+    async def held() -> None:
+        await lock.hold()
+
+    asyncio.run(held())
+    try:
+        assert command(stored, stored.parent / "backup") == 1
+    finally:
+        asyncio.run(lock.release())
+    assert "another manager" in (said := capsys.readouterr().err)
+    assert "stop it first" in said
+    assert kinds(stored) == {"before", "after"}
+
+
+def test_restore_without_a_file_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restore", "--database", "m.sqlite"]) == 2
+    assert "restore needs the FILE of a backup" in capsys.readouterr().err
