@@ -11,7 +11,7 @@ import errno
 import subprocess
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import libvirt
 import pytest
@@ -87,6 +87,22 @@ async def touch(guest: SoloGuest) -> int:
         await asyncio.gather(looking, return_exceptions=True)
 
 
+class Guests:
+    """One guest for all tests, and another once its emulator has crashed: what failed by that is tried again."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._last: SoloGuest | None = None
+
+    async def running(self) -> SoloGuest:
+        if self._last is None or not self._last.alive():
+            if meminfo_mib("SwapTotal") > 0:
+                pytest.fail("these tests bring their own swap, but the machine has some: swapoff -a")
+            self._last = await self._stack.enter_async_context(solo_guest(GUEST_MIB))
+            await hold(self._last, HELD_MIB)
+        return self._last
+
+
 async def look_after_limits(guest: SoloGuest) -> None:
     """Swap that goes away is for the tests to see, so nothing is looked at once there is no limit."""
     while await limit_of(guest) is not None:
@@ -96,12 +112,14 @@ async def look_after_limits(guest: SoloGuest) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guest() -> AsyncIterator[SoloGuest]:
-    if meminfo_mib("SwapTotal") > 0:
-        pytest.fail("these tests bring their own swap, but the machine has some: swapoff -a")
-    async with solo_guest(GUEST_MIB) as made:
-        await hold(made, HELD_MIB)
-        yield made
+async def guests() -> AsyncIterator[Guests]:
+    async with AsyncExitStack() as stack:
+        yield Guests(stack)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def guest(guests: Guests) -> SoloGuest:
+    return await guests.running()
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)

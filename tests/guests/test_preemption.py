@@ -15,6 +15,7 @@ from ebbtide.client import ManagerClient
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostMode
 from ebbtide.lab.errors import ReadingError
+from ebbtide.lab.guest_link import LabLink
 from ebbtide.lab.readings import Gauge
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
@@ -35,13 +36,21 @@ HIGH = VMSpec(name="arrival", priority=Priority.FIXED, nominal=Vector(cpu_cores=
 HOG_MIB = 510
 
 
+async def available_mib(guest: LabLink) -> int:
+    meminfo = await in_guest(guest, "busybox cat /proc/meminfo")
+    return int(re.findall(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)[0]) // 1024
+
+
 async def hog(lab: RunningLab, domain: str) -> None:
     """Fill the guest's memory with pages that no layer may take."""
     code = f"import time; x = bytearray(b'x' * 4096) * {HOG_MIB * 256}; print(len(x), flush=True); time.sleep(3600)"
     guest = await lab_link(lab.state.uri, domain)
     try:
-        await in_guest(guest, f'python3 -S -c "{code}" </dev/null >/run/hog 2>&1 &')
         async with asyncio.timeout(150):
+            # It starts with what it needs to boot; the rest is plugged after its agent's hello.
+            while await available_mib(guest) < HOG_MIB + 24:
+                await asyncio.sleep(0.5)
+            await in_guest(guest, f'python3 -S -c "{code}" </dev/null >/run/hog 2>&1 &')
             while not re.fullmatch(r"\d+\s*", await in_guest(guest, "busybox cat /run/hog")):
                 await asyncio.sleep(0.5)
     finally:

@@ -38,7 +38,7 @@ WRITES: Final = (("store/store.py", "add_plan"), SAVE)
 #: Functions that only compute what their names say; those of the queries of reports and of running plans all do.
 COMPUTING: Final = {
     *("finished", "internal", "read_next", "host_of", "having", "instruct", "finish", "also"),
-    *("fresh_at_host", "without_paused", "may_reclaim", "notices_of", "preempted_by"),
+    *("fresh_at_host", "without_paused", "forgiving", "may_reclaim", "notices_of", "preempted_by"),
     *("claim", "reserved", "changed", "home", "<lambda>", "accepts"),
 }
 ALL_COMPUTING: Final = ("plans/report_queries.py", "execution/running_plans.py")
