@@ -57,6 +57,10 @@ ESCAPES = {
     "qemu-commandline": in_domain(
         "<qemu:commandline><qemu:arg value='-drive'/></qemu:commandline>", f"<domain type='kvm' {QEMU}>"
     ),
+    "qemu-environment": in_domain(
+        "<qemu:commandline><qemu:env name='GLIBC_TUNABLES' value='glibc.pthread.rseq=0'/></qemu:commandline>",
+        f"<domain type='kvm' {QEMU}>",
+    ),
     "qemu-override": in_domain("<qemu:override/>", f"<domain type='kvm' {QEMU}>"),
     "default-namespace": GOOD.replace("<domain type='kvm'>", f"<domain type='kvm' {QEMU.replace(':qemu', '')}>"),
     "prefixed-attribute": GOOD.replace("<domain type='kvm'>", f"<domain type='kvm' {QEMU} qemu:type='x'>"),
@@ -258,6 +262,23 @@ def test_a_library_has_the_operators_templates_before_its_own(tmp_path: Path) ->
     assert library.get("web").name == "web"
     with pytest.raises(TemplateError, match="not on this host"):
         library.get("none")
+
+
+@pytest.mark.parametrize(
+    "handed",
+    [
+        "<qemu:arg value='-drive'/>",
+        "<qemu:env name='LD_PRELOAD' value='glibc.pthread.rseq=0'/>",
+        "<qemu:env name='GLIBC_TUNABLES' value='glibc.pthread.rseq=0:glibc.malloc.perturb=1'/>",
+    ],
+)
+def test_a_template_hands_qemu_one_variable_and_nothing_else(tmp_path: Path, handed: str) -> None:
+    ours = (PACKAGED / "lab.xml").read_text()
+    element = "<qemu:env name='GLIBC_TUNABLES' value='glibc.pthread.rseq=0'/>"
+    assert element in ours
+    template(tmp_path, xml=ours.replace(element, handed))
+    with pytest.raises(TemplateError, match=r"web\.xml: .*(arg|env)"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
