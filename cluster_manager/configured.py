@@ -63,6 +63,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
         engine=engine,
+        move_first=options.move_first,
         rebalancing=_rebalancing(options) if options.rebalance else None,
     )
     return settings, gate

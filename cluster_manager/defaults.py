@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 
@@ -44,6 +44,10 @@ class LeadershipTimes:
     release_s: float = 5.0
     #: How long a manager that had to step down leaves the lock to others.
     pause_s: float = 2.0
+
+
+#: Which VMs move before one is preempted.
+MoveFirst = Literal["shared", "copied", "never"]
 
 
 @dataclass(frozen=True, slots=True)

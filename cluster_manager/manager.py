@@ -174,8 +174,10 @@ class Manager:
         generator = np.random.default_rng(self.settings.seed)
         limits = self.settings.agents
         executor = InstructionExecutor(agents, self.hosts, self.store, limits, generator, self.epoch)
+        executor.move_away, executor.move_first = self.lifecycle.move_away, self.settings.move_first
         lots = np.random.default_rng(self.settings.seed)
         chooser = InstructionExecutor(agents, self.hosts, self.store, limits, lots, self.epoch)
+        chooser.move_first = self.settings.move_first
         self.dry_runs = DryRuns(self.hosts, self.operations, self.store, chooser, self.settings.policy)
         if settings_ := self.settings.engine.acquirer:
             await self.acquirer.recall(HarvestMachines(settings_, self.operations, self.store, self.epoch))

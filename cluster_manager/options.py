@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cluster_manager.defaults import DAY_S, GONE_S, MOST_HOSTS, RebalancingRules, Retention
+from cluster_manager.defaults import DAY_S, GONE_S, MOST_HOSTS, MoveFirst, RebalancingRules, Retention
 from ebbtide.rest.options import DaemonOptions, settings_config
 
 _RULES = RebalancingRules()
@@ -59,6 +59,11 @@ class ManagerOptions(DaemonOptions):
         None, description="TOML: the Slurm or Dask that runs tasks (docs/reference/tasks.md)"
     )
     most_hosts: Annotated[int, Field(ge=1)] = Field(MOST_HOSTS, description="hosts that are registered at a time")
+    move_first: MoveFirst = Field(
+        "shared",
+        description="before a VM is preempted, have one move while it runs to a host with room, where that is enough: "
+        "one whose disk is shared, any (its disk is copied), or never",
+    )
     rebalance: bool = Field(
         False,
         description="move VMs by itself, while they run, to hosts with room (docs/reference/lifecycle.md); the options "

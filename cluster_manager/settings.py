@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster_manager.defaults import GONE_S, MOST_HOSTS, LeadershipTimes, RebalancingRules, Retention
+from cluster_manager.defaults import GONE_S, MOST_HOSTS, LeadershipTimes, MoveFirst, RebalancingRules, Retention
 from cluster_manager.store.database import Database
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.matcher.engines.interface import Engine, engine_of
@@ -64,6 +64,8 @@ class Settings:
     insecure: bool = False
     #: Hosts that are known at a time; another one is not registered.
     most_hosts: int = MOST_HOSTS
+    #: Which VMs a placement has move to a host with room before it preempts one: those whose disk is shared, or all.
+    move_first: MoveFirst = "shared"
     #: How VMs are moved to hosts with room; None: nobody is, but by requests.
     rebalancing: RebalancingRules | None = None
     leadership: LeadershipTimes = field(default_factory=LeadershipTimes)

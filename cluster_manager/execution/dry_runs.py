@@ -66,7 +66,9 @@ class DryRuns:
             )
 
         recorded = await self._operations.recorded()
-        return await _in_turns(dry_run_plan(state, self._reports(), choose, choices, recorded))
+        return await _in_turns(
+            dry_run_plan(state, self._reports(), choose, choices, recorded, self._chooser.move_first)
+        )
 
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> DryRunReport:
         """Who would grow when a VM is deleted. Raises RequestError as the deletion itself."""

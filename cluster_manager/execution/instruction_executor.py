@@ -12,13 +12,15 @@ from functools import partial
 import numpy as np
 import structlog
 
-from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
+from cluster_manager.defaults import MoveFirst
+from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable, RequestError
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
 from cluster_manager.execution.running_plans import arrival_of, looks, may_be_on
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.live_migrations import cannot_take
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
@@ -38,6 +40,8 @@ from cluster_manager.plans.plans import (
     HostFailed,
     HostRead,
     HostsChosen,
+    MoveAway,
+    Moved,
     OperationEnded,
     Plan,
     PlanEnded,
@@ -65,6 +69,7 @@ from cluster_manager.plans.report_queries import (
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
+from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.messages.commands import (
     Budget,
     Command,
@@ -131,6 +136,9 @@ class InstructionExecutor:
         self._waits: dict[str, asyncio.Timeout] = {}
         #: By plan: how far its host is with a command that takes long, and after which of its own sentences that comes.
         self.told: dict[str, tuple[int, tuple[str, ...]]] = {}
+        #: How a VM moves away for a placement (`Lifecycle.move_away`), and which ones do before one is preempted.
+        self.move_away: Callable[[str, MoveAway, str, float], Awaitable[Operation]] | None = None
+        self.move_first: MoveFirst = "never"
 
     async def perform(self, state: Plan, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
         """Carry out the state's instruction.
@@ -139,7 +147,7 @@ class InstructionExecutor:
         """
         event = await self._perform(state, resumed, elapsed_s)
         # What it has begun at a host comes to its end before.
-        looking = isinstance(state.instruction, ChooseHosts | ReadHost | AwaitGuests)
+        looking = isinstance(state.instruction, ChooseHosts | ReadHost | AwaitGuests | MoveAway)
         return CalledOff(elapsed_s()) if state.request_id in self.called_off and looking else event
 
     def call_off(self, placement: str) -> None:
@@ -184,6 +192,8 @@ class InstructionExecutor:
                     await self._hosts.heard(min(until_s - elapsed_s(), LOOK_S))
                     known = self._hosts.get(host)
                 return HostBack(elapsed_s())
+            case MoveAway() as move:
+                return await self._move_away(state, move, elapsed_s)
             case AwaitPlan(request_id=request_id):
                 self.call_off(request_id)
                 while (placement := await self._store.plan(request_id)) is not None and not placement.state.finished:
@@ -235,7 +245,9 @@ class InstructionExecutor:
         found = HostRead(elapsed_s(), report, recorded, at=time.time(), queue=self._queue(state, host))
         if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
             return found
-        return replace(found, sold=await self._store.sold(host), elsewhere=self._elsewhere(state, host))
+        sold, rooms = await self._store.sold(host), self._rooms(state, host)
+        elsewhere, copies = self._elsewhere(state, host), self.move_first == "copied"
+        return replace(found, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
 
     async def _hold(self, state: Plan, host: str, limit_s: float | None) -> bool:
         """Take the host for the plan; whether it was free in time, and the plan was not called off meanwhile."""
@@ -267,6 +279,36 @@ class InstructionExecutor:
             if others:
                 return others[0]
         return None
+
+    def _rooms(self, state: PlacementPlan, host: str) -> Rooms | None:
+        """What other hosts have that take VMs which run, for a plan that may preempt."""
+        if state.purpose != "preempt" or self.move_first == "never":
+            return None
+
+        def takes(other: str) -> bool:
+            known = self._hosts.get(other)
+            return other != host and known is not None and not cannot_take(known.report)
+
+        return self._hosts.availability.rooms(takes)
+
+    async def _move_away(self, state: Plan, move: MoveAway, elapsed_s: Callable[[], float]) -> Moved:
+        """Have a VM move, and wait for that, unless the placement is called off meanwhile."""
+        assert self.move_away is not None, "hosts were offered to it"
+        assert state.vm is not None, "a placement"
+        request_id = f"{state.id}.{move.step}"
+        try:
+            async with asyncio.timeout(None) as self._waits[state.request_id]:
+                wait_s = max(move.until_s - elapsed_s(), 0.0)
+                ended = await self.move_away(request_id, move, state.vm, wait_s)
+        except RequestError as error:
+            return Moved(elapsed_s(), False, f"{move.vm} does not move to {move.to}: {error}")
+        except TimeoutError:
+            return Moved(elapsed_s(), False, f"{move.vm} is not waited for any more")
+        finally:
+            del self._waits[state.request_id]
+        if ended.state is OperationState.RUNNING:
+            return Moved(elapsed_s(), False, f"{move.vm} is still moving to {move.to}: {ended.sentence}")
+        return Moved(elapsed_s(), ended.state is OperationState.DONE, ended.sentence)
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 

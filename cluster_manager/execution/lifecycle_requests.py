@@ -27,7 +27,7 @@ from cluster_manager.plans.lifecycle import (
 )
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
-from cluster_manager.plans.plans import GONE_S, OFF, Plan, VMPhase
+from cluster_manager.plans.plans import GONE_S, OFF, MoveAway, Plan, VMPhase
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredVM, stored_plan
 from cluster_manager.store.store import Store
@@ -166,9 +166,34 @@ class Lifecycle:
             if host != move.source:
                 raise RequestError(409, f"{move.vm} is on {host}, no longer on {move.source}", "name")
             self._check_target(move.vm, host, move.target)
-            return await self._live(new_id, row, host, request, f"{move.sentence}, for {move.lasted_s:.0f} s")
+            why = f"rebalancing: {move.sentence}, for {move.lasted_s:.0f} s"
+            return await self._live(new_id, row, host, request, why, shrinks=False)
 
         return await self._operations.begin(new_id, new_id, prepare)
+
+    async def move_away(self, request_id: str, move: MoveAway, arriving: str, wait_s: float) -> Operation:
+        """Move a running VM so that none is preempted for another one; the operation at its end, or after ``wait_s``.
+
+        :raises RequestError: it cannot be moved now.
+        """
+        request = MigrateRequest(
+            request_id=request_id,
+            host=move.to,
+            deadline_s=move.deadline_s,
+            live=True,
+            copy_storage=move.copy_storage,
+        )
+
+        async def prepare() -> Plan:
+            row = await self._free(move.vm, ANY_VERSION)
+            host = self._ready(row)
+            if host != move.source:
+                raise RequestError(409, f"{move.vm} is on {host}, no longer on {move.source}", "name")
+            self._check_target(move.vm, host, move.to)
+            return await self._live(request_id, row, host, request, f"so that nobody is preempted for {arriving}")
+
+        begun = await self._operations.begin(request_id, request_id, prepare)
+        return await self._operations.operation(request_id, wait_s) or begun
 
     async def adopt(self, request: AdoptRequest) -> Operation:
         """Look after a domain that was made outside Ebbtide. Raises `RequestError`: 404, 409 name taken, 503."""
@@ -213,7 +238,9 @@ class Lifecycle:
         request_id: str = request.model_dump()["request_id"]
         return await self._operations.begin(request_id, f"{kind} {name} {body}", prepare)
 
-    async def _live(self, new_id: str, row: StoredVM, host: str, request: MigrateRequest, why: str = "") -> Plan:
+    async def _live(
+        self, new_id: str, row: StoredVM, host: str, request: MigrateRequest, why: str = "", shrinks: bool = True
+    ) -> Plan:
         """The plan of a live migration. Raises `RequestError` where it cannot be."""
         name, phase = row.name, self._phase(row)
         if phase is not VMPhase.RUNNING:
@@ -222,7 +249,9 @@ class Lifecycle:
             raise RequestError(409, f"live: {name} was made from XML, which its new host does not have", "live")
         self._check_disk(row, host, request.copy_storage, "copy_storage")
         sold = await self._sold(row)
-        return start_live_migration(new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s, why=why)
+        return start_live_migration(
+            new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s, why=why, shrinks=shrinks
+        )
 
     async def _free(self, name: str, precondition: Precondition) -> StoredVM:
         """The row of a VM that no plan is at work on and that has the version which is asked for."""

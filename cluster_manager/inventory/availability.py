@@ -14,6 +14,7 @@ from ebbtide.deflation.kernels import fits
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.fitness import HostTable, HostView, available
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.deflation.resources import COMPONENTS, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
@@ -141,6 +142,15 @@ class Availability:
         """The first open hosts by id with what each has for another VM."""
         table = self._table_of[purpose]
         return [(host, table.availability(host)) for host in table.ids(most)]
+
+    def rooms(self, accepts: Callable[[str], bool]) -> Rooms:
+        """What each open host has for one more VM by deflation alone.
+
+        :param accepts: whether a host comes into question.
+        """
+        hosts, room = self._tables["place"].offered()
+        rows = [row for row, host in enumerate(hosts) if accepts(host)]
+        return Rooms([hosts[row] for row in rows], room[rows])
 
     def view(self, host: str, purpose: Purpose, demand: ResourceVector) -> tuple[HostView, float]:
         """An open host as the ranking sees it, and its fitness for a demand. Raises KeyError for any other."""

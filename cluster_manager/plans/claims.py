@@ -1,4 +1,4 @@
-"""Phases of VMs in the store, and claims: what is stored together with a plan before its first action, and room."""
+"""Rows of VMs in the store: their phases, what is stored with a plan's first action and its others, and room."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.vms import VMSpec
 
@@ -72,6 +73,38 @@ class Arrival:
     size: ResourceVector
     keeps: ResourceVector
     until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetVM:
+    """What became of a VM.
+
+    ``owed``: it may still be on the host, and is to be removed there as soon as the host answers again.
+    """
+
+    name: str
+    phase: VMPhase
+    host: str | None
+    sentence: str
+    owed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetPreempted:
+    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's."""
+
+    name: str
+    host: str
+    reason: PreemptionReason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetSpec:
+    """What a VM is sold as from now on."""
+
+    name: str
+    spec: VMSpec
 
 
 Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration

@@ -10,6 +10,10 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
+from cluster_manager.defaults import MoveFirst
+from cluster_manager.plans.live_migrations import cannot_take
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     AwaitGuests,
@@ -23,6 +27,8 @@ from cluster_manager.plans.plans import (
     HostFailed,
     HostRead,
     HostsChosen,
+    MoveAway,
+    Moved,
     OperationEnded,
     Plan,
     Preempt,
@@ -33,10 +39,18 @@ from cluster_manager.plans.plans import (
     Remove,
     RoomPlan,
 )
-from cluster_manager.plans.report_queries import allocations_of, pressed_on, rows_of_split
+from cluster_manager.plans.report_queries import (
+    allocations_of,
+    closed,
+    missing_on,
+    pressed_on,
+    room_by_deflation,
+    rows_of_split,
+)
 from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.modes import HostEvent, refusal
+from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import without_harvest
 from ebbtide.deflation.sharing.proportional import share_room, split_need
@@ -64,6 +78,7 @@ def dry_run_plan(
     choose: Choose,
     choices: Callable[[HostsChosen], tuple[HostChoice, ...]] = lambda chosen: (),
     recorded: Mapping[str, frozenset[str]] | None = None,
+    move_first: MoveFirst = "never",
 ) -> Generator[None, None, DryRunReport]:
     """Run a plan to its end, in steps: a host of a thousand VMs takes time in each.
 
@@ -72,10 +87,11 @@ def dry_run_plan(
     :param choose: ranks the hosts as placement does.
     :param choices: the ranked hosts as they are shown.
     :param recorded: the VMs that the manager has on each host; default: all that is reported.
+    :param move_first: which VMs move before any is preempted.
     """
     if recorded is None:
         recorded = {host: frozenset(vm.name for vm in report.vms) for host, report in reports.items()}
-    world = _World(dict(reports), recorded)
+    world = _World(dict(reports), recorded, move_first)
     hosts: tuple[HostChoice, ...] = ()
     need = Vector()
     first = True
@@ -140,6 +156,7 @@ class _World:
 
     reports: dict[str, HostReport]
     recorded: Mapping[str, frozenset[str]]
+    move_first: MoveFirst
     _number: int = field(default=0)
 
     def vm(self, host: str | None, name: str) -> VMStatus | None:
@@ -150,6 +167,8 @@ class _World:
         """Carry out an instruction that acts on a host."""
         instruction = state.instruction
         assert not isinstance(instruction, ChooseHosts | AwaitPlan | Finish), "these act on no host"
+        if isinstance(instruction, MoveAway):
+            return self._move(instruction)
         report = self.reports.get(instruction.host)
         if report is None:
             return HostFailed(0.0, f"{instruction.host} does not answer", uncertain=True)
@@ -157,7 +176,8 @@ class _World:
             return HostFailed(0.0, why, uncertain=False)
         match instruction:
             case ReadHost():
-                return HostRead(0.0, report, self.recorded.get(report.id, frozenset()))
+                known, copies = self.recorded.get(report.id, frozenset()), self.move_first == "copied"
+                return HostRead(0.0, report, known, rooms=self._rooms(state, report), copies=copies)
             case AwaitGuests():
                 self._put(report, tuple(vm.model_copy(update={"not_yet": None}) for vm in report.vms))
                 return HostBack(0.0)
@@ -185,6 +205,27 @@ class _World:
                 self._put(report, (*report.vms, _started(state, report, start_size)))
                 return self._ended("create", OperationState.DONE, f"would start {state.vm}")
         raise ProtocolViolation("plan", f"{instruction.do} has no dry run")
+
+    def _rooms(self, state: Plan, host: HostReport) -> Rooms | None:
+        """What the other hosts have for one more VM, for a placement that may preempt."""
+        if self.move_first == "never" or not isinstance(state, PlacementPlan) or state.purpose != "preempt":
+            return None
+        others = [
+            one for one in self.reports.values() if one.id != host.id and not closed(one) and not cannot_take(one)
+        ]
+        room = np.array([tuple(room_by_deflation(one)) for one in others])
+        return Rooms([one.id for one in others], room) if others else None
+
+    def _move(self, move: MoveAway) -> Moved:
+        """Have a VM go, at its size, to a host whose VMs make room for it."""
+        source, target = self.reports[move.source], self.reports[move.to]
+        vm = next(row for row in source.vms if row.name == move.vm)
+        self._put(source, tuple(row for row in source.vms if row.name != move.vm))
+        need = missing_on(target, vm.current.vector() + ResourceVector(memory_mib=target.vm_overhead_mib))
+        self._resize(target, split_need(rows_of_split(target), need).targets)
+        target = self.reports[move.to]
+        self._put(target, (*target.vms, vm.model_copy(update={"host": target.id})))
+        return Moved(0.0, True, f"would move {move.vm} from {move.source} to {move.to}")
 
     def _refusal(self, instruction: object, report: HostReport) -> str:
         event = next((event for kind, event in _REFUSABLE if isinstance(instruction, kind)), None)

@@ -72,6 +72,8 @@ class LiveMigrationPlan(MovePlan):
     kind: Literal["live-migrate"] = "live-migrate"
     copy_storage: bool = False
     bandwidth_mib_s: float = 0.0
+    #: Whether VMs of its new host may shrink for it.
+    shrinks: bool = True
     #: What its host says of it: it is the same on both.
     size: Vector = Vector()
     boot_memory_mib: float = 0.0
@@ -106,10 +108,12 @@ def start_live_migration(
     policy: PlacementPolicy,
     gone_s: float = GONE_S,
     why: str = "",
+    shrinks: bool = True,
 ) -> LiveMigrationPlan:
     """A live migration before its first instruction is carried out.
 
-    :param why: the manager moves it by itself: it goes where it finds room, and nobody shrinks for it.
+    :param why: the manager moves it by itself.
+    :param shrinks: whether VMs of its new host may shrink for it.
     """
     return LiveMigrationPlan(
         id=plan_id,
@@ -126,7 +130,8 @@ def start_live_migration(
         bandwidth_mib_s=request.bandwidth_mib_s,
         gone_s=gone_s,
         why=why,
-        progress=(f"rebalancing: {why}",) if why else (),
+        shrinks=shrinks,
+        progress=(why,) if why else (),
     )
 
 
@@ -166,7 +171,7 @@ def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
     match event:
         case HostRead(report=report):
             found = status_in(report, state.vm)
-            if why := cannot_move(report, found) or (_need_not(report, found) if state.why else ""):
+            if why := cannot_leave(report, found) if state.why else cannot_move(report, found):
                 return _stays(state, why)
             assert found is not None, "it can move"
             assert found.uuid is not None, "it can move"
@@ -197,8 +202,10 @@ def cannot_move(report: HostReport, found: VMStatus | None) -> str:
     return "" if found.uuid else f"{report.id} has not looked at it yet"
 
 
-def _need_not(report: HostReport, found: VMStatus | None) -> str:
-    """Why the manager does not move a VM by itself after all; empty if it does."""
+def cannot_leave(report: HostReport, found: VMStatus | None) -> str:
+    """Why the manager does not move a VM by itself; empty if it does."""
+    if why := cannot_move(report, found):
+        return why
     if found is not None and found.pressure:
         return f"it is under pressure ({found.pressure})"
     return refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
@@ -237,7 +244,7 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
     if not has_template(report, spec):
         return _leave(state, f"{report.id} has no template {spec.template}")
     demand = demand_of(spec, report, state.size.vector())
-    if state.why and not (missing := missing_on(report, demand)).is_zero():
+    if not state.shrinks and not (missing := missing_on(report, demand)).is_zero():
         return _leave(state, f"{report.id}: short of {missing}, and nobody shrinks to rebalance")
     room = make_room(state, report, demand, state.deadline_s - elapsed_s)
     if isinstance(room, Step):

@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from cluster_manager.plans.guest_wait import WaitingPlan, wait_for_guests
 from cluster_manager.plans.plans import (
     MOST_HOSTS,
     MOST_LAPSES,
@@ -28,6 +27,8 @@ from cluster_manager.plans.plans import (
     HostFailed,
     HostRead,
     HostsChosen,
+    MoveAway,
+    Moved,
     Note,
     OperationEnded,
     Preempt,
@@ -77,6 +78,7 @@ from cluster_manager.plans.report_queries import (
     size_to_join,
 )
 from cluster_manager.plans.victims import Victim, going, outcome
+from cluster_manager.plans.waits import WaitingPlan, move_away, moved_away, wait_for_guests
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement import placement_step
@@ -159,7 +161,7 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
     match state.instruction, event:
         case ChooseHosts(), HostsChosen():
             return _on_hosts(state, event)
-        case ((ChooseHosts() | ReadHost() | AwaitGuests()), CalledOff()):
+        case ((ChooseHosts() | ReadHost() | AwaitGuests() | MoveAway()), CalledOff()):
             return _on_called_off(state, event.elapsed_s)
         case ReadHost(), HostRead():
             return _on_reading(state, event)
@@ -169,6 +171,8 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
             return _leave(state, event.sentence, event.elapsed_s, reachable=not event.uncertain)
         case Reclaim(), (OperationEnded() | Forgotten()):
             return reclaimed(state, event)
+        case MoveAway() as move, Moved():
+            return moved_away(state, move, event)
         case AwaitGuests(), HostBack():
             return _read(state, waited_s=event.elapsed_s - state.waits_from_s)
         case Create(), Forgotten():
@@ -265,6 +269,8 @@ def _arrival(host: str) -> dict[str, Any]:
         "start_size": None,
         "waited_for": (),
         "waited_s": 0.0,
+        "sent_away": (),
+        "moved": (),
     }
 
 
@@ -311,6 +317,8 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
     if verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need)):
         if event.elsewhere is not None and not state.victims and not state.looked_again:
             return _look_again(state, event.elsewhere, event.elapsed_s)
+        if (move := move_away(state, event, missing, _time_left(state, event.elapsed_s))) is not None:
+            return move
         return _preempt(state, event, missing)
     return _leave(state, short(state, report.id, missing, deflatable), event.elapsed_s)
 
@@ -428,6 +436,8 @@ def _placed(state: PlacementPlan, said: str) -> Step:
     how = f"after deflating {', '.join(vm.name for vm in state.outcomes)}" if state.reclaims else "in free room"
     if state.victims:
         how = f"after preempting {', '.join(state.victims)}"
+    if state.moved:
+        how += f" and moving {', '.join(state.moved)}"
     if state.waited_for:
         how += f", having waited {state.waited_s:.0f} s for {', '.join(state.waited_for)}"
     size = f"{spec.nominal.vector()}"

@@ -22,12 +22,16 @@ from cluster_manager.plans.claims import Claim as Claim
 from cluster_manager.plans.claims import ClaimRemoval as ClaimRemoval
 from cluster_manager.plans.claims import ClaimVM as ClaimVM
 from cluster_manager.plans.claims import SetGeneration as SetGeneration
+from cluster_manager.plans.claims import SetPreempted as SetPreempted
+from cluster_manager.plans.claims import SetSpec as SetSpec
+from cluster_manager.plans.claims import SetVM as SetVM
 from cluster_manager.plans.claims import VMPhase as VMPhase
 from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.placement import placement_step
+from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
@@ -37,7 +41,6 @@ from ebbtide.messages.vms import VMSpec
 
 #: Hosts that a placement acts on before it gives up or preempts.
 MOST_HOSTS: Final = placement_step.MOST_HOSTS
-#: For how long a VM whose plan waits for a host stays with that plan, in seconds; then its owner may go on without.
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 
@@ -279,6 +282,23 @@ class AwaitPlan(Record):
     request_id: str
 
 
+class MoveAway(Record):
+    """Have a VM move to another host while it runs, by a plan of its own, and wait for that without holding any host.
+
+    Answer: `Moved`, also when this plan has been running for ``until_s``.
+    """
+
+    do: Literal["move-away"] = "move-away"
+    vm: str
+    source: str
+    to: str
+    step: int
+    #: For finding room, and once more for the move.
+    deadline_s: float
+    until_s: float
+    copy_storage: bool = False
+
+
 class Finish(Record):
     """The plan has ended."""
 
@@ -307,6 +327,7 @@ Instruction = Annotated[
     | AwaitHost
     | AwaitGuests
     | AwaitPlan
+    | MoveAway
     | Finish,
     Field(discriminator="do"),
 ]
@@ -314,7 +335,7 @@ Instruction = Annotated[
 
 def host_of(instruction: Instruction) -> str | None:
     """The host that an instruction acts on; while it does, no other plan may."""
-    if isinstance(instruction, ChooseHosts | AwaitHost | AwaitGuests | AwaitPlan | Finish):
+    if isinstance(instruction, ChooseHosts | AwaitHost | AwaitGuests | AwaitPlan | MoveAway | Finish):
         return None
     return instruction.host
 
@@ -348,6 +369,8 @@ class HostRead(Event):
     ``elsewhere``: another host that could hold the VM by deflation now, for a plan that may preempt.
     ``at``: when, seconds since the epoch.
     ``queue``: the arrivals that wait for this host behind a placement that has it.
+    ``rooms``: what other hosts have free or deflatable, for a plan that may preempt; None: nobody moves first.
+    ``copies``: whether one may move whose disk has to be copied.
     """
 
     report: HostReport
@@ -356,6 +379,8 @@ class HostRead(Event):
     elsewhere: str | None = None
     at: float = 0.0
     queue: tuple[Arrival, ...] = ()
+    rooms: Rooms | None = None
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +398,14 @@ class PlanEnded(Event):
     """A placement has ended. ``host``: where its VM is, or may be; None: on none."""
 
     host: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(Event):
+    """A move has come to its end, or takes too long. ``done``: whether its VM is on the other host."""
+
+    done: bool
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,38 +463,6 @@ class Note:
     vm: str | None
     host: str | None
     sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetVM:
-    """What became of a VM.
-
-    ``owed``: it may still be on the host, and is to be removed there as soon as the host answers again.
-    """
-
-    name: str
-    phase: VMPhase
-    host: str | None
-    sentence: str
-    owed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SetPreempted:
-    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's."""
-
-    name: str
-    host: str
-    reason: PreemptionReason
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetSpec:
-    """What a VM is sold as from now on."""
-
-    name: str
-    spec: VMSpec
 
 
 @dataclass(frozen=True, slots=True)

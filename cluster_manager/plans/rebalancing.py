@@ -11,8 +11,8 @@ from typing import Final
 
 from cluster_manager.defaults import RebalancingRules
 from cluster_manager.plans.claims import VMPhase
-from cluster_manager.plans.live_migrations import cannot_move, cannot_take
-from cluster_manager.plans.report_queries import closed, has_template
+from cluster_manager.plans.live_migrations import cannot_leave, cannot_take
+from cluster_manager.plans.report_queries import closed, has_template, shares_disk
 from ebbtide.deflation.allocations import Allocation, Priority, undeclared
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.floors import HARD_FLOOR
@@ -301,7 +301,7 @@ def _host(one: Reported, without_template: Callable[[VMSpec], str], copies: bool
         try:
             host.vms[status.name] = _row(status)
             why = _stays(report, status, recorded) or _elsewhere(recorded.spec, without_template)
-            if not why and not copies and not _shares_disk(report, status):
+            if not why and not copies and not shares_disk(report, status):
                 why = f"its disk is on {report.id} alone, and none is copied (--rebalance-copy-disks)"
         except InvalidField as error:
             why = f"{report.id} says of it what cannot be ({error})"
@@ -322,10 +322,8 @@ def _stays(report: HostReport, vm: VMStatus, recorded: Recorded) -> str:
     """Why a VM does not leave its host; empty if it can."""
     if recorded.changing or recorded.phase is not VMPhase.RUNNING:
         return "it is being changed" if recorded.changing else f"it is {recorded.phase}"
-    if why := cannot_move(report, vm):
+    if why := cannot_leave(report, vm):
         return why
-    if vm.pressure:
-        return f"it is under pressure ({vm.pressure})"
     if vm.held:
         return "a target holds its size"
     if vm.current.memory_mib < HARD_FLOOR.memory_mib:
@@ -339,10 +337,6 @@ def _elsewhere(spec: VMSpec, without_template: Callable[[VMSpec], str]) -> str:
         return "it was made from XML, which no other host has"
     without = without_template(spec)
     return f"{without} has no template {spec.template}" if without else ""
-
-
-def _shares_disk(report: HostReport, vm: VMStatus) -> bool:
-    return any(template.shared_disk for template in report.templates or () if template.name == vm.template)
 
 
 def _deflated(hosts: Iterable[_Host]) -> list[str]:
@@ -361,7 +355,7 @@ def _proposed(move: Move, source: _Host, target: _Host, lasted_s: float, hours: 
         source=move.source,
         target=move.target,
         memory_mib=move.memory_mib,
-        copies_disk=not _shares_disk(source.report, status),
+        copies_disk=not shares_disk(source.report, status),
         lasted_s=round(lasted_s, 1),
         given_back=Vector.of(move.given_back),
         core_hours=round(move.given_back.cpu_cores * hours, 2),

@@ -215,11 +215,25 @@ def deflatable_beside(report: HostReport, left_out: Collection[str]) -> Resource
     return report.deflatable.vector().less(sum((row_now(vm).deflatable for vm in counted), ZERO))
 
 
+def room_by_deflation(report: HostReport) -> ResourceVector:
+    """What a host has for one more VM if its low-priority VMs give what they can; of what it does not declare there is
+    as much as anybody asks for.
+    """
+    room = report.free.vector() + report.deflatable.vector()
+    room = room.less(ResourceVector(memory_mib=report.vm_overhead_mib))
+    return room.larger(undeclared(report.capacity.vector(), ResourceVector(disk_mib_s=1e12, network_mib_s=1e12)))
+
+
 def room_for(spec: VMSpec, report: HostReport) -> str:
     """That a host has room for a VM, whoever else stays, so that nobody has to go; empty if it has not."""
     if closed(report) or not missing_on(report, demand_of(spec, report)).is_zero():
         return ""
     return f"{report.id} has room for {spec.name}"
+
+
+def shares_disk(report: HostReport, vm: VMStatus) -> bool:
+    """Whether a VM's disk is on other hosts, too, by its template."""
+    return any(template.shared_disk for template in report.templates or () if template.name == vm.template)
 
 
 def has_template(report: HostReport, spec: VMSpec) -> bool:

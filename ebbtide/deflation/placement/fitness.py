@@ -133,6 +133,11 @@ class HostTable:
         """As it was given. Raises KeyError for a host that is not here."""
         return ResourceVector(*self._availability[self._rows[host_id]].tolist())
 
+    def offered(self) -> tuple[list[str], Matrix]:
+        """All hosts, and what a demand is held against at each: a row a host."""
+        count = len(self)
+        return list(self._ids), offers(self._availability[:count], self._capacity[:count])
+
     def fitness_of(self, host_id: str, demand: ResourceVector) -> float:
         """Of one host, as it is ranked by. Raises KeyError for a host that is not here."""
         row = self._rows[host_id]

@@ -96,9 +96,26 @@ class Move:
     worth: float = 0.0
 
 
-def move_instead(
-    source: HostRows, others: Sequence[HostRows], missing: ResourceVector, most_mib: float = np.inf
-) -> Move | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Rooms:
+    """What each of some hosts has for one more VM if its low-priority VMs give what they can.
+
+    ``room``: a row a host, free + deflatable less what a VM costs beside its size.
+    """
+
+    hosts: Sequence[str]
+    room: Matrix
+
+    @classmethod
+    def of(cls, hosts: Iterable[HostRows]) -> Rooms:
+        """Of hosts that are known VM by VM."""
+        known = list(hosts)
+        room = np.array([host.free + host.deflatable.sum(axis=0) for host in known]).reshape(-1, len(COMPONENTS))
+        room[:, MEMORY] -= [host.overhead_mib for host in known]
+        return cls([host.id for host in known], room)
+
+
+def move_instead(source: HostRows, others: Rooms, missing: ResourceVector, most_mib: float = np.inf) -> Move | None:
     """The cheapest move that leaves a host room for what is missing there, so that nobody is preempted; None: none.
 
     The VM gives what it can before it goes, and its new host's VMs make room for it by deflation.
@@ -113,13 +130,15 @@ def move_instead(
     for row in sorted(np.flatnonzero(fits).tolist(), key=lambda row: (source.minimum[row, MEMORY], source.names[row])):
         if source.names[row] in source.staying:
             continue
-        asked = source.charges(source.minimum[row])
-        rooms = {host.id: host.free + host.deflatable.sum(axis=0) - asked for host in others}
-        able = [host for host, room in rooms.items() if host != source.id and (room >= -TOLERANCE).all()]
+        asked = source.minimum[row]
+        left = others.room - asked
+        able = [at for at in np.flatnonzero((left >= -TOLERANCE).all(axis=1)).tolist() if others.hosts[at] != source.id]
         if able:
             # Where the most is left for others, by the component that is scarcest.
-            target = max(sorted(able), key=lambda host: _scarcest(rooms[host], asked))
-            return Move(source.names[row], source.id, target, float(source.minimum[row, MEMORY]))
+            at = max(
+                sorted(able, key=others.hosts.__getitem__), key=lambda at: _scarcest(left[at], source.charges(asked))
+            )
+            return Move(source.names[row], source.id, others.hosts[at], float(source.minimum[row, MEMORY]))
     return None
 
 

@@ -24,6 +24,7 @@ from ebbtide.deflation.placement.rebalancing import (
     HostRows,
     Move,
     Rebalancer,
+    Rooms,
     is_deflated,
     move_instead,
 )
@@ -295,9 +296,10 @@ class ReturningCluster:
             return
         scores = fitness(size, nodes.preemptable[able], nodes.capacity[able], nodes.capacity.max(axis=0))
         hosts = self._hosts()
+        rooms = Rooms.of(hosts)
         for node in able[np.argsort(-np.round(scores, 9), kind="stable")][:MOST_HOSTS].tolist():
             missing = ResourceVector(*np.maximum(self._charged(size) - nodes.free[node], 0.0).tolist())
-            move = move_instead(hosts[node], hosts, missing, costs.move_mib_s * costs.move_limit_s)
+            move = move_instead(hosts[node], rooms, missing, costs.move_mib_s * costs.move_limit_s)
             if move is not None:
                 self.account.moves_instead += self._carry_out(move, shrunk=True) and self._in_window()
                 return

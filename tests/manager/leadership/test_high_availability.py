@@ -110,7 +110,7 @@ class Stream:
                     await self._client.delete(f"vm-{number - 4}", request_id=request_id)
                     self.accepted.append(request_id)
             except ManagerRefused as error:
-                # A VM that is being placed cannot be deleted.
+                # A VM that a plan is at work on cannot be deleted.
                 if error.status != 409:
                     raise
                 self.failures.append(str(error))
@@ -162,7 +162,9 @@ async def test_a_killed_leader_is_followed_by_the_other_and_every_accepted_reque
         operations = {name: await client.wait(await client.operation(name), limit_s=60) for name in stream.accepted}
         assert set(stream.accepted) == set(operations), "a request that was accepted was forgotten"
         failed = {name: row.sentence for name, row in operations.items() if row.state is not OperationState.DONE}
-        assert not failed
+        # One that is deleted while its place is looked for is called off.
+        called_off = {name.replace("delete", "create") for name in operations if name.startswith("delete-")}
+        assert not {name: said for name, said in failed.items() if name not in called_off or "called off" not in said}
         ends = collections.Counter(row[0] for row in rows_of(made.database, "SELECT request_id FROM plans"))
         assert {name: ends[name] for name in stream.accepted} == dict.fromkeys(stream.accepted, 1)
         placed = collections.Counter(

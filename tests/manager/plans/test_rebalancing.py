@@ -282,7 +282,7 @@ def test_moves_that_are_made_together_have_no_host_in_common_and_count_on_no_oth
 def begun(why: str = "low-1 lacks 1.5 cores") -> LiveMigrationPlan:
     request = MigrateRequest(request_id="r", host="b", live=True, copy_storage=True)
     spec = spec_of("low-1", "deflatable", 3.0, 1000.0)
-    return start_live_migration("p", request, spec, "a", policy=PlacementPolicy.BEST_FIT, why=why)
+    return start_live_migration("p", request, spec, "a", policy=PlacementPolicy.BEST_FIT, why=why, shrinks=not why)
 
 
 def stepped(state: Any, report: HostReport) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
-from ebbtide.deflation.placement.rebalancing import HostRows, Rebalancer, is_deflated, move_instead
+from ebbtide.deflation.placement.rebalancing import HostRows, Rebalancer, Rooms, is_deflated, move_instead
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.proportional import share_room
 
@@ -33,7 +33,7 @@ def host(name: str, free: float, *rows: Allocation) -> HostRows:
 
 def test_the_vm_with_the_least_memory_to_copy_goes() -> None:
     source = host("a", 0, row("big", 4, 2, minimum=2), row("small", 4, 2, minimum=1), row("third", 4, 1))
-    move = move_instead(source, [source, host("b", 1.5)], size(2))
+    move = move_instead(source, Rooms.of([source, host("b", 1.5)]), size(2))
     assert move is not None
     # It gives what it has above its minimum before it goes; what the others have above theirs is given, too.
     assert (move.vm, move.target, move.memory_mib) == ("small", "b", 1024)
@@ -41,40 +41,40 @@ def test_the_vm_with_the_least_memory_to_copy_goes() -> None:
 
 def test_a_vm_whose_leaving_would_not_do_stays() -> None:
     source = host("a", 0, row("low-1", 4, 1), row("low-2", 4, 2, minimum=2))
-    move = move_instead(source, [host("b", 3)], size(2))
+    move = move_instead(source, Rooms.of([host("b", 3)]), size(2))
     assert move is not None
     assert move.vm == "low-2"
-    assert move_instead(source, [host("b", 3)], size(2.5)) is None
+    assert move_instead(source, Rooms.of([host("b", 3)]), size(2.5)) is None
 
 
 def test_no_vm_goes_where_its_minimum_does_not_fit_or_it_cannot_be_copied_in_time() -> None:
     source = host("a", 0, row("low-1", 4, 2, minimum=2))
-    assert move_instead(source, [source], size(2)) is None
-    assert move_instead(source, [host("b", 1.9)], size(2)) is None
-    assert move_instead(source, [host("b", 2)], size(2), most_mib=2000) is None
+    assert move_instead(source, Rooms.of([source]), size(2)) is None
+    assert move_instead(source, Rooms.of([host("b", 1.9)]), size(2)) is None
+    assert move_instead(source, Rooms.of([host("b", 2)]), size(2), most_mib=2000) is None
     # Those there give.
-    assert move_instead(source, [host("b", 0, row("low-2", 4, 3))], size(2), most_mib=2048) is not None
+    assert move_instead(source, Rooms.of([host("b", 0, row("low-2", 4, 3))]), size(2), most_mib=2048) is not None
 
 
 def test_it_goes_where_most_is_left_and_ties_go_by_name() -> None:
     source = host("a", 0, row("low-1", 4, 2, minimum=2))
     for hosts, target in (((2.0, 5.0, 3.0), "c"), ((3.0, 3.0, 3.0), "b")):
         others = [host(name, free) for name, free in zip("bcd", hosts, strict=True)]
-        move = move_instead(source, list(reversed(others)), size(2))
+        move = move_instead(source, Rooms.of(list(reversed(others))), size(2))
         assert move is not None
         assert move.target == target
 
 
 def test_nobody_moves_a_fixed_vm() -> None:
     fixed = Allocation("high", Priority.FIXED, size(2), size(2), size(2), overhead_mib=OVERHEAD_MIB)
-    assert move_instead(host("a", 0, fixed), [host("b", 9)], size(1)) is None
+    assert move_instead(host("a", 0, fixed), Rooms.of([host("b", 9)]), size(1)) is None
 
 
 def test_a_vm_that_cannot_move_stays() -> None:
     one, other = row("low-1", 4, 2, minimum=2), row("low-2", 4, 2, minimum=3)
     room = ResourceVector(0, OVERHEAD_MIB)
     source = HostRows.of("a", room, (one, other), OVERHEAD_MIB, staying={"low-1"})
-    move = move_instead(source, [host("b", 9)], size(2))
+    move = move_instead(source, Rooms.of([host("b", 9)]), size(2))
     assert move is not None
     assert move.vm == "low-2"
     hosts = [source, host("b", 4)]
@@ -82,7 +82,7 @@ def test_a_vm_that_cannot_move_stays() -> None:
     assert move is not None
     assert move.vm == "low-2"
     hosts[0] = HostRows.of("a", room, (one, other), OVERHEAD_MIB, staying={"low-1", "low-2"})
-    assert move_instead(hosts[0], [host("b", 9)], size(2)) is None
+    assert move_instead(hosts[0], Rooms.of([host("b", 9)]), size(2)) is None
     assert watched(hosts, RebalancePace(), 3600).due(3600, hosts) is None
 
 
