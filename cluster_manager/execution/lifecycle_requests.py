@@ -166,7 +166,7 @@ class Lifecycle:
             if host != move.source:
                 raise RequestError(409, f"{move.vm} is on {host}, no longer on {move.source}", "name")
             self._check_target(move.vm, host, move.target)
-            why = f"rebalancing: {move.sentence}, for {move.lasted_s:.0f} s"
+            why = f"{move.sentence}, for {move.lasted_s:.0f} s"
             return await self._live(new_id, row, host, request, why, shrinks=False)
 
         return await self._operations.begin(new_id, new_id, prepare)

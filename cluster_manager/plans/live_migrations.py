@@ -131,7 +131,7 @@ def start_live_migration(
         gone_s=gone_s,
         why=why,
         shrinks=shrinks,
-        progress=(why,) if why else (),
+        progress=(why if shrinks else f"rebalancing: {why}",) if why else (),
     )
 
 

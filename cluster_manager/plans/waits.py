@@ -5,7 +5,6 @@ Both come before anyone is preempted.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from cluster_manager.plans.live_migrations import cannot_leave
@@ -98,7 +97,7 @@ def move_away(state: WaitingPlan, event: HostRead, missing: ResourceVector, left
     if rooms is None or state.victims or len(state.sent_away) >= MOST_MOVES or seconds < SHORTEST_MOVE_S:
         return None
     known = {row.name: row for row in allocations_of(report) if row.name in event.recorded}
-    rows = [replace(row, minimum=row.current, nominal=row.current, ceiling=None) for row in known.values()]
+    rows = [row.keeping(row.current) for row in known.values()]
     staying = {*state.left_out, *state.sent_away}
     staying |= {vm.name for vm in report.vms if _stays(event, vm)}
     source = HostRows.of(report.id, report.free.vector(), rows, report.vm_overhead_mib, staying)

@@ -142,6 +142,11 @@ async def test_every_command_asks_its_route_and_every_client_method_is_there(run
 
 async def test_every_table_can_be_printed_too(running: Running) -> None:
     created = json.loads(await running.ebb("create", "table", *SIZES, "--json"))["request_id"]
+
+    async def reported() -> bool:
+        return "table" in await running.ebb("core-changes")
+
+    await running.lab.cluster.until(reported)
     for words in (
         ["vms"], ["vm", "table"], ["hosts"], ["host", "host-a"], ["operations"], ["operation", created], ["health"],
         ["core-changes"], ["machines"], ["machine", "table"], ["events"], ["tasks", "submit", "table", "true"],

@@ -151,7 +151,7 @@ async def crowded(tmp_path: Path, **settings: Any) -> AsyncIterator[Cluster]:
     a.templates = b.templates = SHARED
     async with cluster_of(tmp_path, a, b, **settings) as cluster:
         await cluster.ready()
-        rigid = {"minimum": {"cpu_cores": 2.0, "memory_mib": 300.0}}
+        rigid: Any = {"minimum": {"cpu_cores": 2.0, "memory_mib": 300.0}}
         await cluster.create(vm("fixed-a", "fixed", 2.5, 500.0), policy="first-fit")
         await cluster.create(vm("low-1", cpu_cores=3.0, memory_mib=600.0, **rigid), policy="first-fit")
         await cluster.create(vm("fixed-b", "fixed", 3.5, 500.0), policy="first-fit")
