@@ -55,7 +55,7 @@
       const mine = vms.filter((vm) => vm.host === host.id);
       const card = make("div", null, host.state === "ready" ? "host" : "host silent");
       const state = host.state === "silent" ? `silent since ${clock(host.seen_at)}` : `${host.state} ${host.state_reason}`;
-      const what = host.state === "ready" ? `${mine.length} VMs` : state;
+      const what = host.state === "ready" ? `${mine.length} VM${mine.length === 1 ? "" : "s"}` : state;
       card.append(make("h3", null, "", [make("span", host.id), make("span", `${host.mode} · ${what}`)]));
       for (const [name, word, unit] of RESOURCES) {
         const capacity = host.capacity[name];
@@ -89,6 +89,8 @@
 
   function table(id, heads, rows, none) {
     const head = make("thead", null, "", [make("tr", null, "", heads.map((text) => make("th", text)))]);
+    // On a narrow screen each row stands by itself, its cells with their heads beside them.
+    for (const row of rows) heads.forEach((text, at) => { row.cells[at].dataset.head = text; });
     const full = make("table", null, "", [head, make("tbody", null, "", rows)]);
     byId(id).className = "table";
     byId(id).replaceChildren(rows.length ? full : make("p", none, "none"));
