@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S
 from ebbtide.deflation.cascade.readiness import Silence
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO
@@ -88,7 +89,7 @@ class Reconciler:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(SURVEY_S):
+                    async with asyncio.timeout(self._pause_s()):
                         await self._host.check_requested.wait()
                 self._host.check_requested.clear()
                 try:
@@ -101,6 +102,11 @@ class Reconciler:
             for task in self._checks.values():
                 task.cancel()
             await asyncio.gather(*self._checks.values(), return_exceptions=True)
+
+    def _pause_s(self) -> float:
+        """Guests that are deflated and cannot ask for help themselves are looked at as often as they say something."""
+        alone = any(vm.running and vm.deflated and not vm.link.has_channel for vm in self._host.vms.values())
+        return STATS_PERIOD_S if alone else SURVEY_S
 
     async def _round(self) -> None:
         # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
@@ -139,7 +145,10 @@ class Reconciler:
         vm.uuid = summary.uuid if summary is not None else vm.uuid
         if summary is not None and summary.state == "running":
             vm.drift_repair.sample(summary.vcpus, summary.vcpu_seconds)
-            vm.pressure.sample(summary.usable_mib, summary.major_faults, summary.said_at)
+            if vm.link.has_channel:
+                vm.pressure.sample(summary.usable_mib, summary.major_faults, summary.said_at)
+            else:
+                vm.pressure.sample_ordinary(summary.statement)
         if summary is not None and summary.state == "stopped" and vm.running:
             # An operation on it would only run out of its time.
             vm.resizer.interrupt("its domain has ended")

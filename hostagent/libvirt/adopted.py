@@ -159,7 +159,12 @@ def _examine(connection: Any, name: str) -> Candidate:
         return Candidate(0, 0.0, 0.0, Before(), "it has no persistent definition, so nothing of it outlives a stop")
     root = ElementTree.fromstring(domain.XMLDesc())
     reading, _ = reading_of(domain)
-    before = Before(cpu_shares=reading.cpu_shares, quota_per_cpu=reading.quota_per_cpu, cap_cores=reading.cap_cores)
+    before = Before(
+        cpu_shares=reading.cpu_shares,
+        quota_per_cpu=reading.quota_per_cpu,
+        cap_cores=reading.cap_cores,
+        stats_period_s=reading.stats_period_s,
+    )
     memory_mib = reading.balloon_mib + reading.plugged_mib
     return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, _why_not(root, reading.vcpus, memory_mib))
 
@@ -200,7 +205,7 @@ def _take_over(connection: Any, name: str, intent: Intent) -> None:
 
 
 def _give_back(connection: Any, name: str, before: Before) -> None:
-    """Shares and quota as they were, now and in the definition, and our metadata out of both. Blocks."""
+    """Shares, quota and statistics as they were, and our metadata out, now and in the definition. Blocks."""
     domain = connection.lookupByName(name)
     flags = _CONFIG | (_LIVE if domain.isActive() else 0)
     # One after the other: the binding reads the present ones by the same flags, and only one may be read.
@@ -208,6 +213,8 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
         limit_cpu(domain, before.quota_per_cpu, before.cap_cores, flag)
         if before.cpu_shares is not None:
             domain.setSchedulerParametersFlags({"cpu_shares": before.cpu_shares}, flag)
+    if before.stats_period_s is not None and domain.isActive():
+        domain.setMemoryStatsPeriod(before.stats_period_s, _LIVE)
     try:
         domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, None, intents.PREFIX, intents.NAMESPACE, flags)
     except libvirt.libvirtError as error:

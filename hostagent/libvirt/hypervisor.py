@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.mechanisms import Finding
+from ebbtide.deflation.cascade.ordinary import Statement
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.migrations import MigrationAddress
@@ -50,6 +51,12 @@ class HostSideReading:
     usable_at: float = 0.0
     #: Cap of the whole domain's CPU time in cores; None where there is none.
     cap_cores: float | None = None
+    #: What its balloon driver said last, however long ago; None: nothing.
+    statement: Statement | None = None
+    #: When this was read, seconds since the epoch.
+    read_at: float = 0.0
+    #: How often the balloon driver is asked, seconds, 0: never; None: there is none.
+    stats_period_s: int | None = None
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.
@@ -106,6 +113,8 @@ class DomainSummary:
     usable_mib: float | None = None
     major_faults: int | None = None
     said_at: float | None = None
+    #: The same and more, for a guest that says nothing else.
+    statement: Statement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +218,9 @@ class DomainSizes(Protocol):
         :param limit_mib: of the guest's memory, the emulator's own not counted; None lifts the limit.
         :returns: why it did not get there; empty if it did.
         """
+
+    async def ask_statistics(self, domain: str, period_s: int) -> None:
+        """Have the running domain's balloon driver asked for its statistics this often; 0: never."""
 
     async def check_limits(self) -> dict[str, str]:
         """Lift every memory limit of our domains that swap does not back any more; cheap where nothing is limited.

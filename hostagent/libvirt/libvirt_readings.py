@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import libvirt
 
+from ebbtide.deflation.cascade.ordinary import Statement
 from hostagent.libvirt import plugged
 from hostagent.libvirt.hypervisor import DomainSummary, HostSideReading
 from hostagent.limits import bandwidth
@@ -70,7 +71,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
     vcpu = root.find("vcpu")
     scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
     stats = domain.memoryStats()
-    fresh = time.time() - stats.get("last_update", 0) <= FRESH_S
+    read_at = time.time()
+    fresh = read_at - stats.get("last_update", 0) <= FRESH_S
     reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
         quota_per_cpu=_cores(scheduler, "vcpu"),
@@ -86,8 +88,35 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         limit_mib=read_limit_mib(domain, root),
         usable_mib=stats["usable"] / 1024 if fresh and "usable" in stats else None,
         usable_at=stats.get("last_update", 0),
+        statement=_statement(stats | {"last-update": stats.get("last_update")}),
+        read_at=read_at,
+        stats_period_s=stats_period_s(root),
     )
     return reading, xml
+
+
+def stats_period_s(root: ElementTree.Element) -> int | None:
+    """How often the balloon driver is asked for statistics, seconds; 0: never; None: there is no balloon."""
+    device = root.find("./devices/memballoon")
+    if device is None or device.get("model") == "none":
+        return None
+    stats = device.find("stats")
+    return int(stats.get("period") or 0) if stats is not None else 0
+
+
+def _statement(stats: dict[str, Any], prefix: str = "") -> Statement | None:
+    """What a balloon driver said, from either of libvirt's dictionaries; None: it has not said what counts."""
+    usable_kib, said_at = stats.get(f"{prefix}usable", stats.get(f"{prefix}unused")), stats.get(f"{prefix}last-update")
+    if usable_kib is None or not said_at:
+        return None
+    total_kib, swapped_kib = stats.get(f"{prefix}available"), stats.get(f"{prefix}swap_in")
+    return Statement(
+        said_at,
+        usable_kib / 1024,
+        total_kib / 1024 if total_kib is not None else None,
+        stats.get(f"{prefix}major_fault"),
+        swapped_kib / 1024 if swapped_kib is not None else None,
+    )
 
 
 def _cores(scheduler: dict[str, Any], whose: str) -> float | None:
@@ -114,6 +143,7 @@ def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
         stats["balloon.usable"] / 1024 if "balloon.usable" in stats else None,
         stats.get("balloon.major_fault"),
         stats.get("balloon.last-update"),
+        _statement(stats, "balloon."),
     )
 
 

@@ -141,6 +141,10 @@ class LibvirtSizes:
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         return await self._limits.set(domain, limit_mib, limit_s)
 
+    async def ask_statistics(self, domain: str, period_s: int) -> None:
+        live = libvirt.VIR_DOMAIN_AFFECT_LIVE
+        await self._connection.change(domain, lambda d: d.setMemoryStatsPeriod(period_s, live))
+
     async def check_limits(self) -> dict[str, str]:
         return await self._limits.check(domain_name(self._settings.host_id, ""))
 

@@ -83,6 +83,8 @@ class _Domain:
         self.vcpus = self._vcpus()
         memory = self.root.find("memory")
         self.names = DomainFacts(self.root.findtext("name", ""), self.vcpus, int(_mib(memory)))
+        targets = self.root.findall("./devices/channel/target")
+        self.channel = any(target.get("name") == CHANNEL for target in targets)
         self.agent = self._agent()
         self.pinned = self._pinned()
 
@@ -97,7 +99,8 @@ class _Domain:
             Mechanism.VIRTIO_MEM: (self._device_words(), [*self.agent, *self._virtio_mem()]),
             Mechanism.DIMM: (self._dimm_words(), [*self.agent, *self._dimm()]),
             Mechanism.QUOTA: (f"on {self.vcpus} vCPU threads, cgroup {self.facts.cgroups}", self._quota()),
-            Mechanism.BALLOON: (self._balloon_words(), [*self.agent, *self._balloon()]),
+            # Of a guest without our agent it takes by the balloon's own statistics.
+            Mechanism.BALLOON: (self._balloon_words(), [*(self.agent if self.channel else []), *self._balloon()]),
             Mechanism.MEMORY_LIMIT: (
                 f"backed by {self.facts.swap_total_mib:.0f} MiB of swap, {self.facts.swap_free_mib:.0f} MiB free",
                 [*self.agent, *self._limit()],
@@ -241,6 +244,8 @@ class _Domain:
         if device is None:
             return ""
         words = [f"model {device.get('model')}"]
+        if not self.channel:
+            words.append("by its statistics alone")
         if device.find("stats[@period]") is None:
             words.append("without statistics")
         words.append(

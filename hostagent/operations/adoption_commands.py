@@ -118,6 +118,9 @@ class AdoptionCommands:
                 await self._host.drop(vm)
                 raise
             await self._host.record_change(vm.name, ZERO, nominal, operation.request_id)
+            with contextlib.suppress(HypervisorError):
+                # Known from the first command on: a guest without one is not waited for.
+                vm.link.has_channel = await self._host.hypervisor.guest_channel(vm.domain) is not None
         vm.start()
         sentence = f"{vm.domain} is looked after as {vm.name} with {nominal}"
         self._host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(nominal)})

@@ -50,16 +50,19 @@ class Survey:
     findings: tuple[Finding, ...]
     #: And to give, for which less of the guest is needed.
     giving: tuple[Finding, ...]
+    #: What a guest that runs nothing of ours lets be taken; None: it has our agent, or it is not known.
+    ordinary: GuestReading | None = None
 
     def present(self, intent: Intent) -> Present | None:
         """The VM as a forecast takes it."""
         if self.reading is None:
             return None
-        guest = None
+        guest = self.ordinary
         if self.status is not None:
             cpus = self.status.cpus
             guest = GuestReading(tuple(cpus.online), tuple(cpus.unpluggable), self.status.memory.unpluggable_mib)
-        bound = self.reading.bound(len(guest.online) if guest is not None else None, intent.spec.nominal.vector())
+        online = len(guest.online) if guest is not None else None
+        bound = self.reading.bound(online, intent.spec.nominal.vector())
         vcpus = max(self.reading.vcpus, math.ceil(intent.spec.nominal.cpu_cores))
         return Present(bound, guest, intent.boot_mib, vcpus, Mechanisms.of(self.findings), Mechanisms.of(self.giving))
 
@@ -69,8 +72,15 @@ async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:
     status, reading, findings = await asyncio.gather(
         guest_status(vm.link), _reading(hypervisor, vm.domain), _findings(hypervisor, vm.domain)
     )
+    need: tuple[Mechanism, ...] = NEED_THE_GUEST_TO_TAKE
+    if not vm.link.has_channel:
+        need = tuple(mechanism for mechanism in need if mechanism is not Mechanism.BALLOON)
+    guest = None
+    if not vm.link.has_channel and reading is not None:
+        vm.resizer.ordinary.observe(reading.read_at, reading.statement)
+        guest = vm.resizer.ordinary.reading(reading.vcpus)
     giving = findings_now(vm.domain, findings, status, NEED_THE_GUEST)
-    return Survey(reading, status, findings_now(vm.domain, findings, status), giving)
+    return Survey(reading, status, findings_now(vm.domain, findings, status, need), giving, guest)
 
 
 async def explain(host: Host, name: str) -> Explanation:

@@ -87,6 +87,8 @@ class Before(Body):
     cap_cores: float | None = None
     #: What it held; None: adopted by an agent that did not note it, so that what it is sold counts.
     size: Vector | None = None
+    #: How often its balloon driver was asked for statistics, seconds, 0: never; None: it has none, or as for size.
+    stats_period_s: int | None = None
 
 
 class Intent(Body):

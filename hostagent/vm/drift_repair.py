@@ -25,7 +25,7 @@ from ebbtide.deflation.cascade.reconcile import (
 )
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.explanations import DecisionKind
-from hostagent.vm.executor import guest_status
+from hostagent.vm.executor import ask_statistics, guest_status
 from hostagent.vm.resizer import Resizer
 
 #: Host-side CPU time that a parked vCPU may use between two looks, in seconds; more means that it runs.
@@ -93,6 +93,9 @@ class DriftRepair:
         if status is not None:
             resizer.pressure.observe(status)
         reading = await resizer.host.hypervisor.sizes.read(resizer.domain)
+        if not leave:
+            await ask_statistics(resizer.host.hypervisor.sizes, resizer.domain, reading)
+        resizer.ordinary.observe(reading.read_at, reading.statement)
         spec, committed = record.intent.spec, record.intent.committed.vector()
         nominal = spec.nominal.vector()
         await self._read_throttling(reading.quota_per_cpu is not None)
@@ -104,6 +107,7 @@ class DriftRepair:
             reading.disk_mib_s,
             reading.network_mib_s,
             reading.cpu_shares,
+            memory_known=not resizer.link.has_channel and resizer.ordinary.fresh,
             young=status is not None and (status.uptime_s < YOUNG_S or resizer.late.expected),
         )
         # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.

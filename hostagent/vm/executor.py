@@ -30,6 +30,7 @@ from ebbtide.deflation.cascade.instructions import (
     Throttle,
     Unplug,
 )
+from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, OrdinaryGuest
 from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -48,6 +49,8 @@ DISAGREEMENT_MIB = 32.0
 WORTH_A_STEP_MIB = 128.0
 KERNEL_SPEAKS_S = 1.6
 KERNEL_LOOK_S = 0.1
+#: For so long a balloon driver is waited for that is to say what came of a step, in seconds.
+DRIVER_SPEAKS_S = 4.0
 #: After this, in seconds, a call of the hypervisor that failed is tried once more.
 RETRY_S = 1.0
 
@@ -62,6 +65,7 @@ class Executor:
     :param request_id: goes to the application, so that a repeated question is recognised.
     :param declared: what the VM was sold: its disk and network count only where they are declared.
     :param on_status: told of everything that the guest says of itself.
+    :param ordinary: what is known of a guest that runs nothing of ours; None: it has our agent.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Executor:
         request_id: str,
         declared: ResourceVector = ZERO,
         on_status: Callable[[GuestStatus], None] = lambda status: None,
+        ordinary: OrdinaryGuest | None = None,
     ) -> None:
         self._domain = domain
         self._sizes = sizes
@@ -79,6 +84,11 @@ class Executor:
         self._request_id = request_id
         self._declared = declared
         self._on_status = on_status
+        self._ordinary = ordinary
+        #: Whether memory was moved since the guest was read.
+        self._memory_moved = False
+        #: Whether something is being taken, for which a guest without our agent is waited for.
+        self.taking = False
         #: The application's refusal, where there was one.
         self.refusal: Refusal | None = None
 
@@ -101,10 +111,11 @@ class Executor:
                 return await self._tell(instruction)
         raise TypeError(f"{type(instruction).__name__} is no instruction for an executor")
 
-    async def measure(self, cpus: bool = False) -> tuple[Bound, GuestReading | None]:
+    async def measure(self, cpus: bool = False, waits: bool = False) -> tuple[Bound, GuestReading | None]:
         """Read bound and guest now. All plugged CPUs count as on line as long as the guest does not say otherwise.
 
         :param cpus: whether to ask the guest which CPUs could be taken.
+        :param waits: whether to wait until a guest without our agent has said what came of the latest step.
         :raises HypervisorError: the host's side cannot be read.
         """
         status, reading = await asyncio.gather(guest_status(self._link, brief=not cpus), self._sizes.read(self._domain))
@@ -113,6 +124,9 @@ class Executor:
             self._on_status(status)
             spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading))
             guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
+        elif self._ordinary is not None:
+            reading, guest = await self._by_the_balloon(self._ordinary, reading, waits)
+            return reading.bound(None, self._declared), guest
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
 
     async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading) -> float:
@@ -129,6 +143,24 @@ class Executor:
             await asyncio.sleep(KERNEL_LOOK_S)
             reading = await self._sizes.read(self._domain)
         return math.inf
+
+    async def _by_the_balloon(
+        self, ordinary: OrdinaryGuest, reading: HostSideReading, waits: bool
+    ) -> tuple[HostSideReading, GuestReading | None]:
+        """A guest that runs nothing of ours, by a statement of its balloon driver that is later than any step."""
+        if self._memory_moved:
+            ordinary.moved(reading.read_at)
+            self._memory_moved = False
+        if waits:
+            await ask_statistics(self._sizes, self._domain, reading)
+        until = _now() + (DRIVER_SPEAKS_S if waits else 0.0)
+        while True:
+            ordinary.observe(reading.read_at, reading.statement)
+            guest = ordinary.reading(reading.vcpus)
+            if guest is not None or reading.stats_period_s is None or _now() >= until:
+                return reading, guest
+            await asyncio.sleep(KERNEL_LOOK_S)
+            reading = await self._sizes.read(self._domain)
 
     # --- application ---------------------------------------------------------------------------------------------
 
@@ -252,7 +284,7 @@ class Executor:
 
     async def _measured(self, instruction: Instruction, reason: str, cpus: bool = False, error: str = "") -> Measured:
         try:
-            bound, guest = await twice(partial(self.measure, cpus))
+            bound, guest = await twice(partial(self.measure, cpus, self.taking))
         except HypervisorError as failure:
             why = "; ".join(dict.fromkeys(filter(None, (reason, str(failure)))))
             return Measured(_now(), instruction.step, None, None, why, error=error or str(failure))
@@ -262,6 +294,7 @@ class Executor:
         """Attempt something and measure. Memory that may still be on its way after an error is called off first: until
         that has been done, no reading tells what there will be."""
         reason = error = ""
+        self._memory_moved = self._memory_moved or memory
         try:
             reason = await twice(attempt)
         except (GuestUnreachable, GuestRefused) as failure:
@@ -301,6 +334,21 @@ async def guest_status(link: GuestLink, brief: bool = False) -> GuestStatus | No
     with contextlib.suppress(GuestUnreachable, GuestRefused):
         return await link.call("status", {"brief": True} if brief else {}, GuestStatus, STATUS_LIMIT_S)
     return None
+
+
+async def ask_statistics(sizes: DomainSizes, domain: str, reading: HostSideReading) -> None:
+    """Have libvirt ask a balloon driver as often as we need it; where that fails, nothing is known and nothing taken.
+
+    :raises DomainGone: there is nobody to ask.
+    """
+    if reading.stats_period_s in (None, STATS_PERIOD_S):
+        return
+    try:
+        await sizes.ask_statistics(domain, STATS_PERIOD_S)
+    except DomainGone:
+        raise
+    except HypervisorError as error:
+        log.info("balloon statistics could not be asked for", domain=domain, why=str(error))
 
 
 def _vector(amounts: GuestAmounts) -> ResourceVector:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ebbtide.deflation.allocations import Allocation
+from ebbtide.deflation.cascade.ordinary import Statement
 from ebbtide.deflation.cascade.pressure import PressureReading, PressureWatch, Verdict
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.explanations import DecisionKind
@@ -82,6 +83,17 @@ class GuestPressure:
         if usable_mib >= self._reserve_mib:
             return  # no emergency: the guest's own word, with its stalls, says more
         reading = PressureReading(self._boot_id, usable_mib, self._reserve_mib, major_faults=major_faults)
+        self._watch.observe(_now(), reading)
+        self.judge()
+
+    def sample_ordinary(self, said: Statement | None) -> None:
+        """Take in what the balloon driver of a guest without our agent says: all that there is to know of it."""
+        if said is None or said.said_at == self._said_at:
+            return
+        self._said_at = said.said_at
+        reading = PressureReading(
+            self._boot_id, said.usable_mib, said.reserve_mib, major_faults=said.major_faults, ordinary=True
+        )
         self._watch.observe(_now(), reading)
         self.judge()
 

@@ -16,6 +16,7 @@ from ebbtide.deflation.cascade.asking import Refusal, mode_of_asking
 from ebbtide.deflation.cascade.cascade import Cascade
 from ebbtide.deflation.cascade.instructions import Mode, Outcome
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
+from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.readiness import BootTimes
 from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import Reinflation
@@ -87,6 +88,8 @@ class Resizer:
         self._refusal: Refusal | None = None
         #: Whether the guest may still be asked for something: by an earlier agent, or because a resize broke off.
         self._unsure = record.intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
+        #: What is known of the guest where it runs nothing of ours.
+        self.ordinary = OrdinaryGuest()
         #: What the VM was started without.
         self.late = LateMemory()
         #: Why the VM will have no more resizes; empty as long as it may.
@@ -185,11 +188,11 @@ class Resizer:
             self._interrupt.ask(self.pressure.sentence)
         if self.record.intent.spec.priority is Priority.FIXED:
             mechanisms = mechanisms.without([Mechanism.APPLICATION], "an application of a fixed VM is never asked")
-        self._taking = True
+        self._taking = executor.taking = True
         try:
             down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)
         finally:
-            self._taking = False
+            self._taking = executor.taking = False
         self._refusal = executor.refusal or self._refusal
         if not before.size.fits_in(down.after.size):
             self.pressure.deflated()
@@ -235,7 +238,9 @@ class Resizer:
 
     def _executor(self, request_id: str) -> Executor:
         nominal = self.record.intent.spec.nominal.vector()
-        return Executor(self.domain, self.host.hypervisor.sizes, self.link, request_id, nominal, self.pressure.observe)
+        ordinary = None if self.link.has_channel else self.ordinary
+        sizes = self.host.hypervisor.sizes
+        return Executor(self.domain, sizes, self.link, request_id, nominal, self.pressure.observe, ordinary)
 
     # --- what stops a resize -------------------------------------------------------------------------------------
 
@@ -278,10 +283,15 @@ class Resizer:
         silent = "the guest agent is not connected"
         return tuple(
             replace(finding, available=False, reason=silent)
-            if finding.available and finding.mechanism in need and not self.link.connected
+            if finding.available and self._needs_the_agent(finding.mechanism, need)
             else finding
             for finding in found
         )
+
+    def _needs_the_agent(self, mechanism: Mechanism, need: Collection[Mechanism]) -> bool:
+        """Whether a mechanism waits for our agent: the balloon of a guest that has none goes by statistics."""
+        there = self.link.has_channel or mechanism is not Mechanism.BALLOON
+        return mechanism in need and there and not self.link.connected
 
 
 def with_late_memory(outcome: Outcome, target: ResourceVector, committed_mib: float) -> Outcome:

@@ -214,6 +214,9 @@ class FakeHypervisor:
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         return str(await self._call("set_limit", domain=domain, mib=limit_mib))
 
+    async def ask_statistics(self, domain: str, period_s: int) -> None:
+        """No domain here has statistics to ask for."""
+
     async def check_limits(self) -> dict[str, str]:
         return {}
 

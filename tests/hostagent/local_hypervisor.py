@@ -178,6 +178,9 @@ class LocalHypervisor:
         await self._ask("findings")
         return tuple(Finding(mechanism, mechanism not in NOT_HERE, "as in this world") for mechanism in Mechanism)
 
+    async def ask_statistics(self, domain: str, period_s: int) -> None:
+        """No domain here has statistics to ask for."""
+
     async def check_limits(self) -> dict[str, str]:
         return self._world.lift_limits()
 

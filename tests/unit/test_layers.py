@@ -215,7 +215,7 @@ NO_UNPLUG = "ACPI vCPU unplug is off under emulation: libvirt timed out, could n
 
 CASES = [
     *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.APPLICATION, M.CPU_OFFLINE)),
-    *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.VIRTIO_MEM, M.BALLOON)),
+    *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.VIRTIO_MEM, M.MEMORY_LIMIT)),
     (M.APPLICATION, HEALTHY.replace("'connected'", "'disconnected'"), FACTS, NOT_CONNECTED, START_AGENT),
     (M.CPU_OFFLINE, SINGLE, FACTS, "the domain has one vCPU, which stays", SECOND_VCPU),
     (M.CPU_UNPLUG, SINGLE, FACTS, "the domain has one vCPU, which stays", SECOND_VCPU),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
@@ -25,6 +26,7 @@ from ebbtide.deflation.cascade.instructions import (
     AskApplication,
     Event,
     Finish,
+    GuestKind,
     GuestReading,
     Instruction,
     Measured,
@@ -48,6 +50,8 @@ from ebbtide.deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVec
 LAYER_ENDS: Final[Mapping[Layer, float]] = {Layer.APPLICATION: 0.5, Layer.GUEST: 0.8, Layer.HYPERVISOR: 1.0}
 #: How often a promise of the application is looked up.
 POLL_S: Final = 0.2
+#: For giving back what the guest misses, in seconds, whatever the deadline.
+GIVE_BACK_S: Final = 10.0
 
 
 class Phase(StrEnum):
@@ -109,6 +113,9 @@ class Cascade:
         self._memory_refused = False
         self._balloon_stalled = False
         self._limit_tried = False
+        #: The balloon before its latest step, MiB, for giving that back; None: it made none, or gave it back.
+        self._balloon_before: float | None = None
+        self._given_back = False
         #: Whether the latest attempt to read the bound failed: then no step can be reckoned from it.
         self._blind = False
         #: Calls that failed, each once.
@@ -295,6 +302,8 @@ class Cascade:
         """Quota and bandwidth at once and always, since they also enforce what the guest only promised; then balloon
         steps for as long as they move anything; at last, once, a limit on what is still missing."""
         account = self._accounts[Layer.HYPERVISOR]
+        if self._balloon_before is not None and self.guest is not None and self.guest.missed:
+            return self._give_back(self._balloon_before, self.guest.missed)
         balloon = limit = None
         if self._memory_may_be_taken(now):
             balloon = self._balloon_step()
@@ -322,7 +331,16 @@ class Cascade:
         self.phase = Phase.THROTTLING
         limit_s = max(self._time_left(Layer.HYPERVISOR, now), 1.0)
         self._taking = Throttle(self._next_step(), limit_s, cpu, balloon, disk, network, limit_mib=limit)
+        self._balloon_before = self.bound.balloon_mib if balloon is not None else None
         return [self._taking]
+
+    def _give_back(self, balloon_mib: float, why: str) -> list[Instruction]:
+        """Undo the latest balloon step. Until it is read what the guest took of that, it counts as all."""
+        self._accounts[Layer.HYPERVISOR].say(f"{why}; the last {balloon_mib - self.bound.balloon_mib:.0f} MiB go back")
+        self.bound = replace(self.bound, balloon_mib=balloon_mib)
+        self._balloon_before, self._taking, self._given_back = None, None, True
+        self.phase = Phase.THROTTLING
+        return [Throttle(self._next_step(), GIVE_BACK_S, None, balloon_mib)]
 
     def _usable(self, mechanism: Mechanism, need: float) -> bool:
         """Whether something is needed that this can give; says why if it could, but is blocked."""
@@ -337,11 +355,15 @@ class Cascade:
         """Whether memory is missing, and all that is known lets it be taken; says why not."""
         if self.need.memory_mib < 1.0:
             return False
+        if self._given_back:
+            return False
         why = ""
         if self.guest is None:
             why = "no fresh reading of the guest, so no memory is taken"
         elif self._blind:
             why = "the size of the VM could not be read, so no memory is taken"
+        elif self.guest.missed:
+            why = self.guest.missed
         elif self._time_left(Layer.HYPERVISOR, now) <= 0:
             why = "stopped at the deadline"
         usable = (Mechanism.BALLOON, Mechanism.MEMORY_LIMIT)
@@ -358,6 +380,8 @@ class Cascade:
         elif self._balloon_stalled:
             account.say("the balloon made no further progress")
         elif self.guest is not None:
+            if self.guest.kind is not GuestKind.AGENT:
+                account.say(f"the guest's kind is {self.guest.kind.value}: by its balloon statistics, in small steps")
             if (balloon := balloon_to_keep(self.bound, self.guest, self._held_beyond_target)) is not None:
                 return balloon
             account.say("the guest has no more memory to spare above its floor")

@@ -21,6 +21,14 @@ class Mode(StrEnum):
     FORCE = "force"
 
 
+class GuestKind(StrEnum):
+    """What of a guest answers: our agent, qemu-guest-agent only, or nothing but its kernel's balloon driver."""
+
+    AGENT = "agent"
+    QEMU_GUEST_AGENT = "qemu-guest-agent"
+    BALLOON = "balloon"
+
+
 @dataclass(frozen=True, slots=True)
 class GuestReading:
     """What the guest says of itself. Untrusted: it can only lower what is taken."""
@@ -31,6 +39,10 @@ class GuestReading:
     unpluggable: tuple[int, ...]
     #: MemAvailable less the reserve, MiB.
     spare_mib: float
+    #: Who says so.
+    kind: GuestKind = GuestKind.AGENT
+    #: Why what was taken last is to be given back; empty: it is not missed.
+    missed: str = ""
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------

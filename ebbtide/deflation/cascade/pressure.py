@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ebbtide.deflation.allocations import Allocation
+from ebbtide.deflation.cascade.ordinary import SHORT_SHARE
 from ebbtide.deflation.resources import ZERO, ResourceVector
 
 
@@ -80,6 +81,8 @@ class PressureReading:
     #: Since boot: faults that waited for a disk, and pages swapped in.
     major_faults: int | None = None
     swap_in_pages: int | None = None
+    #: Said by the balloon driver of a guest without our agent, once a second: less of its reserve may be used up.
+    ordinary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,8 @@ class _Signs:
     def press(self, limit: Thresholds) -> bool:
         """Whether they are beyond the thresholds."""
         reading, some, faults = self.reading, self.some_percent, self.rates.faults_per_s
-        if reading.available_mib < limit.available * reading.reserve_mib:
+        share = max(limit.available, SHORT_SHARE) if reading.ordinary else limit.available
+        if reading.available_mib < share * reading.reserve_mib:
             return True
         if faults is not None and faults >= limit.faults_per_s and (some is None or some >= limit.faults_some_percent):
             return True

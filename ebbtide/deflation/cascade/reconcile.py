@@ -40,6 +40,8 @@ class Sight:
     cpu_shares: int | None = None
     #: Whether the guest has booted just now: it is still taking the memory that it was given.
     young: bool = False
+    #: Whether a guest without our agent has said just now, by its balloon driver, what of its memory it uses.
+    memory_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def repairs(
     lacks_memory = bound.memory_mib < committed.memory_mib - grain_mib
     lacks_cpus = bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
     # Neither is done without the guest's word: memory is not taken from one that is silent (rule 5).
-    if sight.online_known and (surplus or ((lacks_memory or lacks_cpus) and not sight.young)):
+    if (sight.online_known or sight.memory_known) and (surplus or ((lacks_memory or lacks_cpus) and not sight.young)):
         found.append(
             Resize(
                 f"the VM has {bound.cpus_online} CPUs on line and {bound.memory_mib:g} MiB; "

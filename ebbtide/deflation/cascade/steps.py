@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from ebbtide.deflation.bounds import Bound
-from ebbtide.deflation.cascade.instructions import GuestReading
+from ebbtide.deflation.cascade.instructions import GuestKind, GuestReading
 from ebbtide.deflation.floors import BALLOON_FLOOR_MIB
 from ebbtide.deflation.resources import TOLERANCE
 
 #: Of what a guest can spare, the largest part that one step may take (docs/internals/contracts.md, safety of the
 #: guest).
 STEP_SHARE: Final = 0.5
+#: The same of a guest without our agent.
+ORDINARY_STEP_SHARE: Final = 0.25
 #: A memory step below this is not worth a round trip; what is left falls through.
 SMALLEST_STEP_MIB: Final = 4.0
 
@@ -76,12 +78,13 @@ def dimms_to_plug(missing_mib: Sequence[float], grow_mib: float) -> tuple[float,
 
 
 def balloon_to_keep(bound: Bound, guest: GuestReading, need_mib: float) -> float | None:
-    """The balloon size to ask for in the next step: at most half of what the guest can spare.
+    """The balloon size to ask for in the next step: at most half of what the guest can spare, or a quarter.
 
     Never below `BALLOON_FLOOR_MIB`, whatever the guest says.
 
     :returns: MiB of boot memory to keep; None if no step is worth while.
     """
     room = max(bound.balloon_mib - BALLOON_FLOOR_MIB, 0.0)
-    step = min(need_mib, math.floor(guest.spare_mib * STEP_SHARE), room)
+    share = STEP_SHARE if guest.kind is GuestKind.AGENT else ORDINARY_STEP_SHARE
+    step = min(need_mib, math.floor(guest.spare_mib * share), room)
     return bound.balloon_mib - step if step >= min(SMALLEST_STEP_MIB, need_mib) else None

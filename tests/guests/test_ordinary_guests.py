@@ -1,0 +1,178 @@
+"""A guest that runs nothing of ours, adopted while it runs: memory by its balloon, by what its driver says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from ebbtide.client import ManagerClient
+from ebbtide.deflation.ledger import Layer
+from ebbtide.lab import paths
+from ebbtide.lab.guest_link import LabLink, channel_path
+from ebbtide.lab.image import build_image
+from ebbtide.lab.services import open_libvirt
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, OperationState
+from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, render_domain
+from hostagent.libvirt.disks import create_overlay
+from tests.guests.conftest import RunningLab
+from tests.guests.solo import eventually
+from tests.guests.test_lifecycle import client_of, done
+
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
+
+READY_S = 240.0
+SIZE_MIB = 768
+#: What it is shrunk to, and its least.
+SMALL_MIB, LEAST_MIB = 420.0, 256.0
+NAME = "ordinary"
+AGENT = "io.ebbtide.guest.0"
+QEMU_AGENT = "org.qemu.guest_agent.0"
+#: Takes 320 MiB at 16 MiB a second and keeps them: more than is left, and too much at once for what is in reserve.
+GROW = """
+import time
+held = []
+for _ in range(320):
+    held.append(bytearray(b"x") * (1 << 20))
+    time.sleep(0.0625)
+print(len(held))
+"""
+
+
+def ordinary_xml(xml: str, *channels: str) -> str:
+    """A lab guest's definition as of somebody else: no virtio-mem, no statistics, only these channels and the lab's."""
+    root = ElementTree.fromstring(xml)
+    for name in ("maxMemory", "currentMemory", "metadata"):
+        root.remove(root.find(name))  # type: ignore[arg-type]
+    cell, memory = root.find("./cpu/numa/cell"), root.find("memory")
+    assert cell is not None
+    assert memory is not None
+    cell.set("memory", str(SIZE_MIB))
+    memory.text = str(SIZE_MIB)
+    devices, balloon = root.find("devices"), root.find("./devices/memballoon")
+    assert devices is not None
+    assert balloon is not None
+    balloon.clear()
+    balloon.set("model", "virtio")
+    for device in [*devices.findall("memory"), *devices.findall("channel")]:
+        target = device.find("target")
+        if device.tag == "memory" or (target is not None and target.get("name") in {AGENT, QEMU_AGENT} - {*channels}):
+            devices.remove(device)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+@asynccontextmanager
+async def ordinary(lab: RunningLab, *channels: str) -> AsyncIterator[tuple[Any, LabLink]]:
+    """A running guest of 2 vCPUs that nobody of ours has made, and the lab channel into it."""
+    image = build_image(paths.image_cache())
+    with tempfile.TemporaryDirectory(prefix="ebbtide-test-", dir="/var/tmp") as directory:
+        home = Path(directory)
+        os.chmod(home, 0o755)  # QEMU's user is to enter
+        connection = open_libvirt(lab.state.uri)
+        parameters = DomainParameters(
+            name=f"Foreign-{uuid.uuid4().hex[:8]}",
+            uuid=str(uuid.uuid4()),
+            cpu_cores=2,
+            memory_mib=SIZE_MIB,
+            accelerator="qemu",
+            kernel=image.kernel,
+            initrd=image.initrd,
+            disk=create_overlay(image.base, home / "guest"),
+            console=home / "console.log",
+            metadata="<e:intent xmlns:e='urn:ebbtide:test'>none</e:intent>",
+        )
+        domain = connection.defineXML(ordinary_xml(render_domain(DomainTemplate.load("lab"), parameters), *channels))
+        try:
+            domain.create()
+            async with await LabLink.connect(channel_path(domain.XMLDesc()), READY_S) as link:
+                yield domain, link
+        finally:
+            for end in (domain.destroy, domain.undefine):
+                with contextlib.suppress(libvirt.libvirtError):
+                    end()
+            connection.close()
+
+
+async def run(link: LabLink, *argv: str, timeout_s: float = 60) -> str:
+    ended = await link.call("exec", argv=list(argv), timeout_s=timeout_s, reply_timeout_s=timeout_s + 60)
+    assert ended["returncode"] == 0, f"{argv[0]}: {ended['stderr']}"
+    return str(ended["stdout"])
+
+
+async def available_mib(link: LabLink) -> float:
+    found = re.search(r"MemAvailable:\s+(\d+)", await run(link, "busybox", "cat", "/proc/meminfo"))
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+async def target(client: ManagerClient, memory_mib: float) -> Operation:
+    found = await client.vm(NAME)
+    size = Vector(cpu_cores=found.current.cpu_cores, memory_mib=memory_mib)
+    return await client.wait(
+        await client.set_target(NAME, size, generation=found.generation + 1, deadline_s=120), limit_s=240
+    )
+
+
+def memory_rows(operation: Operation) -> dict[Layer, float]:
+    (vm,) = operation.vms
+    return {row.layer: row.verified for row in vm.ledger if row.resource == "memory_mib"}
+
+
+def actual_mib(domain: Any) -> float:
+    return float(domain.memoryStats()["actual"]) / 1024
+
+
+async def test_a_guest_without_any_agent_gives_memory_has_it_back_and_keeps_it_once_it_falls_silent(
+    lab: RunningLab,
+) -> None:
+    async with client_of(lab) as client, ordinary(lab) as (domain, link):
+        host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
+        await done(client, await client.adopt(domain.name(), host, name=NAME, minimum=Vector(memory_mib=LEAST_MIB)))
+        released = False
+        try:
+            unused_mib = await available_mib(link)
+            shrunk = await target(client, SMALL_MIB)
+            assert shrunk.state is OperationState.DONE, shrunk.sentence
+            assert memory_rows(shrunk)[Layer.HYPERVISOR] == pytest.approx(SIZE_MIB - SMALL_MIB, abs=2)
+            assert memory_rows(shrunk)[Layer.HYPERVISOR] >= 0.4 * unused_mib
+            assert actual_mib(domain) == pytest.approx(SMALL_MIB, abs=2)
+            assert "kind is balloon" in shrunk.vms[0].ledger[-1].reason
+
+            # It had to be asked for 320 MiB at once, which is more than it has left: no process of it is killed.
+            assert await run(link, "python3", "-S", "-c", GROW, timeout_s=150) == "320\n"
+            assert actual_mib(domain) > SMALL_MIB + 50
+            assert "Out of memory" not in await run(link, "busybox", "dmesg")
+
+            # Its driver is gone, and with it the statistics; what it says last does not count.
+            unbind = "for d in /sys/bus/virtio/drivers/virtio_balloon/virtio*; do echo ${d##*/} >${d%/*}/unbind; done"
+            await run(link, "busybox", "sh", "-c", unbind)
+            said_at = domain.memoryStats()["last_update"]
+
+            async def silent() -> bool:
+                return bool(said_at < time.time() - 4)
+
+            await eventually(silent, "its statistics stop")
+            held_mib = actual_mib(domain)
+            refused = await target(client, LEAST_MIB + 64)
+            assert refused.state is OperationState.PARTIAL, refused.sentence
+            assert "no fresh reading of the guest, so no memory is taken" in refused.sentence
+            assert actual_mib(domain) == held_mib
+
+            await done(client, await client.release(NAME))
+            released = True
+            assert ElementTree.fromstring(domain.XMLDesc()).find("./devices/memballoon/stats") is None
+        finally:
+            if not released:
+                await client.wait(await client.delete(NAME), limit_s=60)
