@@ -42,6 +42,7 @@ from cluster_manager.tasks.harvest_machines import HarvestMachines
 from cluster_manager.tasks.knowledge import Knowledge
 from cluster_manager.tasks.machines import TaskMachines
 from cluster_manager.tasks.tasks import TaskService
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
@@ -313,6 +314,7 @@ class Manager:
             current=Vector.of(allocation.current),
             generation=max(row.generation, reported.generation if reported is not None else 0),
             guest_connected=reported.guest_connected if reported is not None else False,
+            guest_kind=reported.guest_kind if reported is not None else GuestKind.AGENT,
             sentence=sentence,
             version=vm_version(row),
             at_next_start=reported.at_next_start if reported is not None else None,

@@ -6,12 +6,16 @@ the doctor has to run where it is missing, too.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.mechanisms import Finding
+from ebbtide.deflation.cascade.ordinary import Gift, gifts
 from ebbtide.errors import EbbError
 from ebbtide.lab import paths
 from ebbtide.lab.services import open_libvirt
@@ -25,6 +29,17 @@ class VMDiagnosis:
     domain: str
     running: bool
     findings: tuple[Finding, ...]
+    kind: GuestKind
+    #: What it would give now as each kind; empty: it does not run.
+    gifts: tuple[Gift, ...] = ()
+
+    def steps_up(self) -> list[tuple[Gift, str]]:
+        """What it gives as it is, and what each kind above would give more."""
+        own = next((gift for gift in self.gifts if gift.kind is self.kind), None)
+        if own is None:
+            return []
+        more = self.gifts[self.gifts.index(own) + 1 :]
+        return [(own, "as it is"), *((gift, _more(own, gift)) for gift in more)]
 
     def fixes(self) -> dict[str, list[str]]:
         """Each text once, with the mechanisms that it is for."""
@@ -38,6 +53,11 @@ class VMDiagnosis:
         return {
             "domain": self.domain,
             "running": self.running,
+            "guest_kind": self.kind.value,
+            "gives": [
+                {"guest_kind": gift.kind.value, "memory_mib": gift.memory_mib, "cpu_cores_offline": gift.cpus}
+                for gift, _ in self.steps_up()
+            ],
             "mechanisms": [
                 {
                     "layer": finding.layer.value,
@@ -60,16 +80,35 @@ def examine_vm(name: str, uri: str) -> VMDiagnosis:
     try:
         import libvirt
 
+        from hostagent.libvirt.libvirt_readings import statement_of
         from hostagent.mechanisms.host_facts import Versions, findings_of, host_facts
+        from hostagent.mechanisms.layers import kind_of
 
         try:
             domain = _find(connection, name)
             facts = host_facts(Versions.of(connection), paths.acpi_verdict())
-            return VMDiagnosis(domain.name(), bool(domain.isActive()), findings_of(domain, facts))
+            running, findings = bool(domain.isActive()), findings_of(domain, facts)
+            kind, vcpus = kind_of(domain.XMLDesc())
+            if not running:
+                return VMDiagnosis(domain.name(), running, findings, kind)
+            said = None
+            with contextlib.suppress(libvirt.libvirtError):
+                said = statement_of(domain.memoryStats())
+            return VMDiagnosis(domain.name(), running, findings, kind, gifts(vcpus, said, time.time()))
         except libvirt.libvirtError as error:
             raise EbbError(f"{name} cannot be looked at: {error}") from error
     finally:
         connection.close()
+
+
+def _more(own: Gift, gift: Gift) -> str:
+    """What one kind gives more than another, in words."""
+    cores = f"{gift.cpus - own.cpus} more cores off line" if gift.cpus > own.cpus else ""
+    memory = ""
+    if gift.memory_mib is not None and own.memory_mib is not None and gift.memory_mib > own.memory_mib:
+        memory = f"{gift.memory_mib - own.memory_mib:.0f} MiB more"
+    release = "what its applications release" if gift.kind is GuestKind.AGENT else ""
+    return ", ".join(filter(None, (memory, cores, release))) or "nothing more"
 
 
 def _find(connection: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, model_validator
 
 from ebbtide.deflation.allocations import Allocation, Priority, check_sizes
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.pressure import BUDGET_S
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.floors import HARD_FLOOR, effective_minimum
@@ -36,6 +37,9 @@ ADOPTED_TEMPLATE: Final = "adopted"
 RESERVED_TEMPLATES: Final = (XML_TEMPLATE, ADOPTED_TEMPLATE)
 
 
+KIND_WORDS: Final = (
+    "what of the guest answers: our agent (its domain has the channel), qemu-guest-agent only, or its balloon driver"
+)
 #: How long a VM that is preempted has to end its work, where nothing else is said, seconds.
 NOTICE_S: Final = 30.0
 
@@ -160,6 +164,7 @@ class VMStatus(Body):
     overhead_mib: float = Field(ge=0, le=1e6)
     generation: int = Field(ge=0, le=LARGEST)
     guest_connected: bool
+    guest_kind: GuestKind = Field(GuestKind.AGENT, description=KIND_WORDS)
     template: Name = "lab"
     boot_memory_mib: float = Field(ge=0, le=MOST)
     not_yet: NotYetDeflatable | None = Field(None, description="memory that can be taken soon; null: now, or never")
@@ -243,6 +248,7 @@ class ClusterVM(Body):
     current: Vector
     generation: int
     guest_connected: bool = False
+    guest_kind: GuestKind = Field(GuestKind.AGENT, description=KIND_WORDS)
     sentence: str = Field(description="what happened to it last, and why")
     version: str = Field("", description="differs when anything that a client can change does: for If-Match")
     at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")

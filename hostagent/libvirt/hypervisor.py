@@ -57,6 +57,8 @@ class HostSideReading:
     read_at: float = 0.0
     #: How often the balloon driver is asked, seconds, 0: never; None: there is none.
     stats_period_s: int | None = None
+    #: Whether a qemu-guest-agent has opened its channel.
+    qemu_agent: bool = False
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.
@@ -83,6 +85,15 @@ def _limited(limit: float | None, declared: float) -> float:
     if declared <= 0:
         return 0.0
     return declared if limit is None else limit
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCpus:
+    """What a qemu-guest-agent said of its guest's CPUs, by number. Untrusted."""
+
+    online: tuple[int, ...]
+    #: Those that may be taken off line, in the order in which to take them.
+    offlinable: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +232,18 @@ class DomainSizes(Protocol):
 
     async def ask_statistics(self, domain: str, period_s: int) -> None:
         """Have the running domain's balloon driver asked for its statistics this often; 0: never."""
+
+    async def guest_cpus(self, domain: str) -> GuestCpus | None:
+        """What the domain's qemu-guest-agent says of its CPUs, after some seconds at most.
+
+        :returns: None: it does not answer, or has not lately and is left alone.
+        """
+
+    async def set_guest_cpus(self, domain: str, online: tuple[int, ...]) -> str:
+        """Have the domain's qemu-guest-agent put these CPUs on line, and all others off.
+
+        :returns: why it was not done; empty if it was. What has come of it is to be read.
+        """
 
     async def check_limits(self) -> dict[str, str]:
         """Lift every memory limit of our domains that swap does not back any more; cheap where nothing is limited.

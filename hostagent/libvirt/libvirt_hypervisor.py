@@ -32,6 +32,7 @@ from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, Saved, ToSave, domain_name
 from hostagent.libvirt.libvirt_readings import kib, limit_cpu, state_of, summary_of
 from hostagent.libvirt.moves import LibvirtMoves
+from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
@@ -81,7 +82,8 @@ class LibvirtHypervisor:
         self._events = _LifecycleEvents(self._connection)
         self._networks = Networks(self._connection)
         self._definitions = Definitions(settings)
-        self._sizes = LibvirtSizes(settings, self._connection, self._networks)
+        self._agents = QemuAgents(settings.uri, opener)
+        self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
         self._moves = LibvirtMoves(settings, self._connection, self._definitions)
         self._adoption = LibvirtAdoption(settings.host_id, self._connection, settings.adopted)
 
@@ -291,6 +293,7 @@ class LibvirtHypervisor:
         # libvirt's thread may still bring an event; by then there may be no loop to hand it to.
         self._events.callbacks.clear()
         await self._connection.close()
+        await self._agents.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from hostagent.libvirt import plugged
 from hostagent.libvirt.hypervisor import DomainSummary, HostSideReading
 from hostagent.limits import bandwidth
 from hostagent.limits.footprints import read_limit_mib
+from hostagent.mechanisms.fixes import QEMU_AGENT
 
 #: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
 PERIODS_US: Final = (100_000, 1_000_000)
@@ -88,11 +89,17 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         limit_mib=read_limit_mib(domain, root),
         usable_mib=stats["usable"] / 1024 if fresh and "usable" in stats else None,
         usable_at=stats.get("last_update", 0),
-        statement=_statement(stats | {"last-update": stats.get("last_update")}),
+        statement=statement_of(stats),
         read_at=read_at,
         stats_period_s=stats_period_s(root),
+        qemu_agent=has_qemu_agent(root),
     )
     return reading, xml
+
+
+def has_qemu_agent(root: ElementTree.Element) -> bool:
+    """Whether a qemu-guest-agent has opened the channel of a running domain."""
+    return root.find(f"./devices/channel/target[@name='{QEMU_AGENT}'][@state='connected']") is not None
 
 
 def stats_period_s(root: ElementTree.Element) -> int | None:
@@ -102,6 +109,11 @@ def stats_period_s(root: ElementTree.Element) -> int | None:
         return None
     stats = device.find("stats")
     return int(stats.get("period") or 0) if stats is not None else 0
+
+
+def statement_of(stats: dict[str, Any]) -> Statement | None:
+    """What a domain's balloon driver said last, from its ``memoryStats``; None: nothing that counts."""
+    return _statement(stats | {"last-update": stats.get("last_update")})
 
 
 def _statement(stats: dict[str, Any], prefix: str = "") -> Statement | None:

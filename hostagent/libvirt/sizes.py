@@ -20,8 +20,9 @@ from ebbtide.deflation.resources import ResourceVector
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt import plugged, vcpus
 from hostagent.libvirt.definitions import most_of
-from hostagent.libvirt.hypervisor import HostSideReading, domain_name
+from hostagent.libvirt.hypervisor import GuestCpus, HostSideReading, domain_name
 from hostagent.libvirt.libvirt_readings import balloon_mib_of, limit_cpu, reading_of
+from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.settling import settled
 from hostagent.libvirt_connection import LibvirtConnection
@@ -37,10 +38,13 @@ log = structlog.get_logger()
 class LibvirtSizes:
     """See `hostagent.libvirt.hypervisor.DomainSizes`."""
 
-    def __init__(self, settings: LibvirtSettings, connection: LibvirtConnection, networks: Networks) -> None:
+    def __init__(
+        self, settings: LibvirtSettings, connection: LibvirtConnection, networks: Networks, agents: QemuAgents
+    ) -> None:
         self._settings = settings
         self._connection = connection
         self._networks = networks
+        self._agents = agents
         self._limits = MemoryLimits(connection)
         #: Of the connection that is open now.
         self._versions: host_facts.Versions | None = None
@@ -144,6 +148,12 @@ class LibvirtSizes:
     async def ask_statistics(self, domain: str, period_s: int) -> None:
         live = libvirt.VIR_DOMAIN_AFFECT_LIVE
         await self._connection.change(domain, lambda d: d.setMemoryStatsPeriod(period_s, live))
+
+    async def guest_cpus(self, domain: str) -> GuestCpus | None:
+        return await self._agents.cpus(domain)
+
+    async def set_guest_cpus(self, domain: str, online: tuple[int, ...]) -> str:
+        return await self._agents.bring(domain, online)
 
     async def check_limits(self) -> dict[str, str]:
         return await self._limits.check(domain_name(self._settings.host_id, ""))

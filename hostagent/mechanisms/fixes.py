@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 CHANNEL = "io.ebbtide.guest.0"
+QEMU_AGENT = "org.qemu.guest_agent.0"
 #: What a guest's kernel has to be told, so that memory plugged later can be unplugged again.
 MOVABLE = "memhp_default_state=online_movable"
 

@@ -11,10 +11,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from typing import Final
 
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
 from hostagent.limits.bandwidth import disk_blocked, network_blocked
 from hostagent.mechanisms import fixes
-from hostagent.mechanisms.fixes import CHANNEL, MOVABLE, DomainFacts
+from hostagent.mechanisms.fixes import CHANNEL, MOVABLE, QEMU_AGENT, DomainFacts
 
 #: libvirt's number of the first QEMU whose virtio-mem works beside VFIO.
 VIRTIO_MEM_BESIDE_VFIO: Final = 6_001_000
@@ -74,6 +75,14 @@ def examine(domain_xml: str, facts: HostFacts, config_xml: str = "") -> tuple[Fi
     return _Domain(domain_xml, facts, config_xml).findings()
 
 
+def kind_of(domain_xml: str) -> tuple[GuestKind, int]:
+    """What of a domain's guest answers, or would; a channel of ours counts though it is silent."""
+    domain = _Domain(domain_xml, HostFacts(0, 0, "none", ""), "")
+    if domain.channel:
+        return GuestKind.AGENT, domain.vcpus
+    return GuestKind.QEMU_GUEST_AGENT if domain.by_qemu_agent else GuestKind.BALLOON, domain.vcpus
+
+
 class _Domain:
     def __init__(self, xml: str, facts: HostFacts, config_xml: str) -> None:
         self.xml, self.facts = xml, facts
@@ -92,8 +101,9 @@ class _Domain:
         found = {
             Mechanism.APPLICATION: ("asked through the guest agent", self.agent),
             Mechanism.CPU_OFFLINE: (
-                f"up to {self.vcpus - 1} of {self.vcpus} vCPUs, by the guest agent",
-                [*self.agent, *self._single()],
+                f"up to {self.vcpus - 1} of {self.vcpus} vCPUs, by "
+                f"{'the guest agent' if self.channel else 'qemu-guest-agent'}",
+                [*([] if self.by_qemu_agent else self.agent), *self._single()],
             ),
             Mechanism.CPU_UNPLUG: (f"{self._hotpluggable()} of {self.vcpus} vCPUs, one at a time", self._unplug()),
             Mechanism.VIRTIO_MEM: (self._device_words(), [*self.agent, *self._virtio_mem()]),
@@ -150,6 +160,12 @@ class _Domain:
                     return [_Obstacle(why, fixes.guest_agent(self.names))]
                 return []
         return [_Obstacle(f"the domain has no channel {CHANNEL} for the guest agent", fixes.channel(self.names))]
+
+    @property
+    def by_qemu_agent(self) -> bool:
+        """Whether a qemu-guest-agent is there to stand in for ours."""
+        target = self.root.find(f"./devices/channel/target[@name='{QEMU_AGENT}']")
+        return not self.channel and target is not None and (not self.running or target.get("state") == "connected")
 
     def _pinned(self) -> list[_Obstacle]:
         """What keeps all of the guest's memory where it is."""

@@ -25,7 +25,7 @@ from hostagent.state.intents import Intent, Phase
 from hostagent.vm.executor import guest_status
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
-from hostagent.vm.resizer import NEED_THE_GUEST, NEED_THE_GUEST_TO_TAKE
+from hostagent.vm.resizer import NEED_THE_GUEST, NEED_THE_GUEST_TO_TAKE, OWN_MEANS
 
 #: Decisions in one explanation.
 DECISIONS: Final = 10
@@ -72,15 +72,16 @@ async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:
     status, reading, findings = await asyncio.gather(
         guest_status(vm.link), _reading(hypervisor, vm.domain), _findings(hypervisor, vm.domain)
     )
-    need: tuple[Mechanism, ...] = NEED_THE_GUEST_TO_TAKE
-    if not vm.link.has_channel:
-        need = tuple(mechanism for mechanism in need if mechanism is not Mechanism.BALLOON)
+    own = () if vm.link.has_channel else OWN_MEANS
     guest = None
     if not vm.link.has_channel and reading is not None:
-        vm.resizer.ordinary.observe(reading.read_at, reading.statement)
+        vm.resizer.ordinary.observe(reading.read_at, reading.statement, reading.qemu_agent)
         guest = vm.resizer.ordinary.reading(reading.vcpus)
-    giving = findings_now(vm.domain, findings, status, NEED_THE_GUEST)
-    return Survey(reading, status, findings_now(vm.domain, findings, status, need), giving, guest)
+    taking, giving = (
+        findings_now(vm.domain, findings, status, [mechanism for mechanism in need if mechanism not in own])
+        for need in (NEED_THE_GUEST_TO_TAKE, NEED_THE_GUEST)
+    )
+    return Survey(reading, status, taking, giving, guest)
 
 
 async def explain(host: Host, name: str) -> Explanation:

@@ -6,12 +6,14 @@ What is to be put right, and when, is decided in `ebbtide.deflation.cascade.reco
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.deflation.cascade.contention import Contention
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.cascade.reconcile import (
+    SLACK,
     Repair,
     RepairPace,
     Resize,
@@ -25,6 +27,7 @@ from ebbtide.deflation.cascade.reconcile import (
 )
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm.executor import ask_statistics, guest_status
 from hostagent.vm.resizer import Resizer
 
@@ -95,14 +98,15 @@ class DriftRepair:
         reading = await resizer.host.hypervisor.sizes.read(resizer.domain)
         if not leave:
             await ask_statistics(resizer.host.hypervisor.sizes, resizer.domain, reading)
-        resizer.ordinary.observe(reading.read_at, reading.statement)
+        resizer.ordinary.observe(reading.read_at, reading.statement, reading.qemu_agent)
         spec, committed = record.intent.spec, record.intent.committed.vector()
+        online = len(status.cpus.online) if status is not None else await self._lacks_cpus(reading, committed.cpu_cores)
         nominal = spec.nominal.vector()
         await self._read_throttling(reading.quota_per_cpu is not None)
         sight = Sight(
-            reading.bound(len(status.cpus.online) if status is not None else None, nominal),
+            reading.bound(online, nominal),
             reading.vcpus,
-            status is not None,
+            online is not None,
             len(resizer.link.online) if resizer.link.online is not None else None,
             reading.disk_mib_s,
             reading.network_mib_s,
@@ -133,6 +137,19 @@ class DriftRepair:
                 await self._put_right(repair, committed, wanted)
             return needed
         return ()
+
+    async def _lacks_cpus(self, reading: HostSideReading, cores: float) -> int | None:
+        """How many CPUs a guest has on line that runs qemu-guest-agent only, where they were too few when it said so
+        last; None: enough, or it does not answer. It is asked no more than that: it may take seconds."""
+        link = self._resizer.link
+        enough = link.online is None or len(link.online) >= min(math.ceil(cores - SLACK.cpu_cores), reading.vcpus)
+        if link.has_channel or not reading.qemu_agent or enough:
+            return None
+        said = await self._resizer.host.hypervisor.sizes.guest_cpus(self._resizer.domain)
+        if said is None:
+            return None
+        link.online = frozenset(said.online)
+        return len(said.online)
 
     async def _read_throttling(self, there_is_one: bool) -> None:
         """How often the quota stops the VM: what it lacks cannot be seen from its size."""

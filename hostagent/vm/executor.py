@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from ebbtide.deflation.cascade.instructions import (
     ApplicationReported,
     AskApplication,
     Event,
+    GuestKind,
     GuestReading,
     Instruction,
     Measured,
@@ -66,6 +68,7 @@ class Executor:
     :param declared: what the VM was sold: its disk and network count only where they are declared.
     :param on_status: told of everything that the guest says of itself.
     :param ordinary: what is known of a guest that runs nothing of ours; None: it has our agent.
+    :param asks_cpus: whether the qemu-guest-agent of such a guest is asked, which may take it seconds.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Executor:
         declared: ResourceVector = ZERO,
         on_status: Callable[[GuestStatus], None] = lambda status: None,
         ordinary: OrdinaryGuest | None = None,
+        asks_cpus: bool = False,
     ) -> None:
         self._domain = domain
         self._sizes = sizes
@@ -85,6 +89,7 @@ class Executor:
         self._declared = declared
         self._on_status = on_status
         self._ordinary = ordinary
+        self._asks_cpus = asks_cpus
         #: Whether memory was moved since the guest was read.
         self._memory_moved = False
         #: Whether something is being taken, for which a guest without our agent is waited for.
@@ -126,7 +131,10 @@ class Executor:
             guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
         elif self._ordinary is not None:
             reading, guest = await self._by_the_balloon(self._ordinary, reading, waits)
-            return reading.bound(None, self._declared), guest
+            if self._asks_cpus and reading.qemu_agent:
+                guest = await self._with_cpus(guest)
+            online = len(guest.online) if guest is not None else None
+            return reading.bound(online, self._declared), guest
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
 
     async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading) -> float:
@@ -155,12 +163,21 @@ class Executor:
             await ask_statistics(self._sizes, self._domain, reading)
         until = _now() + (DRIVER_SPEAKS_S if waits else 0.0)
         while True:
-            ordinary.observe(reading.read_at, reading.statement)
+            ordinary.observe(reading.read_at, reading.statement, reading.qemu_agent)
             guest = ordinary.reading(reading.vcpus)
             if guest is not None or reading.stats_period_s is None or _now() >= until:
                 return reading, guest
             await asyncio.sleep(KERNEL_LOOK_S)
             reading = await self._sizes.read(self._domain)
+
+    async def _with_cpus(self, guest: GuestReading | None) -> GuestReading | None:
+        """The reading with what qemu-guest-agent says of the CPUs, where it answers."""
+        said = await self._sizes.guest_cpus(self._domain)
+        if said is None:
+            return guest
+        self._link.online = frozenset(said.online)
+        silent = guest or GuestReading((), (), 0.0, silent=True)
+        return replace(silent, online=said.online, unpluggable=said.offlinable, kind=GuestKind.QEMU_GUEST_AGENT)
 
     # --- application ---------------------------------------------------------------------------------------------
 
@@ -222,7 +239,9 @@ class Executor:
         if instruction.plug_vcpus is not None and online is not None:
             reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
             online = await self._present(online)
-        if online is not None:
+        if online is not None and self._ordinary is not None:
+            reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
+        elif online is not None:
             answer = await self._link.call(
                 "cpus.set", {"online": list(online)}, CpusSet, min(instruction.limit_s, 20.0)
             )

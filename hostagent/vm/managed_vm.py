@@ -7,7 +7,7 @@ import contextlib
 import math
 
 from ebbtide.deflation.allocations import Allocation, Priority
-from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.cascade.instructions import GuestKind, Mode
 from ebbtide.deflation.cascade.readiness import NotYet, Readiness, Silence
 from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -128,6 +128,8 @@ class ManagedVM:
     def guest_boots(self, why: Silence = Silence.BOOTING) -> None:
         """Its guest begins to boot: until its agent says hello, no memory can be taken from it."""
         self.link.hang_up()
+        if not self.link.has_channel:
+            self.link.online = None  # nobody will say when they are off line again
         self.link.has_channel = True
         self._readiness.booting(_now(), why)
         self.host.request_check()
@@ -181,6 +183,7 @@ class ManagedVM:
             overhead_mib=allocation.overhead_mib,
             generation=self.intent.generation,
             guest_connected=self.link.connected and self.host.is_available(),
+            guest_kind=GuestKind.AGENT if self.link.has_channel else self.resizer.ordinary.kind,
             template=spec.template,
             boot_memory_mib=self.intent.boot_mib,
             not_yet=self._not_yet_deflatable(),

@@ -41,6 +41,8 @@ NEED_THE_GUEST_TO_TAKE = (
     Mechanism.BALLOON,
     Mechanism.MEMORY_LIMIT,
 )
+#: What a guest that runs nothing of ours has instead: its balloon's statistics, and qemu-guest-agent.
+OWN_MEANS = (Mechanism.BALLOON, Mechanism.CPU_OFFLINE)
 #: Time for plugging what a VM was started without, in seconds.
 PLUG_DEADLINE_S = 30.0
 
@@ -154,7 +156,8 @@ class Resizer:
     async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
         self._clear_interrupt()
         cause = self.record.intent.cause
-        executor = self._executor(f"{cause.request_id if cause is not None else 'repair'}{self.host.attempt()}")
+        request_id = f"{cause.request_id if cause is not None else 'repair'}{self.host.attempt()}"
+        executor = self._executor(request_id, self._moves_cpus(target))
         if self._unsure:
             await self.host.hypervisor.sizes.call_off(self.domain)
         self._unsure = True
@@ -236,11 +239,18 @@ class Resizer:
         with structlog.contextvars.bound_contextvars(vm=self.record.intent.spec.name):
             return await run(machine, executor, self._interrupt)
 
-    def _executor(self, request_id: str) -> Executor:
+    def _moves_cpus(self, target: ResourceVector) -> bool:
+        """Whether its CPUs are of interest: memory is not to wait for a qemu-guest-agent that does not answer."""
+        online, wanted = self.link.online, math.ceil(target.cpu_cores - SLACK.cpu_cores)
+        moves = abs(target.cpu_cores - self.record.intent.committed.cpu_cores) > SLACK.cpu_cores
+        return moves or (online is not None and len(online) < wanted)
+
+    def _executor(self, request_id: str, asks_cpus: bool) -> Executor:
         nominal = self.record.intent.spec.nominal.vector()
         ordinary = None if self.link.has_channel else self.ordinary
         sizes = self.host.hypervisor.sizes
-        return Executor(self.domain, sizes, self.link, request_id, nominal, self.pressure.observe, ordinary)
+        observe = self.pressure.observe
+        return Executor(self.domain, sizes, self.link, request_id, nominal, observe, ordinary, asks_cpus)
 
     # --- what stops a resize -------------------------------------------------------------------------------------
 
@@ -289,8 +299,8 @@ class Resizer:
         )
 
     def _needs_the_agent(self, mechanism: Mechanism, need: Collection[Mechanism]) -> bool:
-        """Whether a mechanism waits for our agent: the balloon of a guest that has none goes by statistics."""
-        there = self.link.has_channel or mechanism is not Mechanism.BALLOON
+        """Whether a mechanism waits for our agent: a guest that has none has means of its own."""
+        there = self.link.has_channel or mechanism not in OWN_MEANS
         return mechanism in need and there and not self.link.connected
 
 

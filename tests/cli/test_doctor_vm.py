@@ -10,11 +10,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ebbtide.cli import doctor_vm, main
-from ebbtide.cli.doctor_vm import examine_vm
+from ebbtide.cli.doctor_vm import VMDiagnosis, examine_vm
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.cascade.ordinary import Statement, gifts
 from ebbtide.errors import EbbError
 from ebbtide.lab import paths
 from hostagent.mechanisms import acpi_probe
+from hostagent.mechanisms.layers import kind_of
+from tests.unit.layer_domains import CHANNEL, HEALTHY
 from tests.unit.test_layers import ADD_CHANNEL, NO_CHANNEL, SECOND_VCPU
 
 DOMAIN = """<domain type='test'><name>{name}</name><memory unit='MiB'>1024</memory><vcpu>{vcpus}</vcpu>
@@ -121,3 +125,48 @@ def test_under_kvm_the_outcome_is_remembered_for_the_agents(
 class _Found:
     def __init__(self, kind: str) -> None:
         self.kind = kind
+
+
+@pytest.mark.parametrize(
+    ("channels", "kind"),
+    [
+        ("", GuestKind.BALLOON),
+        ("<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>", GuestKind.BALLOON),
+        (
+            "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0' state='connected'/></channel>",
+            GuestKind.QEMU_GUEST_AGENT,
+        ),
+        (
+            "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0' state='connected'/></channel>"
+            "<channel type='unix'><target type='virtio' name='io.ebbtide.guest.0'/></channel>",
+            GuestKind.AGENT,
+        ),
+    ],
+)
+def test_the_kind_of_a_guest_is_what_of_it_answers(channels: str, kind: GuestKind) -> None:
+    assert kind_of(HEALTHY.replace(CHANNEL, channels)) == (kind, 4)
+
+
+def test_each_kind_above_its_own_is_shown_with_what_it_would_give_more() -> None:
+    said = Statement(100.0, 700.0, 2000.0)
+    balloon = VMDiagnosis("web", True, (), GuestKind.BALLOON, gifts(4, said, 101.0))
+    assert [(gift.memory_mib, gift.cpus, words) for gift, words in balloon.steps_up()] == [
+        (500.0, 0, "as it is"),
+        (500.0, 3, "3 more cores off line"),
+        (600.0, 3, "100 MiB more, 3 more cores off line, what its applications release"),
+    ]
+    silent = VMDiagnosis("web", True, (), GuestKind.QEMU_GUEST_AGENT, gifts(1, said, 200.0))
+    assert [(gift.memory_mib, gift.cpus, words) for gift, words in silent.steps_up()] == [
+        (None, 0, "as it is"),
+        (None, 0, "what its applications release"),
+    ]
+    assert VMDiagnosis("off", False, (), GuestKind.BALLOON).steps_up() == []
+
+
+def test_the_kind_and_what_it_gives_are_printed_and_in_the_json(uri: str) -> None:
+    result = doctor("web", "--uri", uri)
+    assert "guest: balloon, nothing answers but a balloon driver" in result.output
+    assert re.search(r"qemu-guest-agent +not known +3 +3 more cores off line", result.output)
+    found = json.loads(doctor("web", "--uri", uri, "--json").output)
+    assert found["guest_kind"] == "balloon"
+    assert found["gives"][-1] == {"guest_kind": "agent", "memory_mib": None, "cpu_cores_offline": 3}

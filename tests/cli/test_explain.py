@@ -106,7 +106,7 @@ async def test_each_blocked_layer_is_named_with_its_reason_and_its_fix_word_by_w
             assert f"]\n{text}\n" in out
             assert out.count(text) == 1
     facts = fixes.DomainFacts("ebb-host-a.low-1", 1, 1000)
-    assert f"cpu-offline, virtio-mem, dimm, balloon, memory-limit]\n{fixes.channel(facts)}\n" in out
+    assert f"cpu-offline, virtio-mem, dimm, memory-limit]\n{fixes.channel(facts)}\n" in out
 
 
 @pytest.mark.parametrize("mechanism", Mechanism)

@@ -117,9 +117,12 @@ async def available_mib(link: LabLink) -> float:
     return int(found[1]) / 1024
 
 
-async def target(client: ManagerClient, memory_mib: float) -> Operation:
+async def target(client: ManagerClient, memory_mib: float | None = None, cpu_cores: float | None = None) -> Operation:
     found = await client.vm(NAME)
-    size = Vector(cpu_cores=found.current.cpu_cores, memory_mib=memory_mib)
+    size = Vector(
+        cpu_cores=found.current.cpu_cores if cpu_cores is None else cpu_cores,
+        memory_mib=found.current.memory_mib if memory_mib is None else memory_mib,
+    )
     return await client.wait(
         await client.set_target(NAME, size, generation=found.generation + 1, deadline_s=120), limit_s=240
     )
@@ -128,6 +131,10 @@ async def target(client: ManagerClient, memory_mib: float) -> Operation:
 def memory_rows(operation: Operation) -> dict[Layer, float]:
     (vm,) = operation.vms
     return {row.layer: row.verified for row in vm.ledger if row.resource == "memory_mib"}
+
+
+async def cpus(link: LabLink) -> str:
+    return (await run(link, "busybox", "cat", "/sys/devices/system/cpu/online")).strip()
 
 
 def actual_mib(domain: Any) -> float:
@@ -176,3 +183,40 @@ async def test_a_guest_without_any_agent_gives_memory_has_it_back_and_keeps_it_o
         finally:
             if not released:
                 await client.wait(await client.delete(NAME), limit_s=60)
+
+
+async def test_a_guest_with_qemu_guest_agent_only_has_its_cpus_off_line_and_a_stopped_agent_holds_nothing_up(
+    lab: RunningLab,
+) -> None:
+    async with client_of(lab) as client, ordinary(lab, QEMU_AGENT) as (domain, link):
+        host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
+        await done(client, await client.adopt(domain.name(), host, name=NAME, minimum=Vector(memory_mib=LEAST_MIB)))
+        try:
+            shrunk = await target(client, SMALL_MIB, cpu_cores=1.0)
+            assert shrunk.state is OperationState.DONE, shrunk.sentence
+            rows = {(row.layer, row.resource): row.verified for row in shrunk.vms[0].ledger}
+            assert rows[Layer.GUEST, "cpu_cores"] == 1.0
+            assert rows[Layer.HYPERVISOR, "memory_mib"] == pytest.approx(SIZE_MIB - SMALL_MIB, abs=2)
+            assert await cpus(link) == "0"
+            grown = await target(client, cpu_cores=2.0)
+            assert grown.state is OperationState.DONE, grown.sentence
+            assert await cpus(link) == "0-1"
+
+            assert (await target(client, cpu_cores=1.0)).state is OperationState.DONE
+            assert await cpus(link) == "0"
+            pid = (await run(link, "busybox", "pidof", "qemu-ga")).strip()
+            await run(link, "busybox", "kill", "-STOP", pid)
+            # It is given its cores by quota; its second CPU comes when the agent answers again.
+            grown = await target(client, cpu_cores=2.0)
+            assert grown.state is OperationState.DONE, grown.sentence
+            assert await cpus(link) == "0"
+            grown = await target(client, SIZE_MIB)
+            assert grown.vms[0].seconds < 5, "memory does not wait for the agent"
+            await run(link, "busybox", "kill", "-CONT", pid)
+
+            async def whole() -> bool:
+                return await cpus(link) == "0-1"
+
+            await eventually(whole, "its second CPU is on line again", 150)
+        finally:
+            await client.wait(await client.delete(NAME), limit_s=60)

@@ -16,7 +16,15 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
-from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading, Saved, ToSave
+from hostagent.libvirt.hypervisor import (
+    Candidate,
+    DomainState,
+    DomainSummary,
+    GuestCpus,
+    HostSideReading,
+    Saved,
+    ToSave,
+)
 from hostagent.state.intents import Before, Intent
 from tests.hostagent.fake_moves import NoMoves
 
@@ -216,6 +224,12 @@ class FakeHypervisor:
 
     async def ask_statistics(self, domain: str, period_s: int) -> None:
         """No domain here has statistics to ask for."""
+
+    async def guest_cpus(self, domain: str) -> GuestCpus | None:
+        return None
+
+    async def set_guest_cpus(self, domain: str, online: tuple[int, ...]) -> str:
+        return "no domain here has a qemu-guest-agent"
 
     async def check_limits(self) -> dict[str, str]:
         return {}

@@ -16,7 +16,15 @@ from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from hostagent.control.reconciler import OWNERS_S
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
-from hostagent.libvirt.hypervisor import Candidate, DomainState, DomainSummary, HostSideReading, Saved, ToSave
+from hostagent.libvirt.hypervisor import (
+    Candidate,
+    DomainState,
+    DomainSummary,
+    GuestCpus,
+    HostSideReading,
+    Saved,
+    ToSave,
+)
 from hostagent.state.intents import Before, Intent, Phase
 from tests.hostagent.fake_moves import NoMoves
 from tests.hostagent.local_fence import Faults as Faults
@@ -180,6 +188,12 @@ class LocalHypervisor:
 
     async def ask_statistics(self, domain: str, period_s: int) -> None:
         """No domain here has statistics to ask for."""
+
+    async def guest_cpus(self, domain: str) -> GuestCpus | None:
+        return None
+
+    async def set_guest_cpus(self, domain: str, online: tuple[int, ...]) -> str:
+        return "no domain here has a qemu-guest-agent"
 
     async def check_limits(self) -> dict[str, str]:
         return self._world.lift_limits()

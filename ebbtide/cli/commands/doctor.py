@@ -10,6 +10,7 @@ from ebbtide.cli.commands.options import Json
 from ebbtide.cli.doctor import examine
 from ebbtide.cli.doctor_vm import VMDiagnosis, examine_vm, probe_acpi
 from ebbtide.cli.output import Steps, print_json, print_table
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.errors import EbbError
 
 VM = Annotated[
@@ -21,6 +22,12 @@ ProbeAcpi = Annotated[
     bool,
     typer.Option("--probe-acpi", help="Let a throw-away guest try vCPU unplug; agents go by the outcome. Needs root."),
 ]
+
+KINDS = {
+    GuestKind.AGENT: "the domain has a channel for Ebbtide's guest agent",
+    GuestKind.QEMU_GUEST_AGENT: "qemu-guest-agent answers, and nothing of Ebbtide's",
+    GuestKind.BALLOON: "nothing answers but a balloon driver",
+}
 
 
 def doctor(vm: VM = None, probe_acpi: ProbeAcpi = False, uri: Uri = "qemu:///system", json: Json = False) -> None:
@@ -68,6 +75,21 @@ def _print_vm(diagnosis: VMDiagnosis) -> None:
         ),
         "nothing was looked at",
     )
+    print(f"\nguest: {diagnosis.kind.value}, {KINDS[diagnosis.kind]}")
+    if diagnosis.gifts:
+        print_table(
+            ("as", "memory now", "cores off line", ""),
+            (
+                (
+                    gift.kind.value,
+                    "not known" if gift.memory_mib is None else f"{gift.memory_mib:.0f} MiB",
+                    str(gift.cpus),
+                    words,
+                )
+                for gift, words in diagnosis.steps_up()
+            ),
+            "nothing was looked at",
+        )
     fixes = diagnosis.fixes()
     if fixes:
         print("\nTo put it right; XML counts from the VM's next start:")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ebbtide.cli.commands.options import DeadlineS, Interrupted, Json, Manager, OperationFailed, TokenFile, VMName, ask
 from ebbtide.cli.output import Steps, print_json, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
-from ebbtide.deflation.cascade.instructions import Mode
+from ebbtide.deflation.cascade.instructions import GuestKind, Mode
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.errors import EbbError
@@ -78,7 +78,7 @@ def print_vms(found: Sequence[ClusterVM]) -> None:
                 size(vm.nominal),
                 size(vm.current),
                 size(vm.minimum),
-                "connected" if vm.guest_connected else "-",
+                "connected" if vm.guest_connected else "-" if vm.guest_kind is GuestKind.AGENT else vm.guest_kind.value,
                 vm.sentence,
             )
             for vm in found

@@ -358,7 +358,7 @@ class Cascade:
         if self._given_back:
             return False
         why = ""
-        if self.guest is None:
+        if self.guest is None or self.guest.silent:
             why = "no fresh reading of the guest, so no memory is taken"
         elif self._blind:
             why = "the size of the VM could not be read, so no memory is taken"

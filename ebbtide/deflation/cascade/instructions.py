@@ -43,6 +43,8 @@ class GuestReading:
     kind: GuestKind = GuestKind.AGENT
     #: Why what was taken last is to be given back; empty: it is not missed.
     missed: str = ""
+    #: Whether it is only known what CPUs it has: unknown is not zero, so no memory is taken.
+    silent: bool = False
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------

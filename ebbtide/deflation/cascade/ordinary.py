@@ -55,6 +55,8 @@ class OrdinaryGuest:
     """What is known of one such guest. ``read_at`` is seconds since the epoch, by the clock of the statements."""
 
     def __init__(self) -> None:
+        #: What of it answered at the latest look.
+        self.kind = GuestKind.BALLOON
         self._read_at = 0.0
         #: The earliest second of which a statement counts: nothing has been moved since.
         self._from_s: float | None = None
@@ -63,9 +65,10 @@ class OrdinaryGuest:
         self._missed_per_s = 0.0
         self._calm_per_s = 0.0
 
-    def observe(self, read_at: float, said: Statement | None) -> None:
-        """Take in what the driver said, which may be what it said before."""
+    def observe(self, read_at: float, said: Statement | None, qemu_agent: bool = False) -> None:
+        """Take in what the driver said, which may be what it said before, and whether a qemu-guest-agent is there."""
         self._read_at = read_at
+        self.kind = GuestKind.QEMU_GUEST_AGENT if qemu_agent else GuestKind.BALLOON
         if self._from_s is None:
             # Who looked after it before may have taken something a moment ago.
             self._from_s = read_at
@@ -82,7 +85,7 @@ class OrdinaryGuest:
     @property
     def fresh(self) -> bool:
         """Whether the driver has said something lately."""
-        return self._latest is not None and abs(self._read_at - self._latest.said_at) <= FRESH_S
+        return self._latest is not None and is_fresh(self._latest, self._read_at)
 
     def reading(self, vcpus: int) -> GuestReading | None:
         """What may be taken now; None: it is not known, so nothing. All vCPUs count as on line."""
@@ -98,6 +101,34 @@ class OrdinaryGuest:
         if said.usable_mib < SHORT_SHARE * said.reserve_mib:
             return f"the guest is short of memory: {said.usable_mib:.0f} MiB usable, reserve {said.reserve_mib:.0f} MiB"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gift:
+    """What a guest could give now if it were of a kind."""
+
+    kind: GuestKind
+    #: vCPUs that could be taken off line; any can be held by quota.
+    cpus: int
+    #: By its balloon driver's word, MiB; None: it has not said anything lately. Applications may release more.
+    memory_mib: float | None
+
+
+def gifts(vcpus: int, said: Statement | None, read_at: float) -> tuple[Gift, ...]:
+    """What each kind of guest would give, the most able last."""
+    fresh = said if said is not None and is_fresh(said, read_at) else None
+    ordinary = max(fresh.usable_mib - fresh.reserve_mib, 0.0) if fresh is not None else None
+    with_agent = max(fresh.usable_mib - fresh.reserve_mib / 2, 0.0) if fresh is not None else None
+    return (
+        Gift(GuestKind.BALLOON, 0, ordinary),
+        Gift(GuestKind.QEMU_GUEST_AGENT, max(vcpus - 1, 0), ordinary),
+        Gift(GuestKind.AGENT, max(vcpus - 1, 0), with_agent),
+    )
+
+
+def is_fresh(said: Statement, read_at: float) -> bool:
+    """Whether a statement says something of the time at which it was read."""
+    return abs(read_at - said.said_at) <= FRESH_S
 
 
 def _missed_per_s(earlier: Statement, later: Statement) -> float:
