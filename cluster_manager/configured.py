@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cluster_manager.authority import CertificateAuthority
 from cluster_manager.defaults import DAY_S, RebalancingRules, Retention
 from cluster_manager.errors import SettingsError
 from cluster_manager.options import ManagerOptions
@@ -47,6 +48,11 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         return [principal("token-file", Role.ADMIN, _token("--token-file", path))] if path is not None else []
 
     gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False, hosts_key=key)
+    authority = None
+    if options.ca_key is not None:
+        if options.client_ca is None:
+            raise SettingsError("--ca-key needs --client-ca, whose key it is")
+        authority = CertificateAuthority.load(options.client_ca, options.ca_key)
     listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
     settings = Settings(
         database=database_of(options.database, options.database_password_file),
@@ -64,6 +70,8 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
         engine=engine,
         move_first=options.move_first,
+        authority=authority,
+        certificate_days=options.certificate_days,
         rebalancing=_rebalancing(options) if options.rebalance else None,
     )
     return settings, gate

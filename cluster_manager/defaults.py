@@ -10,6 +10,8 @@ from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 DAY_S: Final = 86_400.0
 #: How long a VM that is being moved waits for a host that does not answer any more, seconds beyond its deadline.
 GONE_S: Final = 3600.0
+#: How long certificates of hosts that have joined are valid; they renew them when a third of that is left.
+CERTIFICATE_DAYS: Final = 90.0
 #: Hosts that are registered at a time.
 MOST_HOSTS: Final = 20_000
 

@@ -24,6 +24,7 @@ from cluster_manager.execution.lifecycle_requests import Lifecycle
 from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.rebalancer import Rebalancing
 from cluster_manager.inventory.agents import Agents
+from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.housekeeping import Housekeeping
@@ -46,6 +47,7 @@ from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
+from ebbtide.messages.enrolment import Revocation
 from ebbtide.messages.hosts import HostReport, ReportReply
 from ebbtide.messages.vms import ClusterVM, ManagedState, Preempted, VMState
 from ebbtide.rest.settings import is_loopback
@@ -98,7 +100,16 @@ class Manager:
         """The parts of one term; nothing of an earlier one stays, since others may have led meanwhile."""
         settings, clock = self.settings, self._clock
         self.store = Store(settings.database, clock, self.leadership.fail)
-        self.hosts = Hosts(self.store, settings.silent_after_s, clock, revoked=settings.revoked)
+        self.hosts = Hosts(self.store, settings.silent_after_s, clock, revoked=self.revoked)
+        self.enrolments = Enrolments(
+            self.store,
+            settings.hosts_key,
+            settings.authority,
+            settings.url,
+            settings.certificate_days,
+            lambda host: self.hosts.get(host) is not None,
+            clock,
+        )
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock)
@@ -162,6 +173,7 @@ class Manager:
         )
         await self._knowledge.recall()
         await self.rebalancing.recall()
+        await self.enrolments.recall()
         agents = Agents(
             self._session,
             self._url_of,
@@ -169,7 +181,7 @@ class Manager:
             self.settings.agents,
             self.leadership.check,
             self.epoch,
-            self.settings.revoked,
+            self.revoked,
         )
         self.agent_proxy = AgentProxy(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
@@ -232,7 +244,7 @@ class Manager:
         return ReportReply(epoch=self.epoch, acknowledged=self.core_changes.acknowledged(host))
 
     async def take_report(self, report: HostReport, raw: bytes) -> ReportReply:
-        """What a host agent tells of itself, and the body in which it came."""
+        """What a host agent tells of itself, and the body in which it came. Raises `RequestError`: it is revoked."""
         if self.hosts.get(report.id) is None:
             self._registering.add(report.id)
             try:
@@ -248,6 +260,16 @@ class Manager:
             self.tasks.wake()
         await self.operations.run_deferred(report.id)
         return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
+
+    def revoked(self) -> frozenset[str]:
+        """The hosts that are lost, by the tokens file and by request."""
+        return self.settings.revoked() | self.enrolments.revoked
+
+    async def revoke(self, host: str, reason: str) -> Revocation:
+        """Revoke a host for good. Raises `RequestError`: 404, there is none."""
+        if self.hosts.get(host) is None and not self.enrolments.has_joined(host):
+            raise RequestError(404, f"there is no host {host}", "id")
+        return await self.enrolments.revoke(host, reason)
 
     async def _register(self, report: HostReport) -> None:
         """Take the first report of a host. Raises `RequestError`: 403 where there are enough."""

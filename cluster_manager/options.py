@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cluster_manager.defaults import DAY_S, GONE_S, MOST_HOSTS, MoveFirst, RebalancingRules, Retention
+from cluster_manager.defaults import CERTIFICATE_DAYS, DAY_S, GONE_S, MOST_HOSTS, MoveFirst, RebalancingRules, Retention
 from ebbtide.rest.options import DaemonOptions, settings_config
 
 _RULES = RebalancingRules()
@@ -39,6 +39,14 @@ class ManagerOptions(DaemonOptions):
     )
     database_password_file: Path | None = Field(
         None, description="password of the PostgreSQL user; without it as libpq finds one"
+    )
+    ca_key: Path | None = Field(
+        None,
+        description="PEM, the key of --client-ca: this manager signs the certificates of hosts that join "
+        "(docs/how-to/add-a-host.md)",
+    )
+    certificate_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        CERTIFICATE_DAYS, description="how long they are valid; hosts renew them when a third of that is left"
     )
     url: str | None = Field(None, description="where clients reach this manager; default: what it listens on")
     keep_days: Annotated[float, Field(ge=1, le=MOST_DAYS)] = Field(

@@ -6,7 +6,16 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster_manager.defaults import GONE_S, MOST_HOSTS, LeadershipTimes, MoveFirst, RebalancingRules, Retention
+from cluster_manager.authority import CertificateAuthority
+from cluster_manager.defaults import (
+    CERTIFICATE_DAYS,
+    GONE_S,
+    MOST_HOSTS,
+    LeadershipTimes,
+    MoveFirst,
+    RebalancingRules,
+    Retention,
+)
 from cluster_manager.store.database import Database
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.matcher.engines.interface import Engine, engine_of
@@ -60,6 +69,9 @@ class Settings:
     agent_tls: ssl.SSLContext | None = None
     #: The hosts that are lost: they are called no more, and count as silent; asked before each call.
     revoked: Callable[[], frozenset[str]] = frozenset
+    #: What signs the certificates of hosts that join, and for how many days; None: nothing does.
+    authority: CertificateAuthority | None = None
+    certificate_days: float = CERTIFICATE_DAYS
     #: Host agents beyond this machine may be called by plain HTTP: in tests, no option says so.
     insecure: bool = False
     #: Hosts that are known at a time; another one is not registered.

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from cluster_manager.api import backup, dashboard, events, hosts, itself, lifecycle, records, tasks, vms
+from cluster_manager.api import backup, dashboard, enrolment, events, hosts, itself, lifecycle, records, tasks, vms
 from cluster_manager.api.forms import MANAGER
 from cluster_manager.api.standby import leader_middleware, store_problem
 from cluster_manager.errors import RequestError, StoreError
@@ -21,6 +21,7 @@ from ebbtide.rest.problems import answer_problem, problem_middleware
 #: Each route carries a description (`rest.descriptions`), or the OpenAPI document cannot be made.
 ROUTES: Final = (
     hosts.routes,
+    enrolment.routes,
     vms.routes,
     lifecycle.routes,
     records.routes,

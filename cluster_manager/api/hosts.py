@@ -43,6 +43,7 @@ async def take_report(request: web.Request) -> web.Response:
     check_parameters(request)
     raw, manager = await request.read(), request.app[MANAGER]
     host = request.match_info["id"]
+    manager.enrolments.refuse_revoked(host)
     # One after the other: a hundred at once would be read in one turn of the loop, and all others would wait.
     async with manager.reporting(host, len(raw)):
         if (repeated := await manager.repeat_report(host, raw)) is not None:

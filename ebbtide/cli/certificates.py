@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from cluster_manager.authority import signed
 from ebbtide.errors import EbbError
 from ebbtide.lab.state import write_private
 from ebbtide.messages.common import Name
+from ebbtide.rest.errors import AccessError
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 #: The common name by which host agents know their manager.
 MANAGER = "ebb-manager"
 _CA = "ca"
-#: Clocks of a lab differ.
-_EARLIER = datetime.timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,57 +105,10 @@ def _signed(
     purpose: Purpose,
     days: int,
 ) -> x509.Certificate:
-    """A certificate for both directions, since manager and agents call each other; without an issuer, that of a CA."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, purpose.name)])
-    now = datetime.datetime.now(datetime.UTC)
-    is_ca = issuer is None
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer.subject if issuer is not None else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _EARLIER)
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=not is_ca,
-                key_cert_sign=is_ca,
-                crl_sign=is_ca,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
-    )
-    if not is_ca:
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        alternatives = x509.SubjectAlternativeName([_alternative(address) for address in purpose.addresses])
-        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        builder = builder.add_extension(alternatives, critical=False)
-    return builder.sign(signer, hashes.SHA256())
-
-
-def _alternative(address: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
-        return x509.IPAddress(ipaddress.ip_address(address))
-    except ValueError:
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", address):
-            raise EbbError(f"{address!r} is neither an IP address nor a name") from None
-        return x509.DNSName(address)
+        return signed(key.public_key(), issuer, signer, purpose.name, purpose.addresses, datetime.timedelta(days=days))
+    except AccessError as error:
+        raise EbbError(str(error)) from None
 
 
 def _write(stem: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:

@@ -30,6 +30,10 @@ class Role(StrEnum):
 #: Routes whose role does not follow from their method, by method and canonical path.
 ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/report"): Role.AGENT,
+    ("POST", "/v1/hosts/{id}/certificate"): Role.AGENT,
+    # Who belongs to the cluster.
+    ("POST", "/v1/invitations"): Role.ADMIN,
+    ("POST", "/v1/hosts/{id}/revocation"): Role.ADMIN,
     # All that the manager knows, in one file.
     ("GET", "/v1/backup"): Role.ADMIN,
     ("PUT", "/v1/epoch"): Role.MANAGER,
@@ -37,8 +41,8 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/vms/{name}/arrival"): Role.MANAGER,
     ("POST", "/v1/vms/{name}/departure"): Role.MANAGER,
 }
-#: Routes that need no token.
-OPEN_ROUTES: Final = frozenset({"/", "/healthz", "/readyz"})
+#: Routes that need no token: an enrolment has one in its body.
+OPEN_ROUTES: Final = frozenset({"/", "/healthz", "/readyz", "/v1/ca", "/v1/enrolments"})
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _RANK: Final = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2, Role.MANAGER: 3}

@@ -1,0 +1,88 @@
+"""Routes of enrolment: invitations, joining, certificates, revocation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from cluster_manager.api.forms import MANAGER, answer, body_of
+from ebbtide.messages.common import Name
+from ebbtide.messages.enrolment import (
+    Authority,
+    Enrolment,
+    EnrolmentRequest,
+    Invitation,
+    InvitationRequest,
+    Renewal,
+    RenewalRequest,
+    Revocation,
+    RevocationRequest,
+)
+from ebbtide.rest.descriptions import Parameter, describe
+from ebbtide.rest.parameters import check_parameters
+
+_ID: Final = Parameter("id", Name, "the host's id")
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/invitations")
+@describe("Invite a host", tag="hosts", body=InvitationRequest, answers={200: Invitation}, problems=(409,))
+async def invite(request: web.Request) -> web.Response:
+    check_parameters(request)
+    wanted = await body_of(request, InvitationRequest)
+    return answer(await request.app[MANAGER].enrolments.invite(wanted))
+
+
+@routes.get("/v1/ca", allow_head=False)
+@describe("The CA of this cluster", tag="hosts", answers={200: Authority}, problems=(409,), security="none")
+async def authority(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(Authority(ca=request.app[MANAGER].enrolments.authority.pem))
+
+
+@routes.post("/v1/enrolments")
+@describe(
+    "Join, with an invitation",
+    tag="hosts",
+    body=EnrolmentRequest,
+    answers={200: Enrolment},
+    problems=(403, 409),
+    security="none",
+)
+async def enrol(request: web.Request) -> web.Response:
+    check_parameters(request)
+    wanted = await body_of(request, EnrolmentRequest)
+    return answer(await request.app[MANAGER].enrolments.enrol(wanted))
+
+
+@routes.post("/v1/hosts/{id}/certificate")
+@describe(
+    "A host's next certificate",
+    tag="hosts",
+    path=(_ID,),
+    body=RenewalRequest,
+    answers={200: Renewal},
+    problems=(409,),
+    security="agent",
+)
+async def renew(request: web.Request) -> web.Response:
+    check_parameters(request)
+    wanted = await body_of(request, RenewalRequest)
+    return answer(await request.app[MANAGER].enrolments.renew(request.match_info["id"], wanted))
+
+
+@routes.post("/v1/hosts/{id}/revocation")
+@describe(
+    "Revoke a host for good",
+    tag="hosts",
+    path=(_ID,),
+    body=RevocationRequest,
+    answers={200: Revocation},
+    problems=(404,),
+)
+async def revoke(request: web.Request) -> web.Response:
+    check_parameters(request)
+    wanted = await body_of(request, RevocationRequest)
+    return answer(await request.app[MANAGER].revoke(request.match_info["id"], wanted.reason))

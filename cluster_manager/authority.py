@@ -1,0 +1,176 @@
+"""The cluster's certificate authority: signs what hosts ask for. Needs the extra ``certificates``.
+
+Of a request (PKCS #10) only the public key counts: subject, names and uses are the manager's word.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.tokens import check_private
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+#: Clocks differ.
+EARLIER: Final = datetime.timedelta(minutes=10)
+#: Bits of an RSA key.
+_LEAST_RSA: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateAuthority:
+    """A CA and its key."""
+
+    certificate: x509.Certificate
+    key: Any
+
+    @classmethod
+    def load(cls, certificate: Path, key: Path) -> Self:
+        """:raises AccessError: a file cannot be read, or the two do not belong together."""
+        try:
+            from cryptography import x509
+            from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        except ImportError:
+            raise AccessError("--ca-key needs the package cryptography: pip install 'ebbtide[certificates]'") from None
+        try:
+            check_private(key, "key")
+            made = cls(
+                x509.load_pem_x509_certificate(certificate.read_bytes()), load_pem_private_key(key.read_bytes(), None)
+            )
+        except OSError as error:
+            raise AccessError(f"cannot read {error.filename}: {error.strerror}") from error
+        except (ValueError, TypeError) as error:
+            raise AccessError(f"cannot use {certificate} with {key}: {error}") from error
+        if made.key.public_key() != made.certificate.public_key():
+            raise AccessError(f"{key} is not the key of {certificate}")
+        return made
+
+    @property
+    def pem(self) -> str:
+        """Its certificate."""
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        return self.certificate.public_bytes(Encoding.PEM).decode()
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its certificate, hexadecimal."""
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        return hashlib.sha256(self.certificate.public_bytes(Encoding.DER)).hexdigest()
+
+    def answer(self, request: str, name: str, addresses: Iterable[str], days: float) -> str:
+        """The certificate for a request, PEM.
+
+        :param name: the common name; the request must have the same, and no other part of a subject.
+        :raises AccessError: the request is damaged, of somebody else, or has a key that is too weak.
+        """
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        public = public_key_of(request, name)
+        made = signed(public, self.certificate, self.key, name, addresses, datetime.timedelta(days=days))
+        return made.public_bytes(Encoding.PEM).decode()
+
+
+def public_key_of(request: str, name: str) -> Any:
+    """The public key in a request for a certificate of a name. Raises AccessError."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+    from cryptography.x509.oid import NameOID
+
+    try:
+        read = x509.load_pem_x509_csr(request.encode())
+        names = [(part.oid, part.value) for part in read.subject]
+        public, good = read.public_key(), read.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise AccessError(f"it cannot be read: {error}") from None
+    if not good:
+        raise AccessError("it is not signed by the key that is in it")
+    if names != [(NameOID.COMMON_NAME, name)]:
+        raise AccessError(f"its subject must be the common name {name} and nothing else")
+    if isinstance(public, rsa.RSAPublicKey) and public.key_size < _LEAST_RSA:
+        raise AccessError(f"an RSA key must have {_LEAST_RSA} bits")
+    if not isinstance(public, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey):
+        raise AccessError("its key must be EC, Ed25519 or RSA")
+    return public
+
+
+def fingerprint_of(public: Any) -> str:
+    """SHA-256 of a public key, hexadecimal."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def signed(
+    public: Any,
+    issuer: x509.Certificate | None,
+    signer: Any,
+    name: str,
+    addresses: Iterable[str],
+    lifetime: datetime.timedelta,
+) -> x509.Certificate:
+    """A certificate for both directions, since manager and agents call each other; without an issuer, that of a CA.
+
+    :param addresses: names and IP addresses. Raises AccessError where one is neither.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    is_ca = issuer is None
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.subject if issuer is not None else subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not is_ca,
+                key_cert_sign=is_ca,
+                crl_sign=is_ca,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+    )
+    if not is_ca:
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        alternatives = x509.SubjectAlternativeName([_alternative(address) for address in addresses])
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        builder = builder.add_extension(alternatives, critical=False)
+    return builder.sign(signer, hashes.SHA256())
+
+
+def _alternative(address: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", address):
+            raise AccessError(f"{address!r} is neither an IP address nor a name") from None
+        return x509.DNSName(address)

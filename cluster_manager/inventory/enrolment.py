@@ -1,0 +1,221 @@
+"""Enrolment of hosts: invitations that work once, certificates and their renewal, revocation.
+
+What was invited and revoked is a document in the store. Of an invitation's token only its SHA-256 is kept. One that has
+been used answers the same host key again until it expires, so that a lost answer costs no second invitation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cluster_manager.authority import CertificateAuthority, fingerprint_of, public_key_of
+from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.store.store import Store
+from ebbtide.messages.enrolment import (
+    Enrolment,
+    EnrolmentRequest,
+    Invitation,
+    InvitationRequest,
+    Renewal,
+    RenewalRequest,
+    Revocation,
+)
+from ebbtide.rest.credentials import command_token, report_token
+from ebbtide.rest.errors import AccessError
+
+log = structlog.get_logger()
+
+#: The document in the store, and how many invitations it holds at a time.
+NAME: Final = "enrolment"
+MOST_INVITATIONS: Final = 1000
+#: Common names of others.
+RESERVED: Final = ("ebb-manager", "ca")
+
+
+class _Invited(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    sha256: str
+    host: str | None
+    expires_at: float
+    #: Who has used it, and with which key.
+    used_by: str | None = None
+    key: str | None = None
+
+
+class _Known(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    invitations: tuple[_Invited, ...] = ()
+    #: When each host was revoked, seconds since the epoch, and why.
+    revoked: dict[str, tuple[float, str]] = {}
+
+
+class Enrolments:
+    """Of one term of a manager.
+
+    :param authority: None: this manager signs no certificates.
+    :param url: where hosts reach it; None: it is not known.
+    :param days: for how long certificates are valid.
+    :param is_known: whether a host of this id has ever reported.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hosts_key: str,
+        authority: CertificateAuthority | None,
+        url: str | None,
+        days: float,
+        is_known: Callable[[str], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._hosts_key = hosts_key
+        self._authority = authority
+        self._url = url
+        self._days = days
+        self._is_known = is_known
+        self._clock = clock
+        self._known = _Known()
+        #: What is read is written before anyone else reads it.
+        self._turn = asyncio.Lock()
+
+    async def recall(self) -> None:
+        """What was invited and revoked before this term. Raises StoreError."""
+        body = await self._store.knowledge(NAME)
+        if body is None:
+            return
+        try:
+            self._known = _Known.model_validate_json(body)
+        except ValidationError as error:
+            # Who was revoked must not come back by that.
+            raise StoreError(f"what is stored of enrolled hosts is damaged: {error.errors()[0]['msg']}") from error
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """The hosts that were revoked by request."""
+        return frozenset(self._known.revoked)
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        """:raises RequestError: 409, there is none."""
+        if self._authority is None:
+            raise RequestError(409, "this manager signs no certificates: it was started without --ca-key")
+        return self._authority
+
+    async def invite(self, request: InvitationRequest) -> Invitation:
+        """Make an invitation. Raises RequestError."""
+        if self._url is None:
+            raise RequestError(409, "this manager does not know where hosts reach it: start it with --url")
+        if request.host is not None:
+            self._check_host(request.host)
+        secure = self._url.startswith("https://")
+        fingerprint = f".{self.authority.fingerprint}" if secure else ""
+        token, now = secrets.token_urlsafe(32), self._clock()
+        invited = _Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
+        async with self._turn:
+            left = tuple(one for one in self._known.invitations if one.expires_at > now)
+            if len(left) >= MOST_INVITATIONS:
+                raise RequestError(409, f"{len(left)} invitations wait for their hosts, which is the most")
+            await self._save(self._known.model_copy(update={"invitations": (*left, invited)}))
+        log.info("host invited", host=request.host or "any new one", expires_s=request.expires_s)
+        return Invitation(token=token + fingerprint, url=self._url, host=request.host, expires_at=invited.expires_at)
+
+    async def enrol(self, request: EnrolmentRequest) -> Enrolment:
+        """Take a host in. Raises RequestError: 403 the invitation does not count, 400 the request is not good."""
+        secure = self._url is not None and self._url.startswith("https://")
+        key, certificate = None, None
+        async with self._turn:
+            now, digest = self._clock(), _digest(request.token)
+            invited = next((one for one in self._known.invitations if one.sha256 == digest), None)
+            if invited is None or invited.expires_at <= now:
+                log.warning("a host came with no invitation that counts", host=request.host)
+                raise RequestError(403, "token: this invitation was never made, or has expired", "token")
+            if invited.host not in (None, request.host):
+                raise RequestError(403, f"token: this invitation is for {invited.host}", "token")
+            if secure:
+                if request.csr is None:
+                    raise RequestError(400, "csr: is missing: this manager's hosts have certificates", "csr")
+                key = fingerprint_of(await self._key_of(request.csr, request.host))
+            if invited.used_by is not None and (invited.used_by, invited.key) != (request.host, key):
+                raise RequestError(403, f"token: this invitation was used by {invited.used_by} already", "token")
+            self._check_host(request.host)
+            if invited.host is None and invited.used_by is None and self._is_known(request.host):
+                sentence = f"host: there is a host {request.host} already; to enrol it again invite it by its name"
+                raise RequestError(409, sentence, "host")
+            if secure and request.csr is not None:
+                certificate = await self._sign(request.csr, request.host, request.address)
+            used = invited.model_copy(update={"used_by": request.host, "key": key})
+            rest = tuple(used if one is invited else one for one in self._known.invitations)
+            await self._save(self._known.model_copy(update={"invitations": rest}))
+        log.info("host enrolled", host=request.host, address=request.address)
+        return Enrolment(
+            host=request.host,
+            command_token=command_token(self._hosts_key, request.host),
+            report_token=report_token(self._hosts_key, request.host),
+            managers=(self._url,) if self._url is not None else (),
+            certificate=certificate,
+            ca=self.authority.pem if secure else None,
+        )
+
+    async def renew(self, host: str, request: RenewalRequest) -> Renewal:
+        """The next certificate of a host that has shown its present one. Raises RequestError."""
+        self.refuse_revoked(host)
+        certificate = await self._sign(request.csr, host, request.address)
+        log.info("certificate renewed", host=host, days=self._days)
+        return Renewal(certificate=certificate)
+
+    async def revoke(self, host: str, reason: str) -> Revocation:
+        """From now on nothing of a host counts, and nothing is sent to it. Raises StoreError."""
+        async with self._turn:
+            revoked = {host: (self._clock(), reason), **self._known.revoked}
+            await self._save(self._known.model_copy(update={"revoked": revoked}))
+        log.warning("host revoked", host=host, why=reason)
+        sentence = f"{host} is revoked: nothing that it says counts any more, and it is told nothing"
+        return Revocation(host=host, sentence=sentence)
+
+    def has_joined(self, host: str) -> bool:
+        """Whether a host has used an invitation that has not expired yet."""
+        return any(one.used_by == host for one in self._known.invitations)
+
+    def refuse_revoked(self, host: str) -> None:
+        """:raises RequestError: 403, this host was revoked."""
+        if (found := self._known.revoked.get(host)) is not None:
+            raise RequestError(403, f"{host} is revoked: {found[1]}", "id")
+
+    def _check_host(self, host: str) -> None:
+        if host in RESERVED:
+            raise RequestError(400, f"host: no host may be called {host}", "host")
+        if host in self.revoked:
+            # Its tokens follow from its id: who had them once has them still.
+            raise RequestError(409, f"host: {host} is revoked for good; another id is needed", "host")
+
+    async def _key_of(self, request: str, host: str) -> object:
+        try:
+            return await asyncio.to_thread(public_key_of, request, host)
+        except AccessError as error:
+            raise RequestError(400, f"csr: {error}", "csr") from None
+
+    async def _sign(self, request: str, host: str, address: str) -> str:
+        try:
+            return await asyncio.to_thread(self.authority.answer, request, host, (address,), self._days)
+        except AccessError as error:
+            raise RequestError(400, f"csr: {error}", "csr") from None
+
+    async def _save(self, known: _Known) -> None:
+        await self._store.save_knowledge(NAME, known.model_dump_json())
+        self._known = known
+
+
+def _digest(token: str) -> str:
+    """Of the part before the CA's fingerprint: 256 bits of chance need no slow hash."""
+    return hashlib.sha256(token.partition(".")[0].encode()).hexdigest()

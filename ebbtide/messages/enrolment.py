@@ -1,0 +1,85 @@
+"""REST bodies of enrolment: invitations, what a host that joins asks for and gets, renewal, revocation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from ebbtide.messages.common import Body, Name, Sentence
+
+LONGEST_INVITATION_S: Final = 30 * 86_400.0
+#: Of a certificate, a request for one and the like; those of the curves in use have a tenth of it.
+LONGEST_PEM: Final = 8192
+
+Pem = Annotated[str, Field(max_length=LONGEST_PEM, pattern=r"^-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END ")]
+
+
+class InvitationRequest(Body):
+    """POST /v1/invitations of the manager."""
+
+    host: Name | None = Field(None, description="the only host that may use it; default: any that is not known yet")
+    expires_s: float = Field(3600.0, ge=10, le=LONGEST_INVITATION_S, allow_inf_nan=False, strict=True)
+
+
+class Invitation(Body):
+    """A token that enrols one host, shown once."""
+
+    token: str = Field(description="with the CA's fingerprint behind a point, where there is TLS")
+    url: str = Field(description="where the host reaches this manager")
+    host: Name | None
+    expires_at: float = Field(description="seconds since the epoch")
+
+
+class Authority(Body):
+    """GET /v1/ca of the manager: whoever asks compares it with the fingerprint in the invitation."""
+
+    ca: Pem
+
+
+class EnrolmentRequest(Body):
+    """POST /v1/enrolments of the manager, which needs no other token than the one in it."""
+
+    token: Annotated[str, Field(min_length=20, max_length=200)]
+    host: Name
+    address: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:-]{0,252}$")] = Field(
+        description="IP address or name at which its agent listens"
+    )
+    csr: Pem | None = Field(None, description="PKCS #10: common name HOST; needed where there is TLS")
+
+
+class Enrolment(Body):
+    """What a host has from then on: tokens of both directions, which are good for no other host, and a certificate."""
+
+    host: Name
+    command_token: str
+    report_token: str
+    managers: tuple[str, ...] = Field(description="where it reports")
+    certificate: Pem | None = None
+    ca: Pem | None = None
+
+
+class RenewalRequest(Body):
+    """POST /v1/hosts/ID/certificate of the manager, by the host agent itself."""
+
+    csr: Pem
+    address: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:-]{0,252}$")]
+
+
+class Renewal(Body):
+    """The host's next certificate."""
+
+    certificate: Pem
+
+
+class RevocationRequest(Body):
+    """POST /v1/hosts/ID/revocation of the manager."""
+
+    reason: Annotated[Sentence, Field(min_length=1, max_length=200)]
+
+
+class Revocation(Body):
+    """Answer to that."""
+
+    host: Name
+    sentence: str
