@@ -19,6 +19,9 @@ example:
       --token-file /etc/ebbtide/host-a.command-token \\
       --manager http://127.0.0.1:7100 --manager-token-file /etc/ebbtide/host-a.report-token
   both tokens: `ebb invite host-a`, at the manager
+  ebb-hostagent join https://10.0.0.1:7100 TOKEN
+      as `ebb host invite` prints it at the manager: makes key and certificate, writes /etc/ebbtide/hostagent.toml and
+      starts the service; see `ebb-hostagent join --help`
   ebb-hostagent release
       with the options of /etc/ebbtide/hostagent.toml, where no agent runs: undo what was taken from every VM, as
       `ebb off` does, and end; 1 where something is left. Done before the Debian package is removed.
@@ -34,6 +37,9 @@ def main() -> None:
     # Stores, journals and logs are for their owner.
     os.umask(0o077)
     words = sys.argv[1:]
+    if words[:1] == ["join"]:
+        _join(words[1:])
+        return
     releases = words[:1] == ["release"]
     try:
         given = options_of(words[1:] if releases else words)
@@ -53,6 +59,15 @@ def main() -> None:
         run(given, access, releases)
     except (HostAgentError, AccessError, OSError, ValueError) as error:
         _refuse(given.said(str(error)), 1)
+
+
+def _join(words: Sequence[str]) -> None:
+    from hostagent.joining import join
+
+    try:
+        join(words)
+    except HostAgentError as error:
+        _refuse(str(error), 1)
 
 
 def _refuse(sentences: str, code: int) -> NoReturn:

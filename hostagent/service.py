@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -22,6 +23,7 @@ from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.supervision import supervised
 from ebbtide.rest.tokens import Principal, principal, read_token
 from hostagent.api.app import make_app
+from hostagent.control.renewal import Renewing
 from hostagent.control.reporter import Reporter
 from hostagent.errors import HostAgentError
 from hostagent.operations.agent import Agent
@@ -64,6 +66,7 @@ async def serve(
     gate = await asyncio.to_thread(Gate, access, own, Certificates(name=manager_name), True)
     await agent.start()
     reporting: asyncio.Task[None] | None = None
+    renewing: asyncio.Task[None] | None = None
     try:
         app = make_app(agent, gate.access)
         async with gate.serve(app, address, port, shutdown_timeout_s=60.0), reloading(gate, given):
@@ -71,13 +74,31 @@ async def serve(
                 if manager is not None:
                     reporter = Reporter(agent.host, manager, manager_token, gate.calls)
                     reporting = asyncio.create_task(guarded(reporter.run), name="reporter")
+                    if access.own is not None and gate.calls is not None:
+                        managers = [manager] if isinstance(manager, str) else manager
+                        part = agent.host.slice
+                        renewing = asyncio.create_task(
+                            guarded(
+                                Renewing(
+                                    part.host_id,
+                                    urlsplit(part.url).hostname or address,
+                                    access.own,
+                                    managers,
+                                    manager_token,
+                                    gate.calls,
+                                    gate.read_again,
+                                ).run
+                            ),
+                            name="renewal of the certificate",
+                        )
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
                 async with supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"):
                     await stop.wait()
             finally:
-                if reporting is not None:
-                    reporting.cancel()
-                    await asyncio.gather(reporting, return_exceptions=True)
+                own_tasks = [task for task in (reporting, renewing) if task is not None]
+                for task in own_tasks:
+                    task.cancel()
+                await asyncio.gather(*own_tasks, return_exceptions=True)
     finally:
         await agent.close()
         log.info("stopped", host=agent.host.slice.host_id)

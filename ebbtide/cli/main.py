@@ -24,7 +24,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("backup", "cluster.backup", "ebb backup /var/backups/ebbtide.backup"),
     ("openapi", "cluster.openapi", "ebb openapi > manager.json"),
     ("hosts", "cluster.hosts", "ebb hosts --state ready"),
-    ("host", "cluster.host", "ebb host host-a --json"),
+    ("host show", "cluster.host", "ebb host show host-a; ebb host host-a --json"),
+    ("host invite", "cluster.invite", "ebb host invite; ebb host invite host-b --expires-s 600"),
+    ("host revoke", "cluster.revoke", 'ebb host revoke host-b --reason "stolen"'),
     ("forget", "cluster.forget", "ebb forget host-a --lost-vms"),
     ("vms", "vms.vms", "ebb vms --host host-a --priority deflatable"),
     ("vm", "vms.vm", "ebb vm web --json"),
@@ -95,6 +97,7 @@ GROUPS = {
     "": "Deflate virtual machines instead of killing them.",
     "lab": "A whole cluster on this machine.",
     "lab image": "The disk image of the lab's guests.",
+    "host": "One host: `ebb host NAME` shows it.",
     "token": "Tokens with roles.",
     "config": "Files of the daemons' options.",
     "tasks": "Long work, run where the cores will stay.",
@@ -114,6 +117,12 @@ class LazyGroup(TyperGroup):
         if found.callback is not None and hasattr(found.callback, "loads"):
             found = self.commands[cmd_name] = found.callback.loads()
         return found if isinstance(found, TyperCommand) else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # `ebb host NAME` is `ebb host show NAME`.
+        if self.name == "host" and args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = formatter.width - 6 - max(map(len, self.commands))

@@ -21,6 +21,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.commands import ModeCommand, TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
+from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.hosts import ForgottenHost, HostStatus, ManagerHealth, Readiness
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
@@ -80,6 +81,17 @@ class ManagerClient(LifecycleCalls, TaskCalls):
         """
         query = {"lost_vms": "true"} if lost_vms else {}
         return await self._one("DELETE", f"/v1/hosts/{host}", ForgottenHost, query=query)
+
+    async def invite_host(self, host: str | None = None, *, expires_s: float = 3600.0) -> Invitation:
+        """Make an invitation, which enrols one host. Role admin."""
+        body = InvitationRequest(host=host, expires_s=expires_s)
+        return await self._one("POST", "/v1/invitations", Invitation, body=body)
+
+    async def revoke_host(self, host: str, reason: str) -> Revocation:
+        """Have nothing of a host count any more, for good. Role admin."""
+        return await self._one(
+            "POST", f"/v1/hosts/{host}/revocation", Revocation, body=RevocationRequest(reason=reason)
+        )
 
     async def vms(
         self,

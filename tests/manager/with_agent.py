@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp.test_utils import TestServer
 
+from cluster_manager.authority import CertificateAuthority
 from cluster_manager.inventory.hosts import Host as ManagedHost
 from ebbtide.rest.credentials import command_token, report_token
 from hostagent.api.app import make_app
@@ -29,6 +30,7 @@ from tests.manager import fake_engine
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.manager.plan_events import report_of
+from tests.rest.pki import Pki
 
 
 @dataclass
@@ -78,7 +80,12 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         await agent.start()
         server = TestServer(make_app(agent, command_token(HOSTS_KEY, "host-a")), port=port)
         await server.start_server(shutdown_timeout=0.0)
-        async with cluster_of(path, silent_after_s=60.0, **fake_engine.settings()) as cluster:
+        Pki(path / "ca")
+        joins = {
+            "url": "http://127.0.0.1:7100",
+            "authority": CertificateAuthority.load(path / "ca/ca.pem", path / "ca/ca.key"),
+        }
+        async with cluster_of(path, silent_after_s=60.0, **joins, **fake_engine.settings()) as cluster:
             lab = Lab(cluster, agent, world, token_file, server)
             reporting = asyncio.create_task(
                 Reporter(host, lab.url, report_token(HOSTS_KEY, "host-a")).run(), name="reporter"

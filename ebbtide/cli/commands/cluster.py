@@ -72,6 +72,39 @@ def forget(
         print(shown(found.sentence))
 
 
+def invite(
+    name: Annotated[str | None, typer.Argument(metavar="HOST", help="Its name; default: it says so.")] = None,
+    expires_s: Annotated[float, typer.Option(help="How long the invitation counts.", min=10, max=30 * 86_400)] = 3600.0,
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Invite a host: print the line to run there, once, as root.
+
+    The token in it enrols one host and expires. The manager needs --ca-key for hosts on other machines. By its name a
+    host that is known can be enrolled again.
+    """
+    found = ask(manager, token_file, lambda client: client.invite_host(name, expires_s=expires_s))
+    print_json(found) if json else print(
+        f"ebb-hostagent join {found.url} {found.token}{f' --id {name}' if name else ''}"
+    )
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
+    reason: Annotated[str, typer.Option(help="Why, for the log and for its agent.")] = "revoked by its operator",
+    manager: Manager = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Revoke a host for good: nothing that it says counts, and it is told nothing. What runs on it goes on unseen.
+
+    It counts as silent at once; `ebb forget HOST` drops it. Its id is not to be used again.
+    """
+    found = ask(manager, token_file, lambda client: client.revoke_host(name, reason))
+    print_json(found) if json else print(shown(found.sentence))
+
+
 def print_hosts(found: Sequence[HostStatus]) -> None:
     """Hosts as a table."""
     print_table(

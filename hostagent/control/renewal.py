@@ -1,0 +1,139 @@
+"""Renewal of this host's certificate, by itself, while the present one still counts."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import structlog
+
+from ebbtide.messages.enrolment import Renewal, RenewalRequest
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.tls import KeyPair
+from hostagent.state.files import replace
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+log = structlog.get_logger()
+
+#: How often it is looked whether it is time, and how soon again after a failure, seconds.
+EVERY_S: Final = 3600.0
+LIMIT_S: Final = 30.0
+#: What must be left of its lifetime.
+LEAST_LEFT: Final = 1 / 3
+
+
+def due(begins: datetime.datetime, ends: datetime.datetime, now: datetime.datetime) -> bool:
+    """Whether it is time to renew a certificate."""
+    return ends - now < (ends - begins) * LEAST_LEFT
+
+
+def load(path: Path) -> x509.Certificate:
+    """:raises AccessError: there is no certificate."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise AccessError(f"cannot read the certificate {path}: {error}") from error
+
+
+def request_of(key: Any, host: str) -> str:
+    """A request (PKCS #10) for a certificate of this host."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return builder.sign(key, algorithm).public_bytes(Encoding.PEM).decode()
+
+
+class Renewing:
+    """Looks now and then until cancelled.
+
+    :param own: the pair of this host; the certificate is replaced, the key stays.
+    :param managers: their base URLs; the one that leads signs.
+    :param tls: with the certificate that still counts.
+    :param apply: puts new files into force. Raises AccessError.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        address: str,
+        own: KeyPair,
+        managers: Sequence[str],
+        token: str,
+        tls: ssl.SSLContext,
+        apply: Callable[[], Callable[[], None]],
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._host = host
+        self._address = address
+        self._own = own
+        self._managers = [url.rstrip("/") for url in managers]
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._tls = tls
+        self._apply = apply
+        self._now = now
+
+    async def run(self) -> None:
+        """Renew whenever it is time."""
+        while True:
+            try:
+                await self.look()
+            except (AccessError, OSError) as error:
+                log.warning("the certificate was not renewed", certificate=str(self._own.certificate), why=str(error))
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self) -> bool:
+        """Renew the certificate if it is time; whether it was. Raises AccessError, OSError: it was time, and failed."""
+        found = await asyncio.to_thread(load, self._own.certificate)
+        if not due(found.not_valid_before_utc, found.not_valid_after_utc, self._now()):
+            return False
+        body = RenewalRequest(csr=await asyncio.to_thread(self._request), address=self._address)
+        failures = []
+        for manager in self._managers:
+            try:
+                renewed = await self._ask(manager, body)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                failures.append(f"{manager}: {error or type(error).__name__}")
+                continue
+            await asyncio.to_thread(replace, self._own.certificate, renewed)
+            (await asyncio.to_thread(self._apply))()
+            ends = (await asyncio.to_thread(load, self._own.certificate)).not_valid_after_utc
+            log.info("certificate renewed", certificate=str(self._own.certificate), until=ends.isoformat())
+            return True
+        left = found.not_valid_after_utc - self._now()
+        raise AccessError(f"{'; '.join(failures)}; it is valid for {left.total_seconds() / 86_400:.1f} days more")
+
+    def _request(self) -> str:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            return request_of(load_pem_private_key(self._own.key.read_bytes(), None), self._host)
+        except (ValueError, TypeError) as error:
+            raise AccessError(f"cannot use the key {self._own.key}: {error}") from error
+
+    async def _ask(self, manager: str, body: RenewalRequest) -> str:
+        """Raises ValueError where the manager refuses."""
+        timeout = aiohttp.ClientTimeout(total=LIMIT_S)
+        url = f"{manager}/v1/hosts/{self._host}/certificate"
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+            session.post(url, data=body.model_dump_json(), ssl=self._tls, allow_redirects=False) as answer,
+        ):
+            text = (await answer.content.read(2**16)).decode(errors="replace")
+            if answer.status != 200:
+                raise ValueError(f"it answers {answer.status}: {text[:300]}")
+            return Renewal.model_validate_json(text).certificate

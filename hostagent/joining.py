@@ -1,0 +1,255 @@
+"""``ebb-hostagent join``: key and certificate, tokens and options of a host that was invited to a cluster.
+
+The key never leaves the host. The CA is believed by its fingerprint, which came with the invitation; from then on the
+manager is known by its certificate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ebbtide.messages.common import Name
+from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.settings import is_loopback
+from ebbtide.rest.tls import client_context
+from hostagent.control.renewal import request_of
+from hostagent.errors import HostAgentError
+from hostagent.options import MANAGER_NAME, HostAgentOptions, address_of, capacity_of
+from hostagent.state.files import make_parents, replace
+
+#: Beside the agent's own state, since the service may write there: certificates are renewed.
+DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
+PORT: Final = 7101
+LIMIT_S: Final = 30.0
+ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
+EXAMPLES: Final = """\
+examples:
+  ebb-hostagent join https://10.0.0.1:7100 TOKEN
+  ebb-hostagent join https://10.0.0.1:7100 TOKEN --id host-b --listen 10.0.0.12:7101 \\
+      --capacity cpu_cores=14,memory_mib=57344
+"""
+
+
+def join(words: Sequence[str]) -> None:
+    """Join as the words of a command line say, and tell what was done.
+
+    :raises HostAgentError: it did not join; nothing but its key is left.
+    """
+    given = _parser().parse_args(words)
+    asyncio.run(_join(given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "ebb-hostagent join", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("url", help="of the manager")
+    parser.add_argument("token", help="as `ebb host invite` prints it; works once")
+    parser.add_argument("--id", default=_own_name(), help="this host's name in the cluster [%(default)s]")
+    parser.add_argument("--listen", help=f"where to serve [the address that reaches the manager, port {PORT}]")
+    parser.add_argument("--capacity", default="auto", help="as of ebb-hostagent [%(default)s]")
+    parser.add_argument("--config", type=Path, default=HostAgentOptions.file, help="the options go here [%(default)s]")
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="key, certificate, tokens [%(default)s]")
+    parser.add_argument("--force", action="store_true", help="replace options and certificate that are there")
+    parser.add_argument("--no-start", action="store_true", help="do not start the service")
+    return parser
+
+
+async def _join(given: argparse.Namespace) -> None:
+    host, manager, listen = _checked(given)
+    url, directory = urlsplit(manager), given.directory
+    secure = url.scheme == "https"
+    token, _, fingerprint = given.token.partition(".")
+    if secure and len(fingerprint) != 64:
+        raise HostAgentError("the token is not whole: behind a point it has the fingerprint of the cluster's CA")
+    if not secure and not is_loopback(url.hostname or ""):
+        raise HostAgentError(f"{manager} would get the token over plain HTTP: give https://")
+    try:
+        make_parents(directory)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        tls: ssl.SSLContext | None = None
+        csr: str | None = None
+        if secure:
+            tls = await _trusted(manager, fingerprint)
+            csr = request_of(_key_in(directory / "host.key"), host)
+        address, port = listen if listen is not None else (_own_address(url.hostname or "", url.port or 443), PORT)
+        asked = EnrolmentRequest(token=token, host=host, address=address.strip("[]"), csr=csr)
+        answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
+        options = _written(directory, answer, given, f"{address}:{port}", manager)
+        replace(given.config, options)
+        given.config.chmod(0o600)
+    except OSError as error:
+        raise HostAgentError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
+    except ValidationError as error:
+        raise HostAgentError(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}") from error
+    except AccessError as error:
+        raise HostAgentError(str(error)) from error
+    print(f"{host} has joined {manager}: options in {given.config}, key and tokens in {directory}")
+    _start(given)
+
+
+def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | None]:
+    """Host, manager and address. Raises HostAgentError for what cannot be, or would be lost."""
+    try:
+        host = TypeAdapter(Name).validate_python(given.id)
+    except ValidationError:
+        raise HostAgentError(f"--id {given.id} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
+    manager = given.url.rstrip("/")
+    parts = urlsplit(manager)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "@" in parts.netloc:
+        raise HostAgentError(f"{given.url} is no address of a manager: it must be like https://10.0.0.1:7100")
+    try:
+        listen = address_of(given.listen) if given.listen is not None else None
+        if given.capacity != "auto":
+            capacity_of(given.capacity)
+    except ValueError as error:
+        raise HostAgentError(str(error)) from None
+    if not given.force:
+        try:
+            has = tomllib.loads(given.config.read_text()) if given.config.exists() else {}
+        except (OSError, ValueError) as error:
+            raise HostAgentError(f"{given.config} cannot be read: {error}") from None
+        if has or (given.directory / "host.pem").exists():
+            what = given.config if has else given.directory / "host.pem"
+            raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
+    return host, manager, listen
+
+
+async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
+    """What trusts the CA that has this fingerprint, and a manager that it has signed."""
+    unknown = ssl.create_default_context()
+    # Whoever answers: what counts is the fingerprint of what is said, and nothing secret is sent.
+    unknown.check_hostname, unknown.verify_mode = False, ssl.CERT_NONE
+    ca = (await _ask(unknown, "GET", f"{manager}/v1/ca", Authority)).ca
+    if hashlib.sha256(ssl.PEM_cert_to_DER_cert(ca)).hexdigest() != fingerprint:
+        raise HostAgentError(f"{manager} is not the manager that has invited this host: its CA is another one")
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(ca)
+        file.flush()
+        return client_context(Path(file.name), peer=MANAGER_NAME)
+
+
+async def _ask(
+    tls: ssl.SSLContext | None, method: str, url: str, model: type[Any], body: BaseModel | None = None
+) -> Any:
+    timeout = aiohttp.ClientTimeout(total=LIMIT_S)
+    data, headers = (None, {}) if body is None else (body.model_dump_json(), {"Content-Type": "application/json"})
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.request(method, url, data=data, headers=headers, ssl=tls or True, allow_redirects=False) as answer,
+        ):
+            text = (await answer.content.read(2**16)).decode(errors="replace")
+            if answer.status != 200:
+                raise HostAgentError(f"the manager refuses: {_sentence(text) or answer.status}")
+            return model.model_validate_json(text)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise HostAgentError(f"{url} does not answer: {error or type(error).__name__}") from error
+    except ValidationError as error:
+        raise HostAgentError(f"{url} answers what cannot be: {error.errors()[0]['msg']}") from error
+
+
+def _sentence(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    return str(found.get("error", ""))[:500] if isinstance(found, Mapping) else ""
+
+
+def _key_in(path: Path) -> Any:
+    """The key that is there, else a new one: a lost answer is asked for again with the same."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    if path.exists():
+        try:
+            return load_pem_private_key(path.read_bytes(), None)
+        except (ValueError, TypeError) as error:
+            raise HostAgentError(f"{path} is no key: {error}") from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _private(path, secret.decode())
+    return key
+
+
+def _written(directory: Path, answer: Enrolment, given: argparse.Namespace, listen: str, manager: str) -> str:
+    """Write tokens and certificates; the options that name them, as TOML."""
+    files = {"command-token": answer.command_token, "report-token": answer.report_token}
+    if answer.certificate is not None and answer.ca is not None:
+        files |= {"host.pem": answer.certificate, "ca.pem": answer.ca}
+    for name, text in files.items():
+        _private(directory / name, text.rstrip("\n") + "\n")
+    managers = [manager, *(url for url in answer.managers if url != manager)]
+    options: dict[str, Any] = {
+        "id": answer.host,
+        "capacity": given.capacity,
+        "listen": listen,
+        "token_file": str(directory / "command-token"),
+        "manager": managers,
+        "manager_token_file": str(directory / "report-token"),
+    }
+    if answer.certificate is not None:
+        options |= {
+            "tls_certificate": str(directory / "host.pem"),
+            "tls_key": str(directory / "host.key"),
+            "client_ca": str(directory / "ca.pem"),
+        }
+    # A string of JSON is one of TOML, and so is an array of them.
+    lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
+    return "\n".join(["# Written by `ebb-hostagent join`; all options: `ebb config example hostagent`.", *lines, ""])
+
+
+def _private(path: Path, text: str) -> None:
+    replace(path, text)
+    path.chmod(0o600)
+
+
+def _own_name() -> str:
+    return socket.gethostname().split(".")[0].lower()
+
+
+def _own_address(manager: str, port: int) -> str:
+    """The address from which this machine reaches the manager; nothing is sent."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(manager, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise HostAgentError(f"this machine does not reach {manager}: {error}") from error
+    return f"[{address}]" if ":" in address else address
+
+
+def _start(given: argparse.Namespace) -> None:
+    command = "systemctl enable --now ebb-hostagent"
+    if given.no_start or given.config != HostAgentOptions.file or not Path("/run/systemd/system").is_dir():
+        config = "" if given.config == HostAgentOptions.file else f" --config {given.config}"
+        print(f"start it: ebb-hostagent{config}")
+        return
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise HostAgentError(f"{command}: {done.stderr.strip() or done.returncode}; see journalctl -u ebb-hostagent")
+    print("the service ebb-hostagent runs: the host appears in `ebb hosts` with its first report", file=sys.stdout)
