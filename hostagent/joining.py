@@ -101,7 +101,8 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}") from error
     except AccessError as error:
         raise HostAgentError(str(error)) from error
-    print(f"{host} has joined {manager}: options in {given.config}, key and tokens in {directory}")
+    print(f"{host} has joined {manager}")
+    print(f"options in {given.config}, key and tokens in {directory}")
     _start(given)
 
 
