@@ -17,6 +17,8 @@ import pytest
 import pytest_asyncio
 
 from ebbtide.client import ManagerClient
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.modes import HostMode
 from ebbtide.demo.cache import VALUE_BYTES
 from ebbtide.lab import processes
 from ebbtide.lab.cluster import MANAGER, HostSlice, Lab
@@ -29,12 +31,15 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec
 from hostagent.libvirt.hypervisor import domain_name
-from tests.guests.test_modes import ended
+from tests.guests.test_modes import ended, set_mode
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 CACHE = VMSpec(name="cache", nominal=Vector(cpu_cores=1.0, memory_mib=640.0), minimum=Vector(memory_mib=400.0))
 KEYS = [f"live-{number}" for number in range(400)]
+#: With it on the one host, and CACHE on the other, ARRIVAL fits on neither, unless CACHE goes to the first.
+BLOCKER = VMSpec(name="blocker", priority=Priority.FIXED, nominal=Vector(cpu_cores=0.5, memory_mib=400.0))
+ARRIVAL = VMSpec(name="arrival", priority=Priority.FIXED, nominal=Vector(cpu_cores=1.0, memory_mib=640.0))
 #: A state is waited for so long at most; a busy machine is slow.
 LIMIT_S = 240.0
 #: Slow enough that a move can be met in the middle.
@@ -50,7 +55,10 @@ def lab() -> Iterator[Lab]:
     try:
         before = LIBVIRTD.answers()
         size = "cpu_cores=2,memory_mib=1600"
-        made.up([HostSlice.parse(f"live-{tag}-{name}={size}") for name in ("a", "b")], own_libvirt=True)
+        with pytest.MonkeyPatch.context() as patch:
+            # The lab's guests have disks of their own.
+            patch.setenv("EBB_MANAGER_MOVE_FIRST", "copied")
+            made.up([HostSlice.parse(f"live-{tag}-{name}={size}") for name in ("a", "b")], own_libvirt=True)
         assert LIBVIRTD.answers() == before, "the machine's libvirtd is not touched"
         yield made
     finally:
@@ -230,3 +238,28 @@ async def test_whoever_is_killed_in_the_middle_one_copy_runs_and_answers(moving:
     await moving.settled()
     assert moving.host == there
     print(f"{who} killed: longest gap {moving.longest_gap():.2f} s")
+
+
+async def test_before_it_is_preempted_it_moves_and_memcached_answers_throughout(moving: Moving) -> None:
+    client, here, there = moving.client, moving.host, moving.other
+    seen = {event.id for event in await client.events()}
+    await set_mode(client, here, HostMode.DRAINING)
+    blocker = await ended(client, await client.create(BLOCKER, deadline_s=60.0))
+    await set_mode(client, here, HostMode.ACTIVE)
+    assert blocker.host == there, blocker.sentence
+    try:
+        async with moving.watched():
+            began = time.monotonic()
+            arrival = await ended(client, await client.create(ARRIVAL, deadline_s=LIMIT_S))
+        assert (arrival.state, arrival.host) == (OperationState.DONE, here), arrival.sentence
+        assert f"and moving cache to {there}" in arrival.sentence
+        assert moving.runs_on() == [there]
+        kinds = [event.kind for event in await client.events() if event.id not in seen]
+        assert "migrated" in kinds
+        assert not {"preempting", "preempted"} & set(kinds)
+        print(f"placed after {time.monotonic() - began:.1f} s, longest gap {moving.longest_gap():.2f} s:")
+        print("\n".join(arrival.progress))
+    finally:
+        for name in (ARRIVAL.name, BLOCKER.name):
+            await ended(client, await client.delete(name))
+    await moving.settled()
