@@ -139,10 +139,12 @@ async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
     # Whoever answers: what counts is the fingerprint of what is said, and nothing secret is sent.
     unknown.check_hostname, unknown.verify_mode = False, ssl.CERT_NONE
     ca = (await _ask(unknown, "GET", f"{manager}/v1/ca", Authority)).ca
-    if hashlib.sha256(ssl.PEM_cert_to_DER_cert(ca)).hexdigest() != fingerprint:
+    der = ssl.PEM_cert_to_DER_cert(ca)
+    if hashlib.sha256(der).hexdigest() != fingerprint:
         raise HostAgentError(f"{manager} is not the manager that has invited this host: its CA is another one")
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(ca)
+        # Not what was said: behind the certificate that the fingerprint is of another one could stand.
+        file.write(ssl.DER_cert_to_PEM_cert(der))
         file.flush()
         return client_context(Path(file.name), peer=MANAGER_NAME)
 

@@ -169,7 +169,8 @@ async def test_of_a_request_for_a_certificate_only_the_key_counts(tmp_path: Path
             status, problem = await enrol(cluster, token, csr=csr)
             assert (status, problem["field"]) == (400, "csr"), csr
         assert (await enrol(cluster, token, address="10.0.0.1\n"))[0] == 400
-        assert (await enrol(cluster, token))[0] == 200, "what was refused has not used it up"
+        assert (await enrol(cluster, token))[0] == 409, "host-b is on its way: another invitation does not take its id"
+        assert (await enrol(cluster, token, "host-c"))[0] == 200, "what was refused has not used it up"
 
 
 @pytest.mark.service
