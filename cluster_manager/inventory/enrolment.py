@@ -14,10 +14,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster_manager.authority import CertificateAuthority, fingerprint_of, plain_address, public_key_of
-from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.errors import RequestError
+from cluster_manager.store.enrolled import NAME, Enrolled, Invited, read_enrolled
 from cluster_manager.store.store import Store
 from ebbtide.messages.enrolment import (
     Enrolment,
@@ -34,32 +34,12 @@ from ebbtide.rest.rates import Buckets, Rate
 
 log = structlog.get_logger()
 
-#: The document in the store, and how many invitations it holds at a time.
-NAME: Final = "enrolment"
+#: So many wait for their hosts at a time.
 MOST_INVITATIONS: Final = 1000
 #: Common names of others.
 RESERVED: Final = frozenset({"ebb-manager", "ca"})
 #: Strangers without an invitation that are told in the log: they cannot fill a disk with it.
 _TOLD: Final = Rate(per_s=0.1, burst=10.0)
-
-
-class _Invited(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    sha256: str
-    host: str | None
-    expires_at: float
-    #: Who has used it, and with which key.
-    used_by: str | None = None
-    key: str | None = None
-
-
-class _Known(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    invitations: tuple[_Invited, ...] = ()
-    #: When each host was revoked, seconds since the epoch, and why.
-    revoked: dict[str, tuple[float, str]] = {}
 
 
 class Enrolments:
@@ -92,7 +72,7 @@ class Enrolments:
         self._is_known = is_known
         self._clock = clock
         self._lost = lost
-        self._known = _Known()
+        self._known = Enrolled()
         self._told = Buckets()
         #: Where managers were reached that have led.
         self._leaders: frozenset[str] = frozenset()
@@ -103,14 +83,7 @@ class Enrolments:
         """What was invited and revoked before this term. Raises StoreError."""
         urls = [urlsplit(url).hostname for url in await self._store.leaders()]
         self._leaders = frozenset(plain_address(host) for host in urls if host)
-        body = await self._store.knowledge(NAME)
-        if body is None:
-            return
-        try:
-            self._known = _Known.model_validate_json(body)
-        except ValidationError as error:
-            # Who was revoked must not come back by that.
-            raise StoreError(f"what is stored of enrolled hosts is damaged: {error.errors()[0]['msg']}") from error
+        self._known = read_enrolled(await self._store.knowledge(NAME))
 
     @property
     def revoked(self) -> frozenset[str]:
@@ -133,7 +106,7 @@ class Enrolments:
         secure = self._url.startswith("https://")
         fingerprint = f".{self.authority.fingerprint}" if secure else ""
         token, now = secrets.token_urlsafe(32), self._clock()
-        invited = _Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
+        invited = Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
         async with self._turn:
             left = tuple(one for one in self._known.invitations if one.expires_at > now)
             if len(left) >= MOST_INVITATIONS:
@@ -166,8 +139,8 @@ class Enrolments:
                 raise RequestError(403, f"token: this invitation was used by {invited.used_by} already", "token")
             self._check_host(request.host)
             if invited.host is None and invited.used_by is None and self._is_taken(request.host):
-                sentence = f"host: there is a host {request.host} already, or it is invited; to enrol it again invite it by its name"
-                raise RequestError(409, sentence, "host")
+                sentence = f"host: there is a host {request.host} already, or it is invited"
+                raise RequestError(409, f"{sentence}; to enrol it again invite it by its name", "host")
             if secure and request.csr is not None:
                 certificate = await self._sign(request.csr, request.host, request.address, from_here)
             used = invited.model_copy(update={"used_by": request.host, "key": key})
@@ -241,7 +214,7 @@ class Enrolments:
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 
-    async def _save(self, known: _Known) -> None:
+    async def _save(self, known: Enrolled) -> None:
         await self._store.save_knowledge(NAME, known.model_dump_json())
         self._known = known
 

@@ -235,7 +235,7 @@ async def test_a_request_for_a_certificate_of_another_version_is_refused(parts: 
     lines = base64.encodebytes(bytes(der)).decode()
     csr = f"-----BEGIN CERTIFICATE REQUEST-----\n{lines}-----END CERTIFICATE REQUEST-----\n"
     manager = await parts.term()
-    with pytest.raises(RequestError, match="^csr: it cannot be read") as refused:
+    with pytest.raises(RequestError, match=r"^csr: it cannot be read") as refused:
         await manager.renew("host-b", RenewalRequest(csr=csr, address="192.0.2.11"))
     assert refused.value.status == 400
 
