@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -29,19 +30,14 @@ from tests.manager.api.test_enrolment import request
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.rest.pki import Pki
 
+REPO = Path(__file__).resolve().parents[3]
 MANAGER = "192.0.2.1"
 URL = f"https://{MANAGER}:7100"
 
 
 def fingerprint(pem: str) -> str:
     """As an invitation has it."""
-    return x509.load_pem_x509_certificate(pem.encode()).fingerprint(ssl_hash()).hex()
-
-
-def ssl_hash() -> Any:
-    from cryptography.hazmat.primitives import hashes
-
-    return hashes.SHA256()
+    return x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
 
 
 def padded_ca(directory: Path) -> str:
@@ -104,6 +100,11 @@ async def test_of_a_ca_that_is_fetched_only_what_was_compared_is_trusted(
     monkeypatch.setattr(joining, "_ask", ask)
     trusted = (await joining._trusted(URL, fingerprint(true))).get_ca_certs(binary_form=True)
     assert trusted == [ssl.PEM_cert_to_DER_cert(true)]
+
+
+def test_a_host_that_purges_the_package_keeps_no_key_and_no_tokens() -> None:
+    script = (REPO / "packaging/debian/postrm").read_text()
+    assert f"rm -rf {joining.DIRECTORY}\n" in script.partition('"$1" = purge')[2].partition("\nfi")[0]
 
 
 # --- at the manager --------------------------------------------------------------------------------------------------
