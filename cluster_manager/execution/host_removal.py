@@ -9,8 +9,10 @@ import structlog
 
 from cluster_manager.errors import RequestError
 from cluster_manager.execution.operations import BUSY, Operations
-from cluster_manager.execution.running_plans import clears
+from cluster_manager.execution.running_plans import clears, is_stranded
 from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.live_migrations import LiveMigrationPlan
+from cluster_manager.plans.migration_cleanup import UP
 from cluster_manager.plans.plans import finish
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredVM, stored_vm
@@ -35,7 +37,8 @@ class HostRemoval:
     async def forget(self, host: str, lost_vms: bool) -> ForgottenHost:
         """Drop a silent host: its VMs are gone with it, their names free.
 
-        What only cleared up after a VM there ends as well. Core changes and events stay.
+        What only cleared up after a VM there ends as well, and so does a live migration from there that waits for the
+        host's word, if its VM is given up: what was kept for it elsewhere is given back. Core changes and events stay.
 
         :param lost_vms: whether the host may have VMs.
         :raises RequestError: 404 there is none, 409 it reports, has VMs, or a plan is at work on it.
@@ -43,11 +46,15 @@ class HostRemoval:
         async with self.operations.admission:
             self._check(host)
             plans = self.operations.plans_at(host)
-            working = [state.request_id for state in plans if not clears(state)]
+            stranded = [state for state in plans if lost_vms and is_stranded(state, host)]
+            # One that has come up there is not removed: its plan sees it at its next look.
+            stranded = [state for state in stranded if not self._has_come_up(state)]
+            working = [state.request_id for state in plans if not clears(state) and state not in stranded]
             if working:
                 raise RequestError(409, f"{host} is waited for: see operation {_some(working)}", "id")
             vms = await self._vms(host)
-            busy = [f"{vm.name} is {vm.phase}" for vm in vms if vm.phase in BUSY]
+            ending = {state.vm for state in stranded}
+            busy = [f"{vm.name} is {vm.phase}" for vm in vms if vm.phase in BUSY and vm.name not in ending]
             if busy:
                 raise RequestError(409, f"{host}: {_some(busy)}; wait for that", "id")
             if vms and not lost_vms:
@@ -56,13 +63,21 @@ class HostRemoval:
             names = [vm.name for vm in vms]
             lost = f" with {', '.join(names)}" if names else ""
             sentence = f"{host} is forgotten{lost}: it was said not to come back"
-            ends = [finish(state, OperationState.DONE, sentence).state for state in plans]
+            done, failed = OperationState.DONE, OperationState.FAILED
+            ends = [finish(state, failed if state in stranded else done, sentence).state for state in plans]
+            rests = [state.left_there() for state in stranded]
             # Before the record: none of them may write its own next step behind it.
             await self.operations.drop(host, plans)
-            await self.hosts.forget(host, lambda: self.store.forget_host(host, names, ends, sentence))
+            await self.hosts.forget(host, lambda: self.store.forget_host(host, names, ends, sentence, rests))
+            for rest in rests:
+                self.operations.go_on(rest)
             await self.operations.waiting.read()
         log.info("host forgotten", host=host, vms=names)
         return ForgottenHost(id=host, vms=tuple(names), sentence=sentence)
+
+    def _has_come_up(self, state: LiveMigrationPlan) -> bool:
+        found = self.hosts.vm(state.host, state.vm)
+        return found is not None and found.state in UP
 
     def _check(self, host: str) -> None:
         if self.hosts.get(host) is None:

@@ -405,6 +405,10 @@ class Operations:
 
     # --- running -----------------------------------------------------------------------------------------------------
 
+    def go_on(self, rest: Plan) -> None:
+        """With a plan that is stored and continues another one."""
+        self._launch(StoredPlan(rest, rest.id, now := self._clock(), now))
+
     def _launch(self, plan: StoredPlan) -> Operation:
         # A plan that was stored while its term ended is resumed in the next one.
         if not plan.state.finished and not self._stopping:
@@ -502,7 +506,7 @@ class Operations:
                         if where is not None:
                             self._owed[name] = where
                 case SpawnFollowUp(state=rest):
-                    self._launch(StoredPlan(rest, rest.id, now := self._clock(), now))
+                    self.go_on(rest)
                 case Note() | SetSpec() | SetVM() | SetPreempted():
                     pass
         if any(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.lifecycle import StartPlan
+from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
@@ -46,6 +47,11 @@ def plan_id(kind: PlanKind | Literal["rebalance"], subject: str) -> str:
 def clears(state: Plan) -> bool:
     """Whether a plan only clears away what its VM has left on a host: no VM depends on it."""
     return isinstance(state, MovePlan) and state.only_clears
+
+
+def is_stranded(state: Plan, host: str) -> TypeGuard[LiveMigrationPlan]:
+    """Whether a plan waits for a host to say what became of a VM that it was to send."""
+    return isinstance(state, LiveMigrationPlan) and state.home == host and state.stage in ("moving", "doubt")
 
 
 def is_at(state: Plan, host: str, held: str | None) -> bool:

@@ -8,10 +8,10 @@ one. A move that is called off leaves the VM where it runs.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
-from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.host_wait import CLEARING, MovePlan
 from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived
 from cluster_manager.plans.plans import (
     GONE_S,
@@ -94,6 +94,11 @@ class LiveMigrationPlan(MovePlan):
     @property
     def reserved(self) -> ResourceVector | None:
         return self.size.vector() if self.stage == "room" else None
+
+    def left_there(self) -> Self:
+        """The plan that removes what was kept for it on its new host, when its old one is gone for good."""
+        assert self.host is not None, "at a host"
+        return self.continuation(self.host, "left", CLEARING).having(reclaims=0)
 
     def next_step(self, event: Event) -> Step:
         return advance_live_migration(self, event)

@@ -224,8 +224,12 @@ class Store(TaskRows, KnowledgeRows):
 
         await self._write(work)
 
-    async def forget_host(self, host: str, vms: Sequence[str], ends: Sequence[Plan], sentence: str) -> None:
-        """A host that does not come back, in one transaction: its VMs' names are free, these plans have ended."""
+    async def forget_host(
+        self, host: str, vms: Sequence[str], ends: Sequence[Plan], sentence: str, rests: Sequence[Plan] = ()
+    ) -> None:
+        """A host that does not come back, in one transaction: its VMs' names are free, these plans have ended, and
+        those clear up elsewhere.
+        """
         now = self._clock()
         gone = {**_phase(VMPhase.ENDED, now), "sentence": sentence, "owes_removal": 0, "deleted_by_owner": 1}
         row = {"at": now, "plan": None, "host": host, "sentence": sentence}
@@ -235,6 +239,8 @@ class Store(TaskRows, KnowledgeRows):
             plans, hosts = schema.plans, schema.hosts
             for state in ends:
                 await connection.execute(update(plans).where(plans.c.id == state.id).values(**plan_columns(state, now)))
+            for rest in rests:
+                await connection.execute(_new_plan(rest, rest.id, now))
             for vm in vms:
                 await connection.execute(_living(vm).where(schema.vms.c.host == host).values(**gone))
             await connection.execute(delete(hosts).where(hosts.c.id == host))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.plans import live_migrations
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -143,3 +145,47 @@ async def test_a_removal_that_was_owed_there_ends_with_the_host(cluster: Cluster
     # A new host now, and what is on it is nobody's.
     assert (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
     assert (await cluster.get("/v1/hosts/host-a"))["vms"] == ["low-1"]
+
+
+async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room_elsewhere_is_free(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that never says how it ended, and was revoked for that."""
+    monkeypatch.setattr(live_migrations, "LOOK_S", 0.1)
+    first, second = cluster.agents
+    first.peers, second.peers = {"host-b": second}, {"host-a": first}
+    await cluster.ready()
+    carried = first._carried
+
+    async def never_ends(command: Any, kind: str, name: str, work: Any) -> Any:
+        if kind == "depart":
+            await asyncio.Event().wait()
+        return await carried(command, kind, name, work)
+
+    monkeypatch.setattr(first, "_carried", never_ends)
+    request = {"request_id": "m", "live": True, "copy_storage": True, "deadline_s": 1.0}
+    assert (await cluster.call("POST", "/v1/vms/low-1/migrate", json=request))[0] == 202
+
+    async def expected() -> bool:
+        return "low-1" in second.vms
+
+    await cluster.until(expected)
+    await lose(cluster, first)
+
+    async def waits() -> bool:
+        return "does not run on host-b" in (await cluster.get("/v1/operations/m"))["sentence"]
+
+    await cluster.until(waits)
+    assert (await forget(cluster, "host-a"))[0] == 409
+    assert "low-1" in second.vms
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    assert (await cluster.ended("m")).state is OperationState.FAILED
+
+    async def cleared() -> bool:
+        assert cluster.manager is not None
+        return "low-1" not in second.vms and not await cluster.manager.store.unfinished_plans()
+
+    await cluster.until(cleared)
+    made = await cluster.create(vm("low-1"), request_id="create-again")
+    assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
