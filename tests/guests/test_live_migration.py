@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -142,8 +143,8 @@ class Moving:
     def longest_gap(self) -> float:
         return max(later - earlier for earlier, later in zip(self.answers, self.answers[1:], strict=False))
 
-    async def begin(self, **options: float) -> Operation:
-        return await self.client.migrate(CACHE.name, live=True, copy_storage=True, **options)  # type: ignore[arg-type]
+    async def begin(self, **options: Any) -> Operation:
+        return await self.client.migrate(CACHE.name, live=True, copy_storage=True, **options)
 
     async def under_way(self, operation: Operation) -> None:
         """Until some of it has moved."""
