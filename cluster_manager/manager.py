@@ -112,7 +112,7 @@ class Manager:
         )
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
-        self.operations = Operations(self.store, self.hosts, settings.policy, clock)
+        self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
         self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
         self.lists = Lists(self.store, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
