@@ -34,7 +34,7 @@ from ebbtide.messages.vms import VMSpec
 from hostagent.libvirt.hypervisor import domain_name
 from tests.guests.test_modes import ended, set_mode
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(1500), pytest.mark.asyncio(loop_scope="module")]
 
 CACHE = VMSpec(name="cache", nominal=Vector(cpu_cores=1.0, memory_mib=640.0), minimum=Vector(memory_mib=400.0))
 KEYS = [f"live-{number}" for number in range(400)]
@@ -42,7 +42,7 @@ KEYS = [f"live-{number}" for number in range(400)]
 BLOCKER = VMSpec(name="blocker", priority=Priority.FIXED, nominal=Vector(cpu_cores=0.5, memory_mib=400.0))
 ARRIVAL = VMSpec(name="arrival", priority=Priority.FIXED, nominal=Vector(cpu_cores=1.0, memory_mib=640.0))
 #: A state is waited for so long at most; a busy machine is slow.
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 #: Slow enough that a move can be met in the middle.
 SLOW_MIB_S = 24.0
 

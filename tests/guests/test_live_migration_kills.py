@@ -34,7 +34,7 @@ __all__ = ["at_rest", "lab", "moving"]
 pytestmark = [
     pytest.mark.guest,
     pytest.mark.deep,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
