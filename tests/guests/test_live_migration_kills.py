@@ -20,16 +20,15 @@ from typing import Any
 
 import libvirt
 import pytest
+import pytest_asyncio
 
 from ebbtide.lab import processes
-from ebbtide.lab.cluster import MANAGER
+from ebbtide.lab.cluster import MANAGER, Lab
 from ebbtide.lab.state import LabHost, Process
 from ebbtide.messages.operations import OperationState
 from hostagent.libvirt.hypervisor import domain_name
-from tests.guests.test_live_migration import CACHE, LIMIT_S, SLOW_MIB_S, Moving, at_rest, lab, moving
+from tests.guests.moving import CACHE, LIMIT_S, SLOW_MIB_S, Moving, lab_of_two, moving_in
 from tests.guests.test_modes import ended
-
-__all__ = ["at_rest", "lab", "moving"]
 
 pytestmark = [
     pytest.mark.guest,
@@ -40,6 +39,25 @@ pytestmark = [
 
 #: Each step lasts longer than this, seconds.
 LOOK_S = 0.002
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with lab_of_two() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def moving(lab: Lab) -> AsyncIterator[Moving]:
+    async with moving_in(lab) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def at_rest(moving: Moving) -> None:
+    """Wherever an earlier test, or try, has left it, with all its keys."""
+    await moving.settled()
+    await moving.fill()
 
 
 class Step(enum.IntEnum):
