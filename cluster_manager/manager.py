@@ -109,6 +109,7 @@ class Manager:
             settings.certificate_days,
             lambda host: self.hosts.get(host) is not None,
             clock,
+            settings.revoked,
         )
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
