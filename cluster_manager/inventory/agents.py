@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
 from cluster_manager.settings import AgentLimits
 from ebbtide.deflation.errors import InvalidField
+from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.commands import Budget, BudgetStatus, Command, EpochCommand, ModeCommand, TargetCommand
 from ebbtide.messages.common import Problem, cleaned_text
 from ebbtide.messages.dry_runs import Forecast
@@ -137,6 +138,11 @@ class Agents:
     async def templates(self, host: str) -> TemplateList:
         """The templates of a host. Raises as `command`; asks once, since a client waits."""
         return await self._call(TemplateList, host, "GET", "/v1/templates", retry=False)
+
+    async def adoptable(self, host: str, domain: str) -> Adoptable:
+        """What a domain of a host could be adopted as. Raises as `command`; asks once, since a client waits."""
+        params = {"domain": domain}
+        return await self._call(Adoptable, host, "GET", "/v1/adoptions", params=params, held_s=MEASURED_S, retry=False)
 
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode. Raises as `command`."""

@@ -18,6 +18,7 @@ import libvirt
 import pytest
 
 from ebbtide.client import ManagerClient
+from ebbtide.deflation.cascade.ordinary import RESERVE_MIB
 from ebbtide.deflation.ledger import Layer
 from ebbtide.lab import paths
 from ebbtide.lab.guest_link import LabLink, channel_path
@@ -146,6 +147,12 @@ async def test_a_guest_without_any_agent_gives_memory_has_it_back_and_keeps_it_o
 ) -> None:
     async with client_of(lab) as client, ordinary(lab) as (domain, link):
         host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
+        found, spare_mib = await client.adoptable(domain.name(), host), await available_mib(link)
+        assert (found.why_not, found.size.memory_mib) == ("", SIZE_MIB)
+        assert found.minimum.memory_mib == pytest.approx(SIZE_MIB - spare_mib + RESERVE_MIB, abs=24)
+        assert found.minimum.cpu_cores is not None
+        assert 0.1 <= found.minimum.cpu_cores <= 2.0
+        assert ElementTree.fromstring(domain.XMLDesc()).find("./devices/memballoon/stats") is None
         await done(client, await client.adopt(domain.name(), host, name=NAME, minimum=Vector(memory_mib=LEAST_MIB)))
         released = False
         try:
