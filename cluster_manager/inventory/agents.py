@@ -263,7 +263,8 @@ class Agents:
         # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
         options["server_hostname"] = host
         if body is not None:
-            options["data"] = body.model_dump_json().encode()
+            # An agent of an earlier version refuses what it does not know: it is sent what is asked for, no defaults.
+            options["data"] = body.model_dump_json(exclude_defaults=True).encode()
             options["headers"] = {**headers, "Content-Type": "application/json"}
         # No connection after half of the time: then it is certain that nothing was sent.
         answer_s = self._limits.answer_s
@@ -287,7 +288,8 @@ class Agents:
         if status >= 300:
             raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
         try:
-            return answer.model_validate_json(raw)
+            # One of a later version may say more.
+            return answer.model_validate_json(raw, extra="ignore")
         except ValidationError as error:
             raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
 
