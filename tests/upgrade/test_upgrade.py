@@ -14,7 +14,7 @@ import pytest
 from tests.hostagent.world import World
 from tests.upgrade.versions import NOW, Versions, checkout
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.service, pytest.mark.timeout(600)]
 
 LOW = {"cpu_cores": 4.0, "memory_mib": 2000.0}
 HIGH = {"cpu_cores": 4.0, "memory_mib": 1000.0}
@@ -54,8 +54,11 @@ async def has(both: Versions, name: str, cpu_cores: float) -> bool:
     return bool((await both.vm(name))["current"]["cpu_cores"] == cpu_cores)
 
 
-async def work(both: Versions) -> None:
-    """All that a cluster does for its VMs: `low` is there, at its nominal size."""
+async def work(both: Versions, keeps: bool) -> None:
+    """All that a cluster does for its VMs: `low` is there, at its nominal size.
+
+    :param keeps: whether this manager keeps what it preempts.
+    """
     domain = both.world.domains["ebb-host-a.low"]
     await both.do("POST", "/v1/vms", {"vm": {"name": "high", "priority": "fixed", "nominal": HIGH}})
     assert await has(both, "low", 2.0)
@@ -76,18 +79,21 @@ async def work(both: Versions) -> None:
     await both.until(lambda: has(both, "low", 4.0))
     await both.do("PATCH", "/v1/vms/low", {"minimum": {"memory_mib": 400.0}})
     await both.do("PATCH", "/v1/vms/low", {"minimum": {"memory_mib": 300.0}})
-    await preempt(both)
+    await preempt(both, keeps)
 
 
-async def preempt(both: Versions) -> None:
+async def preempt(both: Versions, keeps: bool) -> None:
     """A VM that leaves no room for another one's minimum: that one goes."""
     await both.do("POST", "/v1/vms", {"vm": {"name": "small", "nominal": LEAST, "minimum": LEAST}})
     huge = {"cpu_cores": 4.5, "memory_mib": 1000.0}
     await both.do("POST", "/v1/vms", {"vm": {"name": "huge", "priority": "fixed", "nominal": huge}})
-    found = (await both.vm("small"))["state"], (await both.vm("low"))["state"]
-    assert set(found) & {"preempted", "stopped"}, found
-    for name in ("huge", "small"):
+    assert await both.state("low") == "running"
+    # The earlier version's way is to remove it.
+    kept = await both.state("small")
+    assert kept == ("preempted" if keeps else "")
+    for name in ("huge", *(["small"] if kept else [])):
         await both.do("DELETE", f"/v1/vms/{name}")
+    await both.until(lambda: has(both, "low", 4.0))
 
 
 def store_version(both: Versions) -> int:
@@ -105,7 +111,10 @@ async def test_a_newer_manager_leads_older_agents_which_are_upgraded_later(earli
         await both.ready()
         assert store_version(both) > before
         assert (await both.vm("low"))["state"] == "running"
-        await work(both)
+        await work(both, keeps=True)
+        await both.agent(NOW)
+        assert await has(both, "low", 4.0)
+        await work(both, keeps=True)
 
 
 async def test_a_newer_agent_serves_an_older_manager_which_is_upgraded_later(earlier: Path, tmp_path: Path) -> None:
@@ -115,4 +124,8 @@ async def test_a_newer_agent_serves_an_older_manager_which_is_upgraded_later(ear
         await place_low(both)
         await both.agent(NOW)
         assert await has(both, "low", 4.0)
-        await work(both)
+        await work(both, keeps=False)
+        await both.manager(NOW)
+        await both.ready()
+        assert await has(both, "low", 4.0)
+        await work(both, keeps=True)

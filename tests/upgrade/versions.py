@@ -148,6 +148,11 @@ class Versions:
         assert status == 200, found
         return found
 
+    async def state(self, name: str) -> str:
+        """Of a VM; empty: there is none."""
+        status, found = await self.ask("GET", f"/v1/vms/{name}")
+        return str(found["state"]) if status == 200 else ""
+
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for what one daemon hears of the other."""
         try:
