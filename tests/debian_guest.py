@@ -38,21 +38,25 @@ class ShellError(AssertionError):
 class RootShell:
     """Root's shell in a guest, a command at a time."""
 
-    def __init__(self, path: Path, limit_s: float = BOOT_S) -> None:
-        """Connect to the port's Unix socket and wait until the shell answers, which comes soon after the kernel."""
+    def __init__(self, path: Path) -> None:
+        """Connect to the port's Unix socket; the shell answers soon after the kernel, so it is awaited at first use."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._text = ""
+        self._answers = False
+
+    def await_answer(self, limit_s: float = BOOT_S) -> None:
+        """:raises ShellError: there is no shell within limit_s."""
         deadline_s = time.monotonic() + limit_s
-        while True:
+        while not self._answers:
+            if time.monotonic() > deadline_s:
+                raise ShellError(f"no shell within {limit_s:g} s; last was {self._text[-500:]!r}")
             # Without echo and prompts; a line that came while nobody read it is sent again.
             nonce = secrets.token_hex(6)
             self._socket.sendall(f"\nexport PS1= HOME=/root LC_ALL=C.UTF-8; stty raw -echo; echo {nonce}-$$\n".encode())
             with contextlib.suppress(TimeoutError):
                 self._until(re.compile(nonce + r"-\d+"), 5)
-                return
-            if time.monotonic() > deadline_s:
-                raise ShellError(f"no shell within {limit_s:g} s; last was {self._text[-500:]!r}")
+                self._answers = True
 
     def run(self, script: str, code: int | None = 0, limit_s: float = 120) -> str:
         """What a script of bash says, on both outputs.
@@ -67,6 +71,7 @@ class RootShell:
 
     def status(self, script: str, limit_s: float = 120) -> tuple[int, str]:
         """How a script ended, and what it said."""
+        self.await_answer()
         nonce, lines = secrets.token_hex(6), base64.b64encode(script.encode()).decode()
         if len(lines) > MOST_BYTES:
             raise ValueError(f"a script of {len(script)} bytes is too long: put it on a disk")
@@ -190,7 +195,7 @@ def debian_xml(
 def running_debian(
     connection: Any, image: DebianImage, folder: Path, name: str, **options: Any
 ) -> Iterator[DebianGuest]:
-    """A guest that is booting, as soon as its shell answers; gone afterwards with its disk.
+    """A guest that is booting; gone afterwards, its disk is left in the folder.
 
     :param connection: of libvirt-python; the guest is persistent there, as a user's.
     :param options: of `debian_xml`.
