@@ -25,6 +25,8 @@ case $purpose in
             openjdk-17-jdk-headless jattach
             # a real Slurm on loopback, which the tests of the tasks' engines start by themselves
             slurm-wlm slurmctld slurmd slurm-client munge
+            # the seed of cloud-init
+            genisoimage
             # systemd-analyze reads the daemons' units
             systemd
         )

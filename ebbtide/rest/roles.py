@@ -36,6 +36,8 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/revocation"): Role.ADMIN,
     # All that the manager knows, in one file.
     ("GET", "/v1/backup"): Role.ADMIN,
+    # It has a guest's driver asked for some seconds.
+    ("GET", "/v1/adoptions"): Role.OPERATOR,
     ("PUT", "/v1/epoch"): Role.MANAGER,
     # Where a VM's memory is sent, and what may come here with another one's identity.
     ("POST", "/v1/vms/{name}/arrival"): Role.MANAGER,

@@ -102,6 +102,8 @@ class Host:
     _last_report: HostReport | None = None
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Fields of a report that the manager, of an earlier version, does not know (`hostagent.vm.earlier_manager`).
+    unknown_fields: set[tuple[str, ...]] = field(default_factory=set)
     #: Set whenever the VMs should be looked at at once.
     check_requested: asyncio.Event = field(default_factory=asyncio.Event)
     #: What was decided lately, and why.

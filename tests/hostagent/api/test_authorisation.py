@@ -44,6 +44,7 @@ ROUTES = {
     ("POST", "/v1/vms/{name}/release"): "operator",
     ("POST", "/v1/vms/{name}/arrival"): "manager",
     ("POST", "/v1/vms/{name}/departure"): "manager",
+    ("GET", "/v1/adoptions"): "operator",
     ("POST", "/v1/adoptions"): "operator",
     ("GET", "/v1/templates"): "viewer",
     ("POST", "/v1/reclaims"): "operator",

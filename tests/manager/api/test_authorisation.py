@@ -58,6 +58,7 @@ ROUTES = {
     ("POST", "/v1/vms/{name}/start"): "operator",
     ("POST", "/v1/vms/{name}/migrate"): "operator",
     ("POST", "/v1/vms/{name}/release"): "operator",
+    ("GET", "/v1/adoptions"): "operator",
     ("POST", "/v1/adoptions"): "operator",
     ("GET", "/v1/hosts/{id}/templates"): "viewer",
     ("GET", "/v1/rebalancing"): "viewer",
