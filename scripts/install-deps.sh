@@ -27,6 +27,8 @@ case $purpose in
             slurm-wlm slurmctld slurmd slurm-client munge
             # systemd-analyze reads the daemons' units
             systemd
+            # validates the Vagrantfiles (15 MB to fetch, 82 MB on disk, with Ruby)
+            vagrant vagrant-libvirt
         )
         ;;
     *)
