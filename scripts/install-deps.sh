@@ -27,6 +27,8 @@ case $purpose in
             slurm-wlm slurmctld slurmd slurm-client munge
             # systemd-analyze reads the daemons' units
             systemd
+            # promtool and a Prometheus of the tests' own, on loopback
+            prometheus
         )
         ;;
     *)
@@ -70,7 +72,7 @@ fi
 if [ "$purpose" = test ] && [ -d /run/systemd/system ]; then
     for package in "${missing[@]}"; do
         case $package in
-            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd)
+            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd | prometheus | prometheus-node-exporter)
                 "${as_root[@]}" systemctl disable --quiet "$package.service" || true
                 ;;
         esac

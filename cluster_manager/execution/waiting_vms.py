@@ -35,6 +35,10 @@ class WaitingVMs:
                 by_host.setdefault(row.host or "", []).append(row)
             self._by_host, self.names = by_host, frozenset(row.name for row in rows)
 
+    def since(self) -> dict[str, list[float]]:
+        """Since when VMs wait on each host, oldest first, seconds since the epoch."""
+        return {host: [row.preempted_at or 0.0 for row in rows] for host, rows in self._by_host.items()}
+
     def specs(self, host: str) -> list[VMSpec]:
         """What the VMs that wait on a host are sold as, oldest first."""
         return [row.spec for row in self._by_host.get(host, ())]

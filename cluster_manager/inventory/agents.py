@@ -25,6 +25,7 @@ from ebbtide.messages.explanations import Explanation
 from ebbtide.messages.hosts import HostReport, TemplateList
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import command_token
+from ebbtide.rest.metrics import sheet
 
 log = structlog.get_logger()
 
@@ -137,6 +138,16 @@ class Agents:
     async def templates(self, host: str) -> TemplateList:
         """The templates of a host. Raises as `command`; asks once, since a client waits."""
         return await self._call(TemplateList, host, "GET", "/v1/templates", retry=False)
+
+    async def metrics(self, host: str) -> bytes:
+        """The metrics of a host agent, unread. Raises as `command`; asks once: the next scrape comes soon."""
+        self._check()
+        if host in self._revoked():
+            raise AgentUnreachable(f"{host} is revoked", sent=False)
+        raw = await self._raw_at(await self._address(host), host, "GET", sheet.PATH)
+        if len(raw) >= ANSWER_LIMIT:
+            raise AgentFailed(f"{host} answers with more than {ANSWER_LIMIT} bytes of metrics")
+        return raw
 
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode. Raises as `command`."""
@@ -251,7 +262,24 @@ class Agents:
         body: BaseModel | None = None,
         held_s: float = 0.0,
     ) -> B:
-        """One call at an address, where only the agent of that host gets to see it."""
+        """One call at an address."""
+        raw = await self._raw_at(url, host, method, path, params, body, held_s)
+        try:
+            return answer.model_validate_json(raw)
+        except ValidationError as error:
+            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+
+    async def _raw_at(
+        self,
+        url: str,
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: BaseModel | None = None,
+        held_s: float = 0.0,
+    ) -> bytes:
+        """One call at an address, where only the agent of that host gets to see it; the body of what all is well."""
         headers = {"Authorization": f"Bearer {command_token(self._key, host)}"}
         options: dict[str, Any] = {"headers": headers, "params": params, "allow_redirects": False}
         # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
@@ -280,10 +308,7 @@ class Agents:
             raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
         if status >= 300:
             raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
-        try:
-            return answer.model_validate_json(raw)
-        except ValidationError as error:
-            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+        return raw
 
 
 def _reason(error: Exception) -> str:

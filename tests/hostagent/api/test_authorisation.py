@@ -46,6 +46,7 @@ ROUTES = {
     ("POST", "/v1/vms/{name}/departure"): "manager",
     ("POST", "/v1/adoptions"): "operator",
     ("GET", "/v1/templates"): "viewer",
+    ("GET", "/metrics"): "metrics",
     ("POST", "/v1/reclaims"): "operator",
     ("POST", "/v1/reinflations"): "operator",
 }
