@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from pydantic import Field, RootModel
@@ -54,7 +53,7 @@ async def metrics(request: web.Request) -> web.Response:
     sheet.put(OF_MANAGER.leader, leads)
     sheet.put(OF_MANAGER.epoch, manager.epoch)
     sheet.put(OF_MANAGER.disk_full, manager.leadership.why == DISK_FULL)
-    hosts: list[tuple[Host, str, str]] = []
+    hosts: list[tuple[Host, str, str]] | None = None
     if leads:
         put_term(sheet, term_facts(manager))
         hosts = [(host, id_, manager.hosts.state(id_)[0]) for id_, host in manager.hosts.items()]
@@ -79,13 +78,13 @@ async def host_metrics(request: web.Request) -> web.Response:
 async def targets(request: web.Request) -> web.Response:
     check_parameters(request)
     manager = request.app[MANAGER]
-    url = urlsplit(manager.settings.url or f"{request.scheme}://{request.host}")
     revoked = manager.revoked()
     groups = (
         TargetGroup(
-            targets=(url.netloc,),
+            # Where it has asked just now: whatever others call this manager, that way it is reached.
+            targets=(request.host,),
             labels={
-                "__scheme__": url.scheme,
+                "__scheme__": request.scheme,
                 "__metrics_path__": f"/v1/hosts/{host}/metrics",
                 "host": host,
                 "instance": host,
@@ -117,9 +116,10 @@ def term_facts(manager: Manager) -> TermFacts:
     )
 
 
-def _written(sheet: sheets.Sheet, hosts: list[tuple[Host, str, str]], now: float, database: object) -> bytes:
-    """Blocks: reports of an earlier run are read, and there may be thousands."""
-    put_hosts(sheet, [OneHost(id_, state, max(now - host.seen_at, 0.0), host.report) for host, id_, state in hosts])
+def _written(sheet: sheets.Sheet, hosts: list[tuple[Host, str, str]] | None, now: float, database: object) -> bytes:
+    """Blocks: reports of an earlier run are read, and there may be thousands. A standby knows of no hosts."""
+    if hosts is not None:
+        put_hosts(sheet, [OneHost(id_, state, max(now - host.seen_at, 0.0), host.report) for host, id_, state in hosts])
     if isinstance(database, Path):
         with suppress(OSError):
             sheet.put(OF_MANAGER.disk_free, float(shutil.disk_usage(database.parent).free))
