@@ -85,7 +85,7 @@ CLUSTER: Final = Dashboard(
                 Panel(
                     "Waiting for room", [("sum(ebbtide_cluster_preempted_vms) or vector(0)", "")], kind="stat", width=4
                 ),
-                Panel("Under pressure", [("sum(ebbtide_cluster_host_vms_under_pressure)", "")], kind="stat", width=4),
+                Panel("Under pressure", [("ebbtide_cluster_vms_under_pressure", "")], kind="stat", width=4),
             ),
         ),
         (
@@ -94,19 +94,19 @@ CLUSTER: Final = Dashboard(
                 *_sizes(
                     "What hosts let VMs hold",
                     [
-                        ("sum by (priority) (ebbtide_cluster_host_bound_AMOUNT)", "{{priority}}"),
-                        ("sum(ebbtide_cluster_host_free_AMOUNT)", "free"),
+                        ("sum by (priority) (ebbtide_cluster_bound_AMOUNT)", "{{priority}}"),
+                        ("sum(ebbtide_cluster_free_AMOUNT)", "free"),
                     ],
                     stacked=True,
                 ),
                 *_sizes(
                     "Sold, bound and capacity",
                     [
-                        ("sum(ebbtide_cluster_host_nominal_AMOUNT)", "nominal"),
-                        ("sum(ebbtide_cluster_host_bound_AMOUNT)", "bound"),
-                        ("sum(ebbtide_cluster_host_minimum_AMOUNT)", "minimum"),
-                        ("sum(ebbtide_cluster_host_capacity_AMOUNT)", "capacity"),
-                        ("sum(ebbtide_cluster_host_deflatable_AMOUNT)", "deflatable"),
+                        ("sum(ebbtide_cluster_nominal_AMOUNT)", "nominal"),
+                        ("sum(ebbtide_cluster_bound_AMOUNT)", "bound"),
+                        ("sum(ebbtide_cluster_minimum_AMOUNT)", "minimum"),
+                        ("sum(ebbtide_cluster_capacity_AMOUNT)", "capacity"),
+                        ("sum(ebbtide_cluster_deflatable_AMOUNT)", "deflatable"),
                     ],
                 ),
                 Panel("VMs", [("sum by (state) (ebbtide_cluster_vms)", "{{state}}")], stacked=True),

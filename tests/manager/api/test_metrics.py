@@ -55,9 +55,9 @@ async def test_a_leader_tells_of_itself_its_hosts_and_its_placements(tmp_path: P
         assert found['ebbtide_manager_operation_duration_seconds_count{kind="create",state="done"}'] == 1.0
         assert found['ebbtide_manager_preemptions_total{reason="minimum"}'] == 0.0
         (where,) = [agent.id for agent in agents if agent.vms]
-        assert found[f'ebbtide_cluster_host_nominal_memory_bytes{{host="{where}",priority="deflatable"}}'] == 1000 * MIB
-        assert found[f'ebbtide_cluster_host_bound_cpu_cores{{host="{where}",priority="deflatable"}}'] == 3.0
-        assert found[f'ebbtide_cluster_host_minimum_memory_bytes{{host="{where}",priority="deflatable"}}'] == 300 * MIB
+        assert found['ebbtide_cluster_nominal_memory_bytes{priority="deflatable"}'] == 1000 * MIB
+        assert found['ebbtide_cluster_bound_cpu_cores{priority="deflatable"}'] == 3.0
+        assert found['ebbtide_cluster_minimum_memory_bytes{priority="deflatable"}'] == 300 * MIB
         assert 0 <= found[f'ebbtide_cluster_host_report_age_seconds{{host="{where}"}}'] < 60
         assert found['ebbtide_cluster_vms{priority="deflatable",state="running"}'] == 1.0
         assert found['ebbtide_manager_reports_total{kind="news"}'] >= 2.0
@@ -86,13 +86,13 @@ async def test_a_silent_host_stands_with_its_last_report(tmp_path: Path) -> None
         await agent.close()
 
         async def silent() -> bool:
-            return (await values_of(cluster))['ebbtide_cluster_host_state{host="host-a",state="silent"}'] == 1.0
+            return 'ebbtide_cluster_host_state{host="host-a",state="silent"}' in await values_of(cluster)
 
         await cluster.until(silent)
         found = await values_of(cluster)
-        assert found['ebbtide_cluster_host_state{host="host-a",state="ready"}'] == 0.0
+        assert 'ebbtide_cluster_host_state{host="host-a",state="ready"}' not in found
         assert found['ebbtide_cluster_host_report_age_seconds{host="host-a"}'] >= 0.3
-        assert found['ebbtide_cluster_host_capacity_cpu_cores{host="host-a"}'] > 0
+        assert found["ebbtide_cluster_capacity_cpu_cores"] > 0
 
 
 async def test_a_hosts_metrics_come_through_the_manager_and_prometheus_hears_where(tmp_path: Path) -> None:
