@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 
 from deploy.grafana.dashboards import ALL, DIRECTORY, WIDE, document_of, expressions, text_of
+from deploy.prometheus.reference import PAGE, page
 from tests.deploy.names import unknown_names
 
 
@@ -36,3 +37,7 @@ def test_panels_do_not_overlap(name: str) -> None:
         assert beside or above, (one, other)
     assert max(place["x"] + place["w"] for place in places) == WIDE
     assert len({panel["id"] for panel in document_of(ALL[name])["panels"]}) == len(places)
+
+
+def test_the_reference_is_made_from_the_declarations() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "make metrics writes it anew"
