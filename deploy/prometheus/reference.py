@@ -27,8 +27,8 @@ def page() -> str:
         _labels(of_manager.LABELS),
         "## Of both\n",
         _metrics(COMMON),
-        "With these come `process_cpu_seconds_total`, `process_resident_memory_bytes` and others of the daemon's process,\n"
-        "by prometheus_client.\n",
+        "With these come `process_cpu_seconds_total`, `process_resident_memory_bytes` and others of the process, by\n"
+        "prometheus_client.\n",
     ]
     return "\n".join(parts)
 
