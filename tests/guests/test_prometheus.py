@@ -25,7 +25,7 @@ from tests.guests import prometheus
 from tests.guests.conftest import RunningLab
 from tests.guests.prometheus import Prometheus, until
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(1500), pytest.mark.asyncio(loop_scope="module")]
 
 #: Only the larger host has room for it, and then too little for the other one.
 LOW = VMSpec(
@@ -87,7 +87,7 @@ async def test_what_prometheus_says_of_a_deflation_is_the_ledger(
                 vm.guest_connected and vm.state is VMState.RUNNING and vm.current.memory_mib == LOW.nominal.memory_mib
             )
 
-        await until(settled, bool, 400.0)
+        await until(settled, bool, 700.0)
         await run(client, HIGH)
         try:
             known = await explanation_of(lab, LOW.name)
