@@ -1,7 +1,7 @@
-"""`metrics`: what Prometheus' metrics cost a manager and a host agent: kept, and asked for.
+"""`metrics-manager`, `metrics-agent`: what Prometheus' metrics cost a manager and a host agent: kept, and asked for.
 
-A real manager with a thousand hosts that report (as in `placement`), then a real `ebb-hostagent` over real guests; CPU
-time as the kernel counts it. ``EBB_BENCH_BEFORE``: a checkout without metrics, to compare with in the same run.
+A real manager with a thousand hosts that report (as in `placement`); a real `ebb-hostagent` over real guests. CPU time
+as the kernel counts it. ``EBB_BENCH_BEFORE``: a checkout without metrics, to compare with in the same run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hostagent.running import OVERHEAD_MIB
 
 HOSTS: Final = 1000
 WINDOW_S: Final = 8.0
-GUESTS: Final = 4
+GUESTS: Final = 2
 IDLE_S: Final = 30.0
 SETTLE_S: Final = 15.0
 SCRAPES: Final = 5
@@ -40,19 +40,29 @@ REPORTED_EVERY_S: Final = 2.0
 BEFORE: Final = "EBB_BENCH_BEFORE"
 
 
-def run(how: Pass) -> Figures:
-    """Raises BenchmarkFailed, EbbError or LabError."""
-    codes: dict[str, Path | None] = {"now": None}
-    if found := os.environ.get(BEFORE):
-        if not (Path(found) / "cluster_manager").is_dir():
-            raise BenchmarkFailed(f"{BEFORE}={found} is no checkout")
-        codes = {"before": Path(found), "now": None}
+def manager(how: Pass) -> Figures:
+    """Raises BenchmarkFailed."""
     with tempfile.TemporaryDirectory(prefix="ebb-bench-") as directory:
-        figures = _manager(Path(directory), codes, how)
+        return _manager(Path(directory), _codes(), how)
+
+
+def agent(how: Pass) -> Figures:
+    """Raises BenchmarkFailed, EbbError or LabError."""
+    codes = _codes()
     per_vm = idle.SIZE.vector() + ResourceVector(memory_mib=max(OVERHEAD_MIB.values()))
     count = 1 if how.quick else GUESTS
     with bench(per_vm * count, how.report, daemons=True) as ground:
-        return figures | run_async(_agent(ground, count, codes, how))
+        return run_async(_agent(ground, count, codes, how))
+
+
+def _codes() -> dict[str, Path | None]:
+    """What is compared: this checkout, and the one before, if one is named."""
+    found = os.environ.get(BEFORE)
+    if not found:
+        return {"now": None}
+    if not (Path(found) / "cluster_manager").is_dir():
+        raise BenchmarkFailed(f"{BEFORE}={found} is no checkout")
+    return {"before": Path(found), "now": None}
 
 
 def _manager(directory: Path, codes: Mapping[str, Path | None], how: Pass) -> Figures:
@@ -106,20 +116,20 @@ async def _agent(ground: BenchHost, count: int, codes: Mapping[str, Path | None]
     proxied: list[float] = []
     async with ManagerClient(ground.state.manager_url, token) as client:
         await idle.start(client, count, how)
-        manager = _process(ground, "manager")
+        passing = _process(ground, "manager")
         for name, code in codes.items():
             await _restart(ground, code)
             await asyncio.sleep(settle_s)
-            agent = _process(ground, ground.host.id)
+            looking = _process(ground, ground.host.id)
             for number in range(how.runs):
                 how.report(f"looking at the agent of {name} for {window_s:g} s ({number + 1} of {how.runs})")
-                spent[name].append(await _idle(agent, window_s))
+                spent[name].append(await _idle(looking, window_s))
                 if name == "now":
-                    before_s, at_s = idle.cpu_s(agent), idle.cpu_s(manager)
+                    before_s, at_s = idle.cpu_s(looking), idle.cpu_s(passing)
                     for _ in range(SCRAPES):
                         await _scrape(f"{ground.state.manager_url}/v1/hosts/{ground.host.id}/metrics", token)
-                    spent["scraped"].append(1000 * (idle.cpu_s(agent) - before_s) / SCRAPES)
-                    proxied.append(1000 * (idle.cpu_s(manager) - at_s) / SCRAPES)
+                    spent["scraped"].append(1000 * (idle.cpu_s(looking) - before_s) / SCRAPES)
+                    proxied.append(1000 * (idle.cpu_s(passing) - at_s) / SCRAPES)
     where = f"{count} settled VMs, windows of {window_s:g} s, a manager listens"
     figures = {
         "agent_cpu": Figure.over(spent["now"], "% of one core", where),
