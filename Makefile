@@ -9,7 +9,8 @@ AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo lab lab-down test test-deep test-packages test-vagrant check lint openapi docs packages box bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep test-packages test-vagrant check lint openapi metrics
+.PHONY: docs packages box bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -63,6 +64,10 @@ box: ## The Vagrant box of manager and hosts, build/ebbtide-debian12.box (root, 
 
 openapi: install ## Write docs/openapi/*.json
 	@$(BIN)/python -m ebbtide.cli.openapi
+
+metrics: install ## Write the tables of docs/reference/metrics.md and deploy/grafana/*.json
+	@PYTHONPATH=. $(BIN)/python -m deploy.prometheus.reference
+	@PYTHONPATH=. $(BIN)/python -m deploy.grafana.dashboards
 
 docs: install $(VENV)/.installed-docs ## The documentation as a site in build/site; broken links and anchors are errors
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -31,6 +31,8 @@ case $purpose in
             systemd
             # validates the Vagrantfiles (15 MB to fetch, 82 MB on disk, with Ruby)
             vagrant vagrant-libvirt
+            # promtool and a Prometheus of the tests' own, on loopback
+            prometheus
         )
         ;;
     *)
@@ -74,7 +76,7 @@ fi
 if [ "$purpose" = test ] && [ -d /run/systemd/system ]; then
     for package in "${missing[@]}"; do
         case $package in
-            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd)
+            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd | prometheus | prometheus-node-exporter)
                 "${as_root[@]}" systemctl disable --quiet "$package.service" || true
                 ;;
         esac

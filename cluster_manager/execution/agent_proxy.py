@@ -115,6 +115,14 @@ class AgentProxy:
             raise RequestError(404, f"there is no host {host}", "host")
         return await _passed_on(self._agents.adoptable(host, domain))
 
+    async def metrics(self, host: str) -> bytes:
+        """The metrics of a host's agent, as they come.
+
+        :raises RequestError: 404 unknown host, 503 where it does not answer.
+        """
+        self._known(host)
+        return await _passed_on(self._agents.metrics(host))
+
     def _known(self, host: str) -> None:
         if self._hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "id")

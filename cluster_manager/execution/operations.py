@@ -7,6 +7,7 @@ the plans stay unfinished in the store and go on with the next start.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -16,6 +17,7 @@ import structlog
 from cluster_manager.defaults import GONE_S
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
+from cluster_manager.execution.plan_totals import PlanTotals
 from cluster_manager.execution.running_plans import (
     acts,
     arrival_of,
@@ -121,6 +123,7 @@ class Operations:
         #: When a host's free room may be shared again.
         self._share_at: dict[str, float] = {}
         self._stopping = False
+        self.totals = PlanTotals()
 
     async def start(self, executor: InstructionExecutor) -> None:
         """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
@@ -296,6 +299,10 @@ class Operations:
         plans = [running.state for running in self._running.values()]
         found = {place for state in plans for place in (*places(state, held_by(state.id)), chosen_by(state.id))}
         return frozenset(place for place in found if place is not None)
+
+    def under_way(self) -> Counter[str]:
+        """How many plans of each kind have not ended."""
+        return Counter(running.state.kind for running in self._running.values() if not running.state.finished)
 
     def rebalancing(self) -> int:
         """How many moves of the manager's own are under way."""
@@ -492,6 +499,7 @@ class Operations:
         """Store the next state with its effects; only then does the plan go on."""
         at = await self._store.save_step(step.state, step.effects)
         said, notices = len(running.state.progress), notices_of(running.state.instruction)
+        self.totals.add(running.state, step, at - running.started_at)
         running.state, running.updated_at = step.state, at
         self._reserve(running)
         await self._remember(step.effects)

@@ -40,6 +40,10 @@ class WaitingVMs:
         """Those on which somebody waits."""
         return frozenset(self._by_host)
 
+    def since(self) -> dict[str, list[float]]:
+        """Since when VMs wait on each host, oldest first, seconds since the epoch."""
+        return {host: [row.preempted_at or 0.0 for row in rows] for host, rows in self._by_host.items()}
+
     def specs(self, host: str) -> list[VMSpec]:
         """What the VMs that wait on a host are sold as, oldest first."""
         return [row.spec for row in self._by_host.get(host, ())]

@@ -26,6 +26,7 @@ from ebbtide.messages.explanations import Explanation
 from ebbtide.messages.hosts import HostReport, TemplateList
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import command_token
+from ebbtide.rest.metrics import sheet
 
 log = structlog.get_logger()
 
@@ -146,6 +147,16 @@ class Agents:
         """What a domain of a host could be adopted as. Raises as `command`; asks once, since a client waits."""
         params = {"domain": domain}
         return await self._call(Adoptable, host, "GET", "/v1/adoptions", params=params, held_s=MEASURED_S, retry=False)
+
+    async def metrics(self, host: str) -> bytes:
+        """The metrics of a host agent, unread. Raises as `command`; asks once: the next scrape comes soon."""
+        self._check()
+        if host in self._revoked():
+            raise AgentUnreachable(f"{host} is revoked", sent=False)
+        raw = await self._raw_at(await self._address(host), host, "GET", sheet.PATH)
+        if len(raw) >= ANSWER_LIMIT:
+            raise AgentFailed(f"{host} answers with more than {ANSWER_LIMIT} bytes of metrics")
+        return raw
 
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode. Raises as `command`."""
@@ -285,10 +296,29 @@ class Agents:
         held_s: float = 0.0,
         left_out: Collection[str] = (),
     ) -> B:
-        """One call at an address, where only the agent of that host gets to see it.
+        """One call at an address.
 
         :param left_out: fields of the body.
         """
+        raw = await self._raw_at(url, host, method, path, params, body, held_s, left_out)
+        try:
+            # One of a later version may say more.
+            return answer.model_validate_json(raw, extra="ignore")
+        except ValidationError as error:
+            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+
+    async def _raw_at(
+        self,
+        url: str,
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: BaseModel | None = None,
+        held_s: float = 0.0,
+        left_out: Collection[str] = (),
+    ) -> bytes:
+        """One call at an address, where only the agent of that host gets to see it; the body of what all is well."""
         headers = {"Authorization": f"Bearer {command_token(self._key, host)}"}
         options: dict[str, Any] = {"headers": headers, "params": params, "allow_redirects": False}
         # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
@@ -318,11 +348,7 @@ class Agents:
             raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
         if status >= 300:
             raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
-        try:
-            # One of a later version may say more.
-            return answer.model_validate_json(raw, extra="ignore")
-        except ValidationError as error:
-            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+        return raw
 
 
 def _unknown_field(error: AgentRefused) -> str | None:

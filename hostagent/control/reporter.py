@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -53,10 +54,13 @@ class Reporter:
                 self._host.changed.clear()
                 try:
                     await self._send_to_leader(session)
+                    self._host.reports.taken += 1
+                    self._host.reports.taken_at = time.time()
                     if self._silent:
                         log.info("the manager answers again", manager=self._managers[0])
                     self._silent = False
                 except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
+                    self._host.reports.failed += 1
                     if not self._silent:
                         log.warning(
                             "the manager does not take our report; we go on",

@@ -31,6 +31,8 @@ NOWHERE = ("POST", "/v1/vms/{name}/migrate")
 STREAM = ("GET", "/v1/events/stream")
 #: For a browser.
 PAGE = ("GET", "/")
+#: For Prometheus.
+METRICS = {("GET", "/metrics"), ("GET", "/v1/hosts/{id}/metrics"), ("GET", "/v1/prometheus/targets")}
 #: For `ebb-hostagent join`.
 JOINING = {("GET", "/v1/ca"), ("POST", "/v1/enrolments")}
 SIZES = ["--cpu-cores", "1", "--memory-mib", "512"]
@@ -129,7 +131,7 @@ async def test_every_route_that_clients_may_ask_is_in_the_table(running: Running
         for route in running.lab.cluster.server.app.router.routes()
         if route.resource is not None and description_of(route.handler).security != "agent"
     }
-    assert routes - {PAGE} - JOINING == set(COVERED)
+    assert routes - {PAGE} - METRICS - JOINING == set(COVERED)
 
 
 async def test_every_command_asks_its_route_and_every_client_method_is_there(running: Running, tmp_path: Path) -> None:

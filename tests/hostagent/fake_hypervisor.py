@@ -16,6 +16,7 @@ from ebbtide.deflation.cascade.ordinary import Statement
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.metrics.totals import Calls
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.libvirt.hypervisor import (
     Candidate,
@@ -40,6 +41,7 @@ class FakeHypervisor:
         self._socket = socket
         self._host_id = host_id
         self.moves = NoMoves()
+        self.calls = Calls()
         self._numbers = itertools.count()
         #: Who is told that a domain has started, stopped or rebooted.
         self.listeners: list[Callable[[str, bool], None]] = []

@@ -47,6 +47,7 @@ ROUTES = {
     ("GET", "/v1/adoptions"): "operator",
     ("POST", "/v1/adoptions"): "operator",
     ("GET", "/v1/templates"): "viewer",
+    ("GET", "/metrics"): "metrics",
     ("POST", "/v1/reclaims"): "operator",
     ("POST", "/v1/reinflations"): "operator",
 }
