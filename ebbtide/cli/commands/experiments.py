@@ -166,6 +166,8 @@ def _print(results: Results, metrics: list[str], json: bool) -> None:
             [(*(_value(case[a]) for a in axes), m, _mean(found[m])) for case, found in cases for m in chosen],
             "no runs",
         )
+    for warning in results.meta.get("warnings", ()):
+        typer.echo(f"warning: {warning}", err=True)
     made = results.meta["runs"]
     typer.echo(
         f"{made['total']} runs: {made['made']} made, {made['kept']} kept, {made['failed']} failed; "

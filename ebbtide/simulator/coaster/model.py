@@ -23,6 +23,7 @@ class Case:
 
     terms: Terms
     jobs: Mixed | Input
+    rows: bool = False
 
 
 class CoasterModel:
@@ -62,6 +63,7 @@ class CoasterModel:
                 long_mean_s=g.number("long_mean_s", 5000.0, above=0),
                 cutoff_s=g.number("cutoff_s", usual.cutoff_s, above=0),
             ),
+            rows=g.flag("rows", False),
         )
         g.end()
         return case
@@ -75,8 +77,9 @@ class CoasterModel:
         if isinstance(jobs, Mixed):
             batches = jobs.batches(np.random.default_rng([seed, 0]), settings.terms.servers)
         else:
-            batches = jobs.batches(JobBatch, "jobs")
-        return Outcome(run(batches, settings.terms, seed).metrics)
+            batches = jobs.batches(JobBatch, "jobs", from_first=True)
+        done = run(batches, settings.terms, seed)
+        return Outcome(done.metrics, {"jobs": done.rows()} if settings.rows else {}, done.warnings)
 
 
 MODEL: Final = CoasterModel()

@@ -169,8 +169,21 @@ def _facts(experiment: Experiment, sweep: _Sweep, metrics: Sequence[str]) -> dic
         "settings": dict(experiment.settings),
         "runs": {"total": len(ended), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
         "failures": failures[:_MOST_FAILURES],
+        "warnings": [*experiment.notes, *_warnings(ended)],
         "host": host_facts(),
     }
+
+
+def _warnings(ended: Sequence[tuple[Run, Finished]]) -> list[str]:
+    """What runs warn of: each sentence once, with the first run that said it and how many did."""
+    said: dict[str, list[Run]] = {}
+    for run, one in ended:
+        for sentence in one.outcome.warnings:
+            said.setdefault(sentence, []).append(run)
+    return [
+        f"{sentence} ({runs[0]}{f'; {len(runs)} runs' if len(runs) > 1 else ''})"
+        for sentence, runs in list(said.items())[:_MOST_FAILURES]
+    ]
 
 
 def _make(
@@ -190,7 +203,10 @@ def _make(
     todo = [sweep.runs[number] for number in missing]
     say(sweep.status("preparing"))
     settings = [model.settings(case.given) for case in {id(run.case): run.case for run in todo}.values()]
-    prepared = model.prepare(settings, lambda share: say(sweep.status(f"preparing, {share:.0%}")))
+    try:
+        prepared = model.prepare(settings, lambda share: say(sweep.status(f"preparing, {share:.0%}")))
+    except InvalidParameter as error:
+        raise ExperimentError(_key(error), error.problem) from error
     sweep.begin_s = time.monotonic()
     files.check()
     say(sweep.status("running"))
@@ -242,6 +258,11 @@ def _count(workers: int | None) -> int:
     return workers
 
 
+def _key(error: InvalidParameter) -> str:
+    """Where in the file what a model refuses stands."""
+    return error.field if error.field.startswith(INPUTS) else f"settings.{error.field}"
+
+
 def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -> list[dict[str, float]]:
     """Every case before the first run, so that a slip in the last one costs no hour; the bounds of each."""
     found: list[dict[str, float]] = []
@@ -249,8 +270,7 @@ def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -
         try:
             found.append(bounds_of(model, model.settings(case.given)))
         except InvalidParameter as error:
-            field = error.field if error.field.startswith(INPUTS) else f"settings.{error.field}"
-            raise InvalidParameter(field, f"{error.problem} ({case})" if case.axes else error.problem) from error
+            raise InvalidParameter(_key(error), f"{error.problem} ({case})" if case.axes else error.problem) from error
     for number, plot in enumerate(experiment.plots, 1):
         for name in (*plot.bounds, *(mark.bound for mark in plot.marks)):
             if not any(name in bounds for bounds in found):
