@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ebbtide.simulator.coaster.running import POLICIES, Terms, run
+from ebbtide.simulator.coaster.running import METRICS, POLICIES, Terms, run
 from ebbtide.simulator.coaster.workload import Mixed
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
@@ -30,7 +30,8 @@ class CoasterModel:
     """A run's seed draws the probes, and the jobs where they are made."""
 
     name: Final = "coaster"
-    version: Final = 1
+    version: Final = 2
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""

@@ -19,6 +19,13 @@ from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.columns import Floats
 
+#: What a run gives.
+METRICS: Final = (
+    *("delay_mean_s", "delay_max_s", "delay_p50_s", "delay_p90_s", "delay_p99_s", "long_delay_mean_s"),
+    *("short_completion_mean_s", "long_completion_mean_s", "short_tasks", "long_work_share", "servers_on_demand"),
+    *("utilisation", "transient_most", "transient_peak", "transient_mean", "transient_lifetime_mean_h"),
+    *("transient_lifetime_max_h", "probes_void", "span_h", "normalised_mean", "saving"),
+)
 POLICIES: Final = ("eagle", "cloudcoaster", "always-on")
 
 
@@ -96,9 +103,8 @@ class Run:
         """What is to be said of jobs that are not taken as they are."""
         if not self.wide:
             return ()
-        return (
-            f"{self.wide} of {len(self.state.at_s)} jobs want more than a core a task, which counts as one slot here",
-        )
+        jobs = len(self.state.at_s)
+        return (f"{self.wide} of {jobs} jobs want more than one core a task, and get one slot a task all the same",)
 
     def rows(self) -> dict[str, Any]:
         """What became of each job, in the order of the trace."""

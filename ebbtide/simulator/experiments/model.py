@@ -117,7 +117,8 @@ class Model(Protocol[S]):
     """A model. One run is a pure function of settings, seed and prepared data: the same in, the same out.
 
     May have ``bounds(settings) -> dict[str, float]`` too: what analysis says of a case, drawn beside what was found,
-    and ``version: int``, which rises when runs of an earlier one do not hold any more.
+    ``version: int``, which rises when runs of an earlier one do not hold any more, and ``metrics``, the names of all
+    that it gives, so that an axis or a plot that does not go with them is refused before the first run.
     """
 
     @property

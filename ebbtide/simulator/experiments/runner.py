@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -121,7 +121,7 @@ def _run(
     found = {number: one for number, run in enumerate(all_runs) if (one := load(_file(directory, run))) is not None}
     sweep = _Sweep(all_runs, found, len(found))
     for one in found.values():
-        _fits(experiment, one)
+        _fits(experiment, one.outcome.metrics)
     _make(experiment, model, sweep, files, directory, workers, dask, say)
     say(sweep.status("writing"))
     finished = [sweep.found[number] for number in range(len(all_runs))]
@@ -221,7 +221,7 @@ def _make(
                 if event.finished.error:
                     sweep.failed += 1
                 else:
-                    _fits(experiment, event.finished)
+                    _fits(experiment, event.finished.outcome.metrics)
                     save(_file(directory, sweep.runs[number]), event.finished)
             say(sweep.status("running", sum(event.under_way.values())))
 
@@ -271,6 +271,8 @@ def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -
             found.append(bounds_of(model, model.settings(case.given)))
         except InvalidParameter as error:
             raise InvalidParameter(_key(error), f"{error.problem} ({case})" if case.axes else error.problem) from error
+    if (metrics := getattr(model, "metrics", None)) is not None:
+        _fits(experiment, metrics)
     for number, plot in enumerate(experiment.plots, 1):
         for name in (*plot.bounds, *(mark.bound for mark in plot.marks)):
             if not any(name in bounds for bounds in found):
@@ -279,9 +281,9 @@ def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -
     return found
 
 
-def _fits(experiment: Experiment, finished: Finished) -> None:
-    """What the file wants, the model gives; found out by the first run."""
-    metrics = list(finished.outcome.metrics)
+def _fits(experiment: Experiment, metrics: Iterable[str]) -> None:
+    """What the file wants, the model gives; a model that does not say what it gives shows it by the first run."""
+    metrics = list(metrics)
     clash = columns.clash(experiment.axis_names, metrics)
     if clash is not None:
         raise ExperimentError(clash, "is a metric of the model, and so no name for an axis")
