@@ -40,6 +40,8 @@ DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
 PORT: Final = 7101
 LIMIT_S: Final = 30.0
 LONGEST_TOKEN: Final = 500
+#: The id in the file that comes with the package.
+UNNAMED: Final = "..."
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
 EXAMPLES: Final = """\
 examples:
@@ -141,14 +143,19 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     except ValueError as error:
         raise HostAgentError(str(error)) from None
     if not given.force:
-        try:
-            has = tomllib.loads(given.config.read_text()) if given.config.exists() else {}
-        except (OSError, ValueError) as error:
-            raise HostAgentError(f"{given.config} cannot be read: {error}") from None
-        if has or (given.directory / "host.pem").exists():
-            what = given.config if has else given.directory / "host.pem"
+        named = _options(given.config).get("id", UNNAMED) != UNNAMED
+        if named or (given.directory / "host.pem").exists():
+            what = given.config if named else given.directory / "host.pem"
             raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
     return host, manager, listen
+
+
+def _options(config: Path) -> dict[str, Any]:
+    """What stands in the file of options; none where there is no file."""
+    try:
+        return tomllib.loads(config.read_text()) if config.exists() else {}
+    except (OSError, ValueError) as error:
+        raise HostAgentError(f"{config} cannot be read: {error}") from None
 
 
 async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
@@ -238,7 +245,10 @@ def _written(directory: Path, answer: Enrolment, given: argparse.Namespace, list
             "tls_key": str(directory / "host.key"),
             "client_ca": str(directory / "ca.pem"),
         }
-    # A string of JSON is one of TOML, and so is an array of them.
+    if not given.force:
+        # What was set for this host before it had a name: its templates, its reserve.
+        options |= {name: value for name, value in _options(given.config).items() if name not in options}
+    # A string of JSON is one of TOML, and so are numbers, truth values and arrays.
     lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
     return "\n".join(["# Written by `ebb-hostagent join`; all options: `ebb config example hostagent`.", *lines, ""])
 

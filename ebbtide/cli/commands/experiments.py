@@ -42,6 +42,9 @@ def run(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on the Dask cluster at tcp://...")] = None,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="FILE.parquet", help="Write a row for each job of each run here.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Keep no runs of an earlier sweep.")] = False,
     json: Json = False,
 ) -> None:
@@ -51,10 +54,15 @@ def run(
 
     overrides = {key: document.value_of(value) for key, value in _pairs("--set", sets or [])}
     given = dict(_pairs("--input", inputs or []))
+    if rows is not None:
+        if rows.suffix != ".parquet":
+            raise typer.BadParameter(f"--rows must be a file .parquet, not {rows}")
+        overrides["settings.rows"] = True
     words = ["ebb", "sim", "run", str(file)]
     words += [] if output is None else ["--output", str(output)]
     words += [word for pair in sets or [] for word in ("--set", pair)]
     words += [word for pair in inputs or [] for word in ("--input", pair)]
+    words += [] if rows is None else ["--rows", str(rows)]
     try:
         with _progress(file.name) as listener:
             results = runner.run(
@@ -73,6 +81,8 @@ def run(
         raise typer.Exit(_INTERRUPTED) from None
     _print(results, [], json)
     failed = [one for one in results.columns["error"].tolist() if one]
+    if rows is not None and len(failed) < len(results):
+        results.export("jobs", rows)
     if failed:
         print_error(f"{len(failed)} of {len(results)} runs failed, the first: {failed[0]}")
         raise typer.Exit(1)
@@ -166,6 +176,8 @@ def _print(results: Results, metrics: list[str], json: bool) -> None:
             [(*(_value(case[a]) for a in axes), m, _mean(found[m])) for case, found in cases for m in chosen],
             "no runs",
         )
+    for warning in results.meta.get("warnings", ()):
+        typer.echo(f"warning: {warning}", err=True)
     made = results.meta["runs"]
     typer.echo(
         f"{made['total']} runs: {made['made']} made, {made['kept']} kept, {made['failed']} failed; "

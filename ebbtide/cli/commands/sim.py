@@ -125,6 +125,8 @@ def _show(found: dict[str, Any], convert: Path | None) -> None:
         facts.append(("comments, header, blank", _count(report["comments"])))
     facts += [(f"left out: {reason}", _count(count)) for reason, count in report["skipped"].items()]
     facts.append(("malformed", _count(report["malformed"])))
+    if report["longer"]:
+        facts.append(("with more columns, not read", _count(report["longer"])))
     if report["reordered"]:
         facts.append(("put in order", _count(report["reordered"])))
     if report["origin"]:

@@ -97,6 +97,11 @@ class ClusterModel:
                 return workload.sampled(given.batches(VmBatch, "vms", report, from_first=True), share).arrays()
 
             found[path, share] = shared_arrays(what, read)
+        for one in settings:
+            last_s = float(found[str(one.vms.path), one.sample_share]["arrives_s"][-1])
+            if one.window_from_s > last_s:
+                problem = f"is {one.window_from_s:g}, but the last VM of the trace arrives at {last_s:g} s"
+                raise InvalidParameter("window_from_s", problem)
         return found
 
     def run(self, settings: ClusterSettings, seed: int, prepared: Any, progress: Progress) -> Outcome:
@@ -152,6 +157,7 @@ class Case:
         arrays = prepared[str(settings.vms.path), settings.sample_share]
         of_times, of_vms = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
         sample = workload.moved_off_grid(workload.Sample.of(arrays), settings.grid_s, of_times)
+        self._until_s = settings.window_until_s
         self._demand = demand = workload.offered(sample, settings.window_s)
         if demand.peak_cores <= 0:
             raise InvalidParameter("window_from_s", "and window_until_s make a window in which the trace has no VM")
@@ -176,6 +182,8 @@ class Case:
     def outcome(self) -> Outcome:
         """Figures of a run that has come to its end."""
         cluster, demand = self.cluster, self._demand
+        last_s, until_s = float(self.arrivals.at_s[-1]), self._until_s
+        beyond = f"the window ends at {until_s:g} s, and the last VM of the trace arrives at {last_s:g} s"
         capacity = cluster.nodes.capacity
         cores, mib = capacity[:, CPU].sum(), capacity[:, MEMORY].sum()
         found = {
@@ -196,6 +204,7 @@ class Case:
                 },
                 "days": {"day": days, "offered_overcommitment": np.array(demand.daily_mean_cores) / cores},
             },
+            (beyond,) if last_s < until_s else (),
         )
 
 

@@ -85,7 +85,7 @@ class PreemptionModel:
         run = ReturningCluster(case.cluster, case.arrivals, settings.way, settings.costs, window_s, settings.pace)
         run.run(window_s[1], progress)
         outcome = case.outcome()
-        return Outcome({**outcome.metrics, **_figures(case, run.account, window_s)}, outcome.tables)
+        return Outcome({**outcome.metrics, **_figures(case, run.account, window_s)}, outcome.tables, outcome.warnings)
 
 
 def _figures(case: model.Case, account: Account, window_s: tuple[float, float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ebbtide.simulator.coaster.running import POLICIES, Terms, run
+from ebbtide.simulator.coaster.running import METRICS, POLICIES, Terms, run
 from ebbtide.simulator.coaster.workload import Mixed
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
@@ -23,13 +23,15 @@ class Case:
 
     terms: Terms
     jobs: Mixed | Input
+    rows: bool = False
 
 
 class CoasterModel:
     """A run's seed draws the probes, and the jobs where they are made."""
 
     name: Final = "coaster"
-    version: Final = 1
+    version: Final = 2
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""
@@ -62,6 +64,7 @@ class CoasterModel:
                 long_mean_s=g.number("long_mean_s", 5000.0, above=0),
                 cutoff_s=g.number("cutoff_s", usual.cutoff_s, above=0),
             ),
+            rows=g.flag("rows", False),
         )
         g.end()
         return case
@@ -75,8 +78,9 @@ class CoasterModel:
         if isinstance(jobs, Mixed):
             batches = jobs.batches(np.random.default_rng([seed, 0]), settings.terms.servers)
         else:
-            batches = jobs.batches(JobBatch, "jobs")
-        return Outcome(run(batches, settings.terms, seed).metrics)
+            batches = jobs.batches(JobBatch, "jobs", from_first=True)
+        done = run(batches, settings.terms, seed)
+        return Outcome(done.metrics, {"jobs": done.rows()} if settings.rows else {}, done.warnings)
 
 
 MODEL: Final = CoasterModel()

@@ -19,6 +19,13 @@ from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.columns import Floats
 
+#: What a run gives.
+METRICS: Final = (
+    *("delay_mean_s", "delay_max_s", "delay_p50_s", "delay_p90_s", "delay_p99_s", "long_delay_mean_s"),
+    *("short_completion_mean_s", "long_completion_mean_s", "short_tasks", "long_work_share", "servers_on_demand"),
+    *("utilisation", "transient_most", "transient_peak", "transient_mean", "transient_lifetime_mean_h"),
+    *("transient_lifetime_max_h", "probes_void", "span_h", "normalised_mean", "saving"),
+)
 POLICIES: Final = ("eagle", "cloudcoaster", "always-on")
 
 
@@ -87,6 +94,30 @@ class Run:
     state: a.Coaster
     long: Any
     ended_s: float
+    #: Names of the jobs, and of how many their tasks want more than one core.
+    names: Any
+    wide: int = 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be said of jobs that are not taken as they are."""
+        if not self.wide:
+            return ()
+        jobs = len(self.state.at_s)
+        return (f"{self.wide} of {jobs} jobs want more than one core a task, and get one slot a task all the same",)
+
+    def rows(self) -> dict[str, Any]:
+        """What became of each job, in the order of the trace."""
+        state = self.state
+        return {
+            "job": np.arange(len(state.at_s)),
+            "id": self.names,
+            "tasks": np.diff(state.offsets),
+            "long": np.asarray(self.long, bool),
+            "submitted_s": np.array(state.at_s),
+            "ended_s": np.array(state.ended_s),
+            "waited_mean_s": np.add.reduceat(state.waited_s, state.offsets[:-1]) / np.diff(state.offsets),
+        }
 
     @property
     def short_delay_s(self) -> Floats:
@@ -116,7 +147,7 @@ class Run:
             "long_completion_mean_s": _of(spans[self.long], np.mean),
             "short_tasks": float(len(short)),
             "long_work_share": _share(self.long, state),
-            "servers": float(servers),
+            "servers_on_demand": float(servers),
             "utilisation": float(state.numbers[a.NUMBER.busy_s]) / (span_s * servers) if span_s > 0 else 0.0,
             "transient_most": float(most),
             "transient_peak": float(state.knobs[a.KNOB.peak]),
@@ -140,8 +171,11 @@ def run(batches: Iterable[JobBatch], terms: Terms, seed: int, compile: bool = Tr
     :raises InvalidParameter: no jobs.
     :raises ConservationBroken: an error of the simulator.
     """
-    at, mean, counts, runtimes = [], [], [], []
+    at, mean, counts, runtimes, names = [], [], [], [], []
+    wide = 0
     for batch in batches:
+        names.append(batch.id.astype(np.str_))
+        wide += int((batch.cpu_cores > 1).sum())
         tasks = batch.task_runtime_s
         at.append(batch.submit_s)
         mean.append(np.where(np.isfinite(batch.runtime_s), batch.runtime_s, tasks.means()))
@@ -161,7 +195,7 @@ def run(batches: Iterable[JobBatch], terms: Terms, seed: int, compile: bool = Tr
     if broken:
         raise ConservationBroken(a.RULES[broken])
     long = np.array([is_long(mean_s, terms.cutoff_s) for mean_s in state.mean_s], bool)
-    return Run(terms, state, long, ended_s)
+    return Run(terms, state, long, ended_s, np.concatenate(names), wide)
 
 
 def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: Terms, seed: int) -> a.Coaster:

@@ -13,7 +13,7 @@ from ebbtide.simulator.errors import ExperimentError, InvalidParameter
 from ebbtide.simulator.experiments import plotting
 from ebbtide.simulator.experiments.experiment import BOUND, RESERVED, Axis, Experiment, Policy, Value
 from ebbtide.simulator.experiments.fields import Given
-from ebbtide.simulator.experiments.model import INPUTS, POLICY, Input
+from ebbtide.simulator.experiments.model import INPUTS, MADE, POLICY, Input
 
 TABLES: Final = ("experiment", INPUTS, "settings", "sweep", "plots")
 #: Keys of [experiment] that ``--set`` finds without their table.
@@ -60,6 +60,7 @@ def parsed(
     :param directory: what paths are relative to.
     :raises InvalidParameter: names the key, and what is allowed.
     """
+    document, left_out = _without_made(document, inputs or {})
     document = _overridden(document, overrides or {})
     whole = Given(document)
     own = Given(whole.table("experiment"), "experiment.")
@@ -73,6 +74,8 @@ def parsed(
         raise own.wrong("metrics", "has a metric twice")
     policies = tuple(_policies(own))
     _apart(settings, axes, policies)
+    for axis in axes:
+        _replaced(settings, axis.name)
     experiment = Experiment(
         name=name,
         model=own.text("model"),
@@ -84,6 +87,7 @@ def parsed(
         seeds=_seeds(own),
         metrics=metrics,
         plots=(),
+        notes=left_out,
     )
     given_plots = whole.value("plots", [])
     own.end()
@@ -113,6 +117,8 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
                 table = "experiment"
             elif _has(found.get("sweep"), key):
                 table, value = "sweep", value if isinstance(value, list | Mapping) else [value]
+            elif isinstance(value, list | Mapping) and _has_one(found.get("settings"), key):
+                table = "sweep"
             else:
                 table = "settings"
             rest = key
@@ -142,6 +148,57 @@ def _has(sweep: Any, key: str) -> bool:
             return False
         sweep = sweep[step]
     return True
+
+
+def _has_one(settings: Any, key: str) -> bool:
+    """Whether settings have a single value under this name, of which several make an axis."""
+    for step in (key,) if isinstance(settings, Mapping) and key in settings else key.split("."):
+        if not isinstance(settings, Mapping) or step not in settings:
+            return False
+        settings = settings[step]
+    return not isinstance(settings, list | Mapping)
+
+
+def _without_made(
+    document: Mapping[str, Any], others: Mapping[str, str | Path]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The document for inputs that it does not name, where its model can make them: without what says how.
+
+    :returns: what was left out, too, in sentences.
+    """
+    found = dict(document)
+    own, stated = document.get("experiment"), document.get(INPUTS, {})
+    made = MADE.get(str(own.get("model")), {}) if isinstance(own, Mapping) else {}
+    notes = []
+    for name in [one for one in others if one in made and isinstance(stated, Mapping) and one not in stated]:
+        found[INPUTS] = {**found.get(INPUTS, {}), name: {}}
+        gone = []
+        for table in ("settings", "sweep"):
+            given = found.get(table)
+            if isinstance(given, Mapping):
+                gone += [key for key in made[name] if key in given]
+                found[table] = {key: value for key, value in given.items() if key not in made[name]}
+        if isinstance(found.get("plots"), list):
+            found["plots"] = [_plot_without(plot, made[name]) for plot in found["plots"]]
+            if not found.get("sweep") and not found["experiment"].get("policies"):
+                del found["plots"]
+        if gone:
+            notes.append(f"the input {name} stands in place of what the file makes: without {', '.join(gone)}")
+    return found, tuple(notes)
+
+
+def _plot_without(plot: Any, axes: Sequence[str]) -> Any:
+    """A plot without these axes, and without what analysis says of what is made."""
+    if not isinstance(plot, Mapping):
+        return plot
+    kept = {key: value for key, value in plot.items() if key not in ("bounds", "marks")}
+    places = [kept.get(key, []) for key in ("x", "lines", "panels")]
+    if any(one in axes for place in places for one in ([place] if isinstance(place, str) else place)):
+        # What is left finds places of its own.
+        kept = {key: value for key, value in kept.items() if key not in ("x", "lines", "panels", "x_scale")}
+    if isinstance(kept.get("where"), Mapping):
+        kept["where"] = {axis: value for axis, value in kept["where"].items() if axis not in axes}
+    return kept
 
 
 def _settings(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -240,8 +297,17 @@ def _policies(own: Given) -> Iterator[Policy]:
         yield policy
 
 
+def _replaced(settings: dict[str, Any], name: str) -> None:
+    """Remove a setting that an axis has in its place."""
+    *tables, last = name.split(".")
+    place: Any = settings
+    for table in tables:
+        place = place.get(table, {})
+    place.pop(last, None)
+
+
 def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence[Policy]) -> None:
-    """What an axis varies, or the policies do, nothing else may state."""
+    """What an axis varies no policy may state, and no other axis; it goes before a setting of its name."""
     if policies and POLICY in settings:
         raise InvalidParameter(f"settings.{POLICY}", "stands in experiment.policies, too; only one of them may")
     for number, axis in enumerate(axes):
@@ -256,7 +322,7 @@ def _apart(settings: Mapping[str, Any], axes: Sequence[Axis], policies: Sequence
             place: Any = given
             for table in tables:
                 place = place.get(table, {}) if isinstance(place, Mapping) else {}
-            if not isinstance(place, Mapping) or last in place:
+            if not isinstance(place, Mapping) or (last in place and given is not settings):
                 raise InvalidParameter(f"sweep.{axis.name}", f"stands in {where}, too; only one of them may")
 
 

@@ -110,6 +110,8 @@ class Experiment:
     metrics: tuple[str, ...]
     #: Empty: one for each metric, chosen by the axes.
     plots: tuple[Plot, ...]
+    #: What of the file does not count, in sentences.
+    notes: tuple[str, ...] = ()
 
     @property
     def axis_names(self) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def save(path: Path, finished: Finished) -> None:
         "metrics": dict(finished.outcome.metrics),
         "run_s": finished.run_s,
         "tables": tables,
+        "warnings": list(finished.outcome.warnings),
     }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **{_HEAD: np.array(json.dumps(head))}, **arrays)  # type: ignore[arg-type]
@@ -93,7 +94,7 @@ def load(path: Path) -> Finished | None:
         }
     except (OSError, KeyError, TypeError, ValueError):
         return None
-    return Finished(Outcome(head["metrics"], tables), head["run_s"])
+    return Finished(Outcome(head["metrics"], tables, tuple(head.get("warnings", ()))), head["run_s"])
 
 
 def write_whole(path: Path, content: bytes) -> None:

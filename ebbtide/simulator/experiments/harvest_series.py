@@ -110,6 +110,9 @@ class HarvestModel:
                 return vm_columns(given.batches(VmBatch, "vms", report, from_first=True))
 
             found[path] = shared_arrays(what, read)
+        for one in settings:
+            if one.vms is not None:
+                _ends(one.warm_up_s, min(one.until_s, float(found[str(one.vms.path)]["arrives_s"][-1])))
         return found
 
     def run(self, settings: HarvestSettings, seed: int, prepared: Any, progress: Progress) -> Outcome:
@@ -136,8 +139,7 @@ class HarvestModel:
                 progress(min(float(batch.at_s[-1]) / until_s, 1.0))
         # Beyond the last arrival servers only empty; that is no part of the trace.
         end_s = min(until_s, clock.last_s) if settings.vms is not None else until_s
-        if end_s <= settings.warm_up_s:
-            raise InvalidParameter("warm_up_s", f"must end before the VMs do, at {end_s:g} s")
+        _ends(settings.warm_up_s, end_s)
         changes = _Changes.of(np.concatenate(machine), np.concatenate(at), np.concatenate(cores), end_s)
         metrics = changes.metrics(settings.warm_up_s, end_s, settings.servers)
         counts = servers.counts
@@ -151,6 +153,12 @@ class HarvestModel:
 
 
 MODEL: Final = HarvestModel()
+
+
+def _ends(warm_up_s: float, end_s: float) -> None:
+    """:raises InvalidParameter: nothing is left of the VMs after the warm-up."""
+    if end_s <= warm_up_s:
+        raise InvalidParameter("warm_up_s", f"must end before the VMs do, at {end_s:g} s, but is {warm_up_s:g}")
 
 
 class _Clock:

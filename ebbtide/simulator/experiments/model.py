@@ -27,6 +27,11 @@ INPUTS: Final = "inputs"
 #: The key under which it finds the policy, where the experiment states policies.
 POLICY: Final = "policy"
 
+#: How jobs are made (docs/internals/jobs.md), but for how many.
+_DURATIONS: Final = (
+    *("durations", "least_s", "most_s", "centre_s", "spread_s", "shape", "exponent"),
+    *("job_cores", "least_tasks", "most_tasks"),
+)
 #: Where the models are: module and name of an instance in it. Imported when an experiment asks for it.
 MODELS: Final[dict[str, str]] = {
     "harvest-series": "ebbtide.simulator.experiments.harvest_series:MODEL",
@@ -37,6 +42,21 @@ MODELS: Final[dict[str, str]] = {
     "matching": "ebbtide.simulator.matching.model:MODEL",
     "intervals": "ebbtide.simulator.intervals.model:MODEL",
     "waiting": "ebbtide.simulator.waiting.model:MODEL",
+}
+
+#: Settings that say how a model makes what an input brings, by model and input: they count for nothing beside it.
+MADE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "harvest-series": {"vms": ("arrivals_per_h", "lifetime_shape", "lifetime_least_s", "lifetime_most_s")},
+    "jobs": {
+        "jobs": ("load", "days", *_DURATIONS),
+        "capacity": (
+            *("machines", "cpu_cores", "memory_mib", "capacity", "capacity_interval_s"),
+            *("capacity_step", "capacity_least", "capacity_most", "capacity_start"),
+        ),
+    },
+    "waiting": {"jobs": ("load", "days", "sized_for", *_DURATIONS)},
+    "intervals": {"jobs": ("load", *_DURATIONS)},
+    "coaster": {"jobs": ("load", "hours", "long_share", "long_mean_s")},
 }
 
 
@@ -85,17 +105,20 @@ class Outcome:
 
     :param metrics: a number by name, with the unit in the name; NaN where there is none.
     :param tables: by name; each is columns by name, 1-d arrays of one length, of numbers, flags or texts.
+    :param warnings: what one should know before one believes the metrics; sentences.
     """
 
     metrics: Mapping[str, float]
     tables: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class Model(Protocol[S]):
     """A model. One run is a pure function of settings, seed and prepared data: the same in, the same out.
 
     May have ``bounds(settings) -> dict[str, float]`` too: what analysis says of a case, drawn beside what was found,
-    and ``version: int``, which rises when runs of an earlier one do not hold any more.
+    ``version: int``, which rises when runs of an earlier one do not hold any more, and ``metrics``, the names of all
+    that it gives, so that an axis or a plot that does not go with them is refused before the first run.
     """
 
     @property
@@ -169,7 +192,7 @@ def checked(outcome: Outcome) -> Outcome:
         shapes = {values.shape for values in tables[table].values()}
         if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
             raise InvalidParameter(f"table {table}", "must have 1-d columns of one length")
-    return Outcome(metrics, tables)
+    return Outcome(metrics, tables, tuple(map(str, outcome.warnings)))
 
 
 def _column(values: Any) -> NDArray[Any]:

@@ -57,6 +57,7 @@ def html(results: Results, plots: Sequence[Plot]) -> str:
             f"<title>{escape(str(results.meta['name']))}</title><style>{_STYLE}</style></head><body>",
             *_head(results),
             *_failures(results),
+            *(f'<p class="failed">{escape(one)}.</p>' for one in results.meta.get("warnings", ())),
             *(line for number, plot in enumerate(plots, 1) for line in _plot(results, plot, number)),
             *_means(results),
             *_runs(results),

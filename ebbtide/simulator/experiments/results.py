@@ -109,6 +109,10 @@ class Results:
             raise ExperimentError("table", f"{name!r} is not there")
         return _read(path)
 
+    def export(self, name: str, path: Path) -> None:
+        """Write a table of all runs as Parquet. Raises ExperimentError: there is none, or it cannot be written."""
+        _write(path, self.table(name))
+
     def _chosen(self, case: Mapping[str, Value]) -> NDArray[np.bool_]:
         """Which runs are at these values of axes. Raises ExperimentError."""
         chosen = np.ones(len(self), np.bool_)

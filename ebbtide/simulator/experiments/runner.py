@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -121,7 +121,7 @@ def _run(
     found = {number: one for number, run in enumerate(all_runs) if (one := load(_file(directory, run))) is not None}
     sweep = _Sweep(all_runs, found, len(found))
     for one in found.values():
-        _fits(experiment, one)
+        _fits(experiment, one.outcome.metrics)
     _make(experiment, model, sweep, files, directory, workers, dask, say)
     say(sweep.status("writing"))
     finished = [sweep.found[number] for number in range(len(all_runs))]
@@ -169,8 +169,21 @@ def _facts(experiment: Experiment, sweep: _Sweep, metrics: Sequence[str]) -> dic
         "settings": dict(experiment.settings),
         "runs": {"total": len(ended), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
         "failures": failures[:_MOST_FAILURES],
+        "warnings": [*experiment.notes, *_warnings(ended)],
         "host": host_facts(),
     }
+
+
+def _warnings(ended: Sequence[tuple[Run, Finished]]) -> list[str]:
+    """What runs warn of: each sentence once, with the first run that said it and how many did."""
+    said: dict[str, list[Run]] = {}
+    for run, one in ended:
+        for sentence in one.outcome.warnings:
+            said.setdefault(sentence, []).append(run)
+    return [
+        f"{sentence} ({runs[0]}{f'; {len(runs)} runs' if len(runs) > 1 else ''})"
+        for sentence, runs in list(said.items())[:_MOST_FAILURES]
+    ]
 
 
 def _make(
@@ -190,7 +203,10 @@ def _make(
     todo = [sweep.runs[number] for number in missing]
     say(sweep.status("preparing"))
     settings = [model.settings(case.given) for case in {id(run.case): run.case for run in todo}.values()]
-    prepared = model.prepare(settings, lambda share: say(sweep.status(f"preparing, {share:.0%}")))
+    try:
+        prepared = model.prepare(settings, lambda share: say(sweep.status(f"preparing, {share:.0%}")))
+    except InvalidParameter as error:
+        raise ExperimentError(_key(error), error.problem) from error
     sweep.begin_s = time.monotonic()
     files.check()
     say(sweep.status("running"))
@@ -205,7 +221,7 @@ def _make(
                 if event.finished.error:
                     sweep.failed += 1
                 else:
-                    _fits(experiment, event.finished)
+                    _fits(experiment, event.finished.outcome.metrics)
                     save(_file(directory, sweep.runs[number]), event.finished)
             say(sweep.status("running", sum(event.under_way.values())))
 
@@ -242,6 +258,11 @@ def _count(workers: int | None) -> int:
     return workers
 
 
+def _key(error: InvalidParameter) -> str:
+    """Where in the file what a model refuses stands."""
+    return error.field if error.field.startswith(INPUTS) else f"settings.{error.field}"
+
+
 def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -> list[dict[str, float]]:
     """Every case before the first run, so that a slip in the last one costs no hour; the bounds of each."""
     found: list[dict[str, float]] = []
@@ -249,8 +270,9 @@ def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -
         try:
             found.append(bounds_of(model, model.settings(case.given)))
         except InvalidParameter as error:
-            field = error.field if error.field.startswith(INPUTS) else f"settings.{error.field}"
-            raise InvalidParameter(field, f"{error.problem} ({case})" if case.axes else error.problem) from error
+            raise InvalidParameter(_key(error), f"{error.problem} ({case})" if case.axes else error.problem) from error
+    if (metrics := getattr(model, "metrics", None)) is not None:
+        _fits(experiment, metrics)
     for number, plot in enumerate(experiment.plots, 1):
         for name in (*plot.bounds, *(mark.bound for mark in plot.marks)):
             if not any(name in bounds for bounds in found):
@@ -259,9 +281,9 @@ def _checked(experiment: Experiment, model: Model[Any], cases: Sequence[Case]) -
     return found
 
 
-def _fits(experiment: Experiment, finished: Finished) -> None:
-    """What the file wants, the model gives; found out by the first run."""
-    metrics = list(finished.outcome.metrics)
+def _fits(experiment: Experiment, metrics: Iterable[str]) -> None:
+    """What the file wants, the model gives; a model that does not say what it gives shows it by the first run."""
+    metrics = list(metrics)
     clash = columns.clash(experiment.axis_names, metrics)
     if clash is not None:
         raise ExperimentError(clash, "is a metric of the model, and so no name for an axis")

@@ -40,13 +40,15 @@ def parse(form: Format, layout: Sequence[Column], data: bytes, numbers: Indices)
         if narrowed is None:
             return None
         data = narrowed
+    names = [c.name for c in layout]
+    if form.longer:
+        cells = len(data[: data.find(b"\n")].split(form.delimiter))
+        names += [f"behind the last: {place}" for place in range(len(names), cells)]
     wanted = [c for c in layout if c.form is not Form.IGNORED]
     try:
         table = pyarrow.csv.read_csv(
             pyarrow.py_buffer(data),
-            read_options=pyarrow.csv.ReadOptions(
-                column_names=[c.name for c in layout], block_size=len(data) + 1, use_threads=False
-            ),
+            read_options=pyarrow.csv.ReadOptions(column_names=names, block_size=len(data) + 1, use_threads=False),
             parse_options=pyarrow.csv.ParseOptions(
                 delimiter=(form.delimiter or b" ").decode(), quote_char=False, ignore_empty_lines=True
             ),
@@ -67,7 +69,7 @@ def parse(form: Format, layout: Sequence[Column], data: bytes, numbers: Indices)
             columns[column.name] = values
     except (pyarrow.ArrowException, ValueError):
         return None
-    return Table(columns, numbers)
+    return Table(columns, numbers, len(numbers) if len(names) > len(layout) else 0)
 
 
 def _type(column: Column) -> Any:

@@ -30,11 +30,14 @@ def parse(
     cells: dict[str, list[Any]] = {c.name: [] for c in layout if c.form is not Form.IGNORED}
     faults: list[Fault] = []
     good: list[int] = []
+    longer = 0
     for number, line in zip(numbers.tolist(), lines, strict=True):
         try:
+            found = split(form, layout, line)
+            longer += len(found) > len(layout)
             values = [
                 (column, _value(column, cell))
-                for column, cell in zip(layout, split(form, layout, line), strict=True)
+                for column, cell in zip(layout, found, strict=False)
                 if column.form is not Form.IGNORED
             ]
         except Malformed as error:
@@ -44,13 +47,13 @@ def parse(
             cells[column.name].append(value)
         good.append(number)
     columns = {c.name: _column(c, cells[c.name]) for c in layout if c.form is not Form.IGNORED}
-    return Table(columns, np.array(good, np.int64)), faults
+    return Table(columns, np.array(good, np.int64), longer), faults
 
 
 def split(form: Format, layout: Sequence[Column], line: bytes) -> list[bytes]:
-    """The cells of a line.
+    """The cells of a line: as many as the format has, or more where it lets lines go on.
 
-    :raises Malformed: not as many as the format has.
+    :raises Malformed: not so many.
     """
     if form.split is not None:
         cells = form.split(line)
@@ -62,7 +65,7 @@ def split(form: Format, layout: Sequence[Column], line: bytes) -> list[bytes]:
         cells = line.split(form.delimiter)
     if len(cells) < len(layout):
         raise Malformed(layout[len(cells)].name, f"is missing: the line has {len(cells)} of {len(layout)} fields")
-    if len(cells) > len(layout):
+    if len(cells) > len(layout) and not form.longer:
         raise Malformed(layout[-1].name, f"is followed by {len(cells) - len(layout)} fields too many")
     return cells
 

@@ -45,6 +45,7 @@ def rows(
             for fault in sorted((*faults, *broken)):
                 report.fault(fault)
             report.read += len(good)
+            report.longer += table.longer
             report.check()
             for part in _portions(form, good):
                 if (found := builder.add(part)) is not None:

@@ -81,4 +81,5 @@ def _share(form: Format, lines: Sequence[bytes]) -> float:
             return 1.0
     table, _ = linewise.parse(form, columns, data, np.arange(1, len(data) + 1, dtype=np.int64))
     good, _ = judge(columns, form.checks, table)
-    return len(good) / len(data)
+    # Who knows all columns goes before who reads over some.
+    return len(good) / len(data) * (1.0 if not table.longer else 0.99)

@@ -45,6 +45,8 @@ class Report:
     read: int = 0
     malformed: int = 0
     given: int = 0
+    #: Lines that go on behind the format's last column, where it allows that; the rest of them is not read.
+    longer: int = 0
     #: Well-formed lines that are no row, by reason.
     skipped: Counter[str] = field(default_factory=Counter)
     #: Rows that stood later in the file than their time, and were put right.
@@ -96,6 +98,7 @@ class Report:
             "read": self.read,
             "malformed": self.malformed,
             "given": self.given,
+            "longer": self.longer,
             "skipped": dict(self.skipped),
             "reordered": self.reordered,
             "examples": [{"line": f.line, "field": f.field, "problem": f.problem} for f in self.examples],

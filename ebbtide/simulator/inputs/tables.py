@@ -64,6 +64,8 @@ class Table:
 
     columns: Mapping[str, Any]
     lines: Indices
+    #: Lines, well formed or not, that go on behind the format's last column.
+    longer: int = 0
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -166,6 +168,7 @@ class Format:
     :param defaults: its options.
     :param order: what is known of the order of public files.
     :param expands: the column that says how many values a line becomes: lines are built in portions by it.
+    :param longer: lines may go on behind the last column; what stands there is not read, and that is counted.
     :param calendar: times are instants, and become seconds from the first row.
     """
 
@@ -184,6 +187,7 @@ class Format:
     calendar: bool = False
     expands: str | None = None
     unit: str | None = None
+    longer: bool = False
 
     def options(self, given: Options) -> Options:
         """All options of the format, with what was given.

@@ -21,8 +21,10 @@ from ebbtide.simulator.intervals.history import big_from, intervals
 from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
 from ebbtide.simulator.jobs.columns import Floats
 from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.facts import Facts, known
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, Walk, made
 from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.jobs.settings import Settings
 
 _DAY_S: Final = 86_400.0
@@ -75,13 +77,15 @@ class Case:
     every_s: float
     least: float
     mean: float
-    load: float
+    #: None: as the trace has it.
+    load: float | None
     stable_fill: float
     aggressiveness: float
     bands: int
     history_days: float
     learns: bool
     engine: Settings
+    rows: bool = False
 
 
 class IntervalsModel:
@@ -121,7 +125,7 @@ class IntervalsModel:
             every_s=3600.0 / per_h,
             least=least,
             mean=mean,
-            load=g.number("load", 0.8, above=0),
+            load=g.number("load", 0.8, above=0) if trace is None else None,
             stable_fill=g.number("stable_fill", 1.1, least=0),
             aggressiveness=g.number("aggressiveness", 0.6, least=0, most=1),
             bands=g.whole("bands", 1, least=1, most=10_000),
@@ -134,29 +138,54 @@ class IntervalsModel:
                 to_s=g.number("to_s", days * _DAY_S),
                 validate=g.flag("validate", False),
             ),
+            rows=g.flag("rows", False),
         )
+        if case.engine.from_s >= days * _DAY_S:
+            raise InvalidParameter(
+                "from_s", f"must be before the end of the {days:g} days, but is {case.engine.from_s:g}"
+            )
         if carbon is not None and case.history_days:
             raise InvalidParameter("history_days", "must be 0 with a series: there is no walk to make a history of")
         g.end()
         return case
 
-    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
-        """Nothing."""
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[Any, Facts]:
+        """What is in each trace of jobs: whether the windows lie in it, and the load that it makes."""
+        found: dict[Any, Facts] = {}
+        for number, case in enumerate(settings):
+            if isinstance(case.jobs, Input):
+                key = str(case.jobs.path), case.days
+                found[key] = known(case.jobs, case.days * _DAY_S)
+                found[key].within(case.engine.from_s, case.engine.to_s)
+            progress((number + 1) / len(settings))
+        return found
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         """One run: the same jobs and switches for all policies of a seed."""
-        return Outcome(simulate(settings, seed, progress))
+        facts = None
+        if isinstance(settings.jobs, Input):
+            facts = (prepared or {}).get((str(settings.jobs.path), settings.days))
+            facts = facts or known(settings.jobs, settings.days * _DAY_S)
+        return simulate(settings, seed, progress, facts=facts)
 
 
 MODEL: Final = IntervalsModel()
 
 
-def simulate(case: Case, seed: int, progress: Callable[[float], None], compile: bool = True) -> dict[str, float]:
-    """Figures of one run. Raises InvalidParameter."""
+def simulate(
+    case: Case, seed: int, progress: Callable[[float], None], compile: bool = True, facts: Facts | None = None
+) -> Outcome:
+    """One run, whose trace of jobs, if it has one, is as ``facts`` say. Raises InvalidParameter."""
     until_s = case.days * _DAY_S
-    options = _options(case, seed)
+    load = case.load
+    if load is None:
+        assert facts is not None
+        load = facts.mean_cores / (case.mean * case.machines.count * case.machines.cpu_cores)
+    options = _options(case, seed, load)
+    rows = JobRowsTable() if case.rows else None
+    jobs = _jobs(case, seed, _RUN_JOBS)
     engine = Engine(
-        _jobs(case, seed, _RUN_JOBS),
+        jobs if rows is None else rows.named(jobs),
         None,
         capacity.machines(
             _shares(case, seed, _RUN_CAPACITY, until_s), case.machines.count, case.machines.cpu_cores, 2.0**39
@@ -165,9 +194,14 @@ def simulate(case: Case, seed: int, progress: Callable[[float], None], compile: 
         settings=case.engine,
         seed=seed,
         most_cores=case.machines.cpu_cores,
+        done=None if rows is None else rows.take,
         compile=compile,
     )
-    return _figures(engine.run(lambda now_s: progress(min(now_s / until_s, 1.0))), options)
+    found = engine.run(lambda now_s: progress(min(now_s / until_s, 1.0)))
+    tables = {} if rows is None else {"jobs": rows.columns()}
+    beyond = () if facts is None else facts.beyond(case.engine.to_s)
+    warnings = (*found.too_wide(case.machines.cpu_cores), *beyond)
+    return Outcome(_figures(found, options, load), tables, warnings)
 
 
 def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
@@ -198,13 +232,13 @@ def _shares(case: Case, seed: int, which: int, for_s: float) -> Iterable[SeriesB
     ]
 
 
-def _options(case: Case, seed: int) -> Options:
+def _options(case: Case, seed: int, load: float) -> Options:
     """The policy's thresholds, learned from other jobs and other intervals than those of the run."""
     stable = int(case.least * case.machines.count + 1e-9) if isinstance(case.platform, Walk) else 0
     core_s, runtime_s = _seen(_jobs(case, seed, _PAST_JOBS))
     past = _shares(case, seed, _PAST_CAPACITY, case.history_days * _DAY_S) if case.history_days else []
     # Big jobs fill the stable machines; of the work, that is this share (the thesis does not say its threshold).
-    share = case.stable_fill * case.least / (case.load * case.mean)
+    share = case.stable_fill * case.least / (load * case.mean)
     return Options(
         heuristics=case.heuristics,
         stable=stable,
@@ -217,7 +251,7 @@ def _options(case: Case, seed: int) -> Options:
     )
 
 
-def _figures(found: Results, options: Options) -> dict[str, float]:
+def _figures(found: Results, options: Options, load: float) -> dict[str, float]:
     there = found.there_core_s
     return {
         "goodput": found.goodput,
@@ -227,6 +261,9 @@ def _figures(found: Results, options: Options) -> dict[str, float]:
         "failure_rate": found.kills / found.jobs if found.jobs else math.nan,
         "jobs": float(found.jobs),
         "jobs_left": float(found.jobs_left),
+        "jobs_refused": float(found.jobs_refused),
+        "refused_work_share": found.refused_work_share,
+        "offered_load": load,
         "big_core_h": options.big_core_s / 3600,
         "intervals_known": float(options.ended.sum()),
         **{name: found.measures[name] for name in ("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s")},

@@ -249,10 +249,12 @@ class Sums(NamedTuple):
     all_measured: int = 22
     #: Work of replicas that were withdrawn, in core-seconds.
     withdrawn: int = 24
+    #: Core-seconds of jobs that were refused.
+    refused: int = 26
 
 
 SUM: Final = Sums()
-SUMS: Final = 26
+SUMS: Final = 28
 
 #: Columns of `changes`: machine, cores, MiB.
 CHANGE_INTS: Final = 3

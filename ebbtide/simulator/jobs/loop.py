@@ -45,6 +45,8 @@ def admit(s: State, row: int, now_s: float) -> bool:
     cores = s.queues[queue, QUEUE.cores]
     if 0 < s.options[OPTION.most_cores] < cores:
         s.counts[COUNT.refused] += 1
+        for task in range(first, s.in_offsets[row + 1]):
+            add(s.sums, SUM.refused, cores * s.in_runtime[task] * replicas)
         return True
     if s.counts[COUNT.job_room] < 1 or s.counts[COUNT.task_room] < count:
         s.counts[COUNT.wanted] = count

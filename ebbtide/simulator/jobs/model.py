@@ -17,7 +17,10 @@ from ebbtide.simulator.generators.durations import BoundedPareto, ClampedZipf, D
 from ebbtide.simulator.generators.quantiles import SURF_HALF_YEAR
 from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
 from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.facts import Facts, Supply, since, supplied
+from ebbtide.simulator.jobs.facts import known as known_of
 from ebbtide.simulator.jobs.nodes import KINDS
+from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.jobs.settings import DISCIPLINES, ESTIMATES, KILLS, REQUEUE, Settings
 
 _DURATIONS: Final = ("uniform", "gaussian", "pareto", "zipf", "surf")
@@ -76,9 +79,13 @@ class Case:
 
     policy: str
     engine: Settings
-    machines: Machines
+    #: None: an input of capacity says which there are.
+    machines: Machines | None
     jobs: Made | Input
     changes: Walk | Input | None
+    #: Of a trace of capacity, what falls on time 0.
+    capacity_from_s: float = 0.0
+    rows: bool = False
 
 
 class JobsModel:
@@ -101,59 +108,104 @@ class JobsModel:
                 most=g.number("capacity_most", 1.0, least=0.0, most=1.0),
                 start=g.number("capacity_start", 0.7, least=0.0, most=1.0),
             )
-            if isinstance(jobs, Input):
-                raise InvalidParameter("capacity", "can walk only where jobs are made: a trace does not say its end")
         engine = _engine(g)
         if isinstance(jobs, Made) and engine.from_s >= jobs.until_s:
             raise InvalidParameter("from_s", f"must be before the last job, but is {engine.from_s:g}")
-        memory_mib = g.whole("memory_mib", 0, least=0)
         case = Case(
             policy=g.choice(POLICY, tuple(KINDS), "best-fit"),
             engine=engine,
-            machines=Machines(
-                g.whole("machines", least=1, most=MOST_MACHINES),
-                g.whole("cpu_cores", least=1, most=MOST_CORES),
-                memory_mib or None,
-            ),
+            # An input says all that there is. Who states them all the same states of what `load` is a share.
+            machines=None if series is not None and "machines" not in g and "cpu_cores" not in g else _machines(g),
             jobs=jobs,
             changes=changes,
+            capacity_from_s=g.number("capacity_from_s", 0.0, least=0.0) if series is not None else 0.0,
+            rows=g.flag("rows", False),
         )
         g.end()
         return case
 
-    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
-        """Nothing: traces stream through each run."""
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[Any, Any]:
+        """What is in each trace, which says whether the windows lie in it; the traces stream through each run."""
+        found: dict[Any, Any] = {}
+        for number, case in enumerate(settings):
+            facts = _facts(case, found)
+            if facts is not None:
+                facts.within(case.engine.from_s, case.engine.to_s)
+            _supply(case, facts, found)
+            progress((number + 1) / len(settings))
+        return found
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         job_seed, change_seed, policy_seed = np.random.SeedSequence(seed).spawn(3)
-        machines: Machines | None = settings.machines
-        changes: Iterator[CapacityBatch] | None = None
-        mean_cores = float(settings.machines.count * settings.machines.cpu_cores)
-        jobs, end_s = settings.jobs, math.nan
+        known = dict(prepared or {})
+        facts = _facts(settings, known)
+        supply = _supply(settings, facts, known)
+        jobs = settings.jobs
+        # Made jobs come for so long, those of a trace until its last one; then the walk stands still.
+        end_s = jobs.until_s if isinstance(jobs, Made) else facts.last_s if facts is not None else math.nan
+        machines, changes = settings.machines, settings.changes
+        mean_cores = supply.mean_cores if supply is not None else math.nan
+        if machines is not None:
+            mean_cores = float(machines.count * machines.cpu_cores)
+        stream: Iterator[CapacityBatch] | None = None
+        if isinstance(changes, Walk):
+            assert machines is not None
+            mean_cores *= changes.start
+            stream = changes.batches(np.random.default_rng(change_seed), end_s, machines)
+        elif changes is not None:
+            stream = since(changes.batches(CapacityBatch, "capacity", from_first=True), settings.capacity_from_s)
         if isinstance(jobs, Made):
-            end_s = jobs.until_s
-        if isinstance(settings.changes, Walk):
-            rng = np.random.default_rng(change_seed)
-            mean_cores *= settings.changes.start
-            changes, machines = settings.changes.batches(rng, end_s, settings.machines), None
-        elif settings.changes is not None:
-            # An input says all that there is; `machines` only how much is wanted of it.
-            changes, machines = settings.changes.batches(CapacityBatch, "capacity"), None
-        if isinstance(jobs, Made):
-            made = jobs.batches(np.random.default_rng(job_seed), mean_cores)
+            batches = jobs.batches(np.random.default_rng(job_seed), mean_cores)
         else:
-            made = jobs.batches(JobBatch, "jobs")
+            batches = jobs.batches(JobBatch, "jobs", from_first=True)
+        most_cores = supply.most_cores if supply is not None else machines.cpu_cores if machines is not None else 1
+        rows = JobRowsTable() if settings.rows else None
         engine = Engine(
-            made,
-            machines,
-            changes,
+            batches if rows is None else rows.named(batches),
+            machines if stream is None else None,
+            stream,
             policy=settings.policy,
             settings=settings.engine,
             seed=int(policy_seed.generate_state(1)[0]),
-            most_cores=None if isinstance(settings.changes, Input) else settings.machines.cpu_cores,
+            most_cores=most_cores,
+            done=None if rows is None else rows.take,
         )
-        found = engine.run(lambda now_s: progress(min(now_s / end_s, 1.0)) if end_s > 0 else None)
-        return Outcome(found.metrics)
+        found = engine.run(lambda now_s: progress(min(max(now_s / end_s, 0.0), 1.0)) if end_s > 0 else None)
+        tables = {} if rows is None else {"jobs": rows.columns()}
+        beyond = () if facts is None else facts.beyond(settings.engine.to_s)
+        return Outcome(found.metrics, tables, (*found.too_wide(most_cores), *beyond))
+
+
+def _machines(g: Given) -> Machines:
+    memory_mib = g.whole("memory_mib", 0, least=0)
+    return Machines(
+        g.whole("machines", least=1, most=MOST_MACHINES),
+        g.whole("cpu_cores", least=1, most=MOST_CORES),
+        memory_mib or None,
+    )
+
+
+def _facts(case: Case, known: dict[Any, Any]) -> Facts | None:
+    """What the trace of jobs is; None where they are made."""
+    if isinstance(case.jobs, Made):
+        return None
+    key = ("jobs", str(case.jobs.path))
+    if key not in known:
+        known[key] = known_of(case.jobs)
+    found: Facts = known[key]
+    return found
+
+
+def _supply(case: Case, facts: Facts | None, known: dict[Any, Any]) -> Supply | None:
+    """What the trace of capacity gives while jobs come; None where there is none."""
+    if not isinstance(case.changes, Input):
+        return None
+    until_s = case.jobs.until_s if isinstance(case.jobs, Made) else facts.last_s if facts is not None else math.inf
+    key = ("capacity", str(case.changes.path), case.capacity_from_s, until_s)
+    if key not in known:
+        known[key] = supplied(case.changes, case.capacity_from_s, until_s)
+    found: Supply = known[key]
+    return found
 
 
 def made(g: Given) -> Made:

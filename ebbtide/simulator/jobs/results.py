@@ -40,6 +40,8 @@ class Results:
     lost_core_s: float
     used_core_s: float
     there_core_s: float
+    #: Of all work that was asked for, measured or not, that of jobs that were refused.
+    refused_work_share: float
     #: Useful work / cores that were there; lost work / all work; used / there. NaN where there was none.
     goodput: float
     waste: float
@@ -53,6 +55,15 @@ class Results:
         flat = {name: float(getattr(self, name)) for name in self.__slots__ if name != "measures"}
         return flat | self.measures
 
+    def too_wide(self, most_cores: int) -> tuple[str, ...]:
+        """What is to be said of jobs that were refused."""
+        if not self.jobs_refused:
+            return ()
+        return (
+            f"{self.jobs_refused} of {self.jobs + self.jobs_refused} jobs want more cores than the {most_cores} of the "
+            f"largest machine and are left out, with {self.refused_work_share:.1%} of the work",
+        )
+
 
 def results(s: State) -> Results:
     """What the state says of a run so far."""
@@ -62,6 +73,7 @@ def results(s: State) -> Results:
         return float(s.sums[place] + s.sums[place + 1])
 
     useful, lost = total(c.SUM.done_measured), total(c.SUM.lost_measured)
+    came, refused = total(c.SUM.came_in), total(c.SUM.refused)
     used, there = total(c.SUM.used_measured), total(c.SUM.all_measured)
     return Results(
         jobs=counts[c.COUNT.jobs_in],
@@ -81,6 +93,7 @@ def results(s: State) -> Results:
         lost_core_s=lost,
         used_core_s=used,
         there_core_s=there,
+        refused_work_share=refused / (came + refused) if refused > 0 else 0.0,
         goodput=_share(useful, there),
         waste=_share(lost, useful + lost),
         utilisation=_share(used, there),

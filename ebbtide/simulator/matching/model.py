@@ -48,6 +48,7 @@ class Case:
     #: None: all machines of the pool are ours all the time.
     acquisition: Acquisition | None
     validate: bool
+    rows: bool = False
 
 
 class MatchingModel:
@@ -100,6 +101,7 @@ class MatchingModel:
             ),
             acquisition=acquisition,
             validate=g.flag("validate", False),
+            rows=g.flag("rows", False),
         )
         g.end()
         return case
@@ -160,6 +162,8 @@ class MatchingModel:
         start_s = float(found.at_s[0]) + WARM_UP_S
         statistics = found.statistics(start_s, start_s + done.span_s)
         tables: dict[str, dict[str, Any]] = {"jobs": {"completion_s": done.completion_s}}
+        if settings.rows:
+            tables["jobs"] |= done.jobs
         if done.calibration is not None:
             counts, predicted, observed = done.calibration
             tables["calibration"] = {"count": counts, "predicted": predicted, "observed": observed}

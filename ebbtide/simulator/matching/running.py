@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.inputs.batches import CapacityBatch, Floats
 from ebbtide.simulator.jobs.engine import Engine
 from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.matching import oracle
 from ebbtide.simulator.matching.acquiring import AcquiredMachines, Acquisition
 from ebbtide.simulator.matching.arrays import NUMBER, Matching
@@ -28,6 +29,8 @@ class Run:
     """What a scheme made of the jobs. Rows of ``completion_s`` are jobs, in the order of their submission."""
 
     completion_s: Floats
+    #: What became of each job (`JobRowsTable`).
+    jobs: Mapping[str, Any]
     results: Results
     #: Of tasks that were started, by decile: how many, the mean prediction, the share that completed.
     calibration: tuple[Floats, Floats, Floats] | None
@@ -82,27 +85,26 @@ def run(
         acquired = AcquiredMachines(pool, acquisition, seed, start_s)
         changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
     batch, until_s = jobs(workload, pool, start_s, seed, held_share)
-    done: list[Any] = []
+    told = JobRowsTable()
     engine = Engine(
-        [batch],
+        told.named([batch]),
         None,
         changes,
         policy=engine_policy(chosen, pool),
         settings=engine_settings(chosen, validate=validate),
         seed=seed,
-        done=done.append,
+        done=told.take,
         compile=compile,
     )
     if acquired is not None:
         acquired.state = lambda: engine.state
     # The engine names machines in the order in which they first change; the oracle goes by the pool's numbers.
     found = engine.run(progress)
-    rows = np.concatenate(done)
-    rows = rows[np.argsort(rows[:, 0])]
+    rows = told.columns()
     state = engine.policy_state
     calibration, brier = None, float("nan")
     if isinstance(state, Matching) and state.outcomes.sum() > 0:
         counts = np.maximum(state.outcomes, 1.0)
         calibration = (state.outcomes, state.predicted / counts, state.observed / counts)
         brier = float(state.numbers[NUMBER.squares] / state.outcomes.sum())
-    return Run(rows[:, 4] - rows[:, 2], found, calibration, brier, until_s - start_s, acquired)
+    return Run(rows["ended_s"] - rows["submitted_s"], rows, found, calibration, brier, until_s - start_s, acquired)

@@ -18,7 +18,7 @@ class Knobs(NamedTuple):
     #: Machines: the fixed ones; one for what is rented for good; then those of trials, and of jobs that stay after
     #: theirs, one for each number of cores: so each holds jobs in the order in which their time is up.
     fixed: int = 0
-    #: Cores of a fixed machine: the most that a job has.
+    #: Cores of a fixed machine; a job that wants more is rented for at once.
     most: int = 1
     #: Jobs are tried; what is believed of lengths counts not at all.
     tries: int = 2
@@ -42,6 +42,9 @@ class Knobs(NamedTuple):
     #: Where a look at the queue stands.
     phase: int = 15
     at: int = 16
+    #: Memory of a fixed machine, in MiB; and the count of jobs that were too large for one.
+    most_mib: int = 17
+    too_large: int = 18
 
 
 KNOB: Final = Knobs()

@@ -83,6 +83,11 @@ def ended(s: State, p: Waiting, task: int, machine: int, now_s: float, completed
             add(p.sums, PAID.late, 1.0)
 
 
+def too_large(p: Waiting, cores: int, memory_mib: int) -> bool:
+    """Whether no fixed machine would ever hold a job."""
+    return bool(cores > p.knobs[KNOB.most] or memory_mib > p.knobs[KNOB.most_mib])
+
+
 def would_be_late(s: State, p: Waiting, task: int, now_s: float) -> bool:
     """Whether a job is believed to wait b or longer, if it waits from now on."""
     mark = False
@@ -163,7 +168,9 @@ def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
             if queue < 0:
                 break
             task = s.queues[queue, QUEUE.cursor]
-            machine = best_fit(s, p.nodes, task, now_s)
+            machine = -1
+            if not too_large(p, s.queues[queue, QUEUE.cores], s.queues[queue, QUEUE.memory]):
+                machine = best_fit(s, p.nodes, task, now_s)
             if machine >= 0:
                 s.queues[queue, QUEUE.cursor] = s.tasks[task, TASK.next]
                 return int(task), machine
@@ -183,6 +190,9 @@ def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
             if s.tasks[task, TASK.kills] > 0:
                 continue
             cores = s.tasks[task, TASK.cores]
+            if too_large(p, cores, s.tasks[task, TASK.memory]):
+                p.knobs[KNOB.too_large] += 1
+                return int(task), int(fixed)
             believed_s = length_s(s.times[task, TIME.estimate], cores, p.knobs[KNOB.by_core_time] != 0)
             # Who is short, or is tried first, needs no belief about its wait.
             late = False

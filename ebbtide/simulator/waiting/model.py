@@ -16,7 +16,9 @@ from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.engine import Machines
+from ebbtide.simulator.jobs.facts import known
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, made
+from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.waiting.running import Terms, run
 from ebbtide.simulator.waiting.schemes import SCHEMES, named
 
@@ -36,6 +38,7 @@ class Case:
     jobs: Made | Input
     sized_for: int
     terms: Terms
+    rows: bool = False
 
 
 class WaitingModel:
@@ -68,12 +71,19 @@ class WaitingModel:
                 from_s=g.number("from_s", -np.inf),
                 validate=g.flag("validate", False),
             ),
+            rows=g.flag("rows", False),
         )
         g.end()
+        if isinstance(jobs, Made) and case.terms.from_s >= jobs.until_s:
+            raise InvalidParameter("from_s", f"must be before the last job, but is {case.terms.from_s:g}")
         return case
 
     def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
-        """Nothing: traces stream through each run."""
+        """Whether the windows lie in their traces; these stream through each run."""
+        for number, case in enumerate(settings):
+            if isinstance(case.jobs, Input):
+                known(case.jobs).within(case.terms.from_s)
+            progress((number + 1) / len(settings))
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         """One run. Made jobs are the seed's own; a forest learns from others of their kind."""
@@ -85,6 +95,7 @@ class WaitingModel:
                 return jobs.batches(np.random.default_rng([seed, which]), cores)
             return jobs.batches(JobBatch, "jobs", from_first=True)
 
+        rows = JobRowsTable() if settings.rows else None
         found = run(
             lambda: stream(0),
             settings.machines,
@@ -93,8 +104,9 @@ class WaitingModel:
             seed,
             training=lambda: stream(1),
             progress=progress,
+            rows=rows,
         )
-        return Outcome(found.metrics)
+        return Outcome(found.metrics, {} if rows is None else {"jobs": rows.columns()})
 
 
 MODEL: Final = WaitingModel()

@@ -13,7 +13,7 @@ from ebbtide.matcher.policies.forest import Forest, nothing
 from ebbtide.matcher.policies.waiting import SIZES
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.jobs import nodes
-from ebbtide.simulator.jobs.columns import MACHINE, State
+from ebbtide.simulator.jobs.columns import MACHINE, UNLIMITED_MIB, State
 from ebbtide.simulator.jobs.engine import Machines
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.waiting import arrays as a
@@ -71,6 +71,7 @@ def policy(options: Options, machines: Machines) -> Policy:
     def resized(s: State, p: Any, most_cores: int, seed: int) -> a.Waiting:
         knobs = np.zeros(a.KNOBS, np.int64)
         knobs[a.KNOB.fixed], knobs[a.KNOB.most] = machines.count, machines.cpu_cores
+        knobs[a.KNOB.most_mib] = UNLIMITED_MIB if machines.memory_mib is None else machines.memory_mib
         knobs[a.KNOB.tries] = options.tries and options.short_below_s > 0
         knobs[a.KNOB.late] = a.LATE[options.late]
         knobs[a.KNOB.by_core_time] = options.by_core_time

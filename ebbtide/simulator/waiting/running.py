@@ -12,8 +12,9 @@ import numpy as np
 from ebbtide.matcher.policies.waiting import CORE_HOUR, RESERVED_SHARE
 from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import JobBatch
-from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.engine import Engine, Machines, Sink
 from ebbtide.simulator.jobs.results import Results
+from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.jobs.settings import Settings
 from ebbtide.simulator.waiting import arrays as a
 from ebbtide.simulator.waiting.learning import Learned, learn
@@ -58,7 +59,9 @@ class Run:
     on_demand_core_s: float
     tried_core_s: float
     fixed_utilisation: float
-    #: Jobs: at once on demand, tried, stayed after it, gave up waiting; share that waited at all.
+    #: Jobs: at once on demand (too large for a fixed machine, or not), tried, stayed after it, gave up waiting; share
+    #: that waited at all.
+    too_large: int
     rented: int
     tried: int
     stayed: int
@@ -84,7 +87,7 @@ class Run:
             "wait_max_h": self.results.measures["task_wait_max_s"] / 3600,
             "wait_p99_h": self.results.measures["task_wait_p99_s"] / 3600,
             "slowdown_mean": self.results.measures["slowdown_mean"],
-            **{name: float(getattr(self, name)) for name in ("rented", "tried", "stayed", "gave_up")},
+            **{name: float(getattr(self, name)) for name in ("too_large", "rented", "tried", "stayed", "gave_up")},
             "jobs": float(self.results.jobs),
             "jobs_refused": float(self.results.jobs_refused),
         }
@@ -98,6 +101,8 @@ class _Span:
     count: int
     first_s: float
     last_s: float
+    #: Cores of the widest job.
+    widest: int
 
 
 def run(
@@ -109,12 +114,14 @@ def run(
     training: Jobs | None = None,
     progress: Callable[[float], None] | None = None,
     compile: bool = True,
+    rows: JobRowsTable | None = None,
 ) -> Run:
     """Run it to the end.
 
     Who would wait too long is known after a run in which all such jobs wait and give up: under a work-conserving order
     they never touch the fixed machines, so that without them all others start when they did (§2.1).
 
+    :param rows: takes what became of each job.
     :param training: what a forest learns from; default: the jobs themselves.
     :raises InvalidParameter: jobs of several tasks, or none.
     """
@@ -130,7 +137,9 @@ def run(
         learned = runs.learned(training or jobs)
         options = replace(options, late="forest", forest=learned.forest)
         told(0.7)
-    engine = runs.engine(jobs, span, options)
+    engine = runs.engine(
+        (lambda: rows.named(jobs())) if rows else jobs, span, options, done=rows.take if rows else None
+    )
     found = engine.run(
         (lambda now_s: told(min(1.0, (now_s - span.first_s) / (span.last_s - span.first_s + 1)))) if progress else None
     )
@@ -146,7 +155,7 @@ class _Runs:
     compile: bool
 
     def span(self, jobs: Jobs) -> _Span:
-        count, first_s, last_s = 0, math.inf, -math.inf
+        count, first_s, last_s, widest = 0, math.inf, -math.inf, 1
         for batch in jobs():
             if not len(batch):
                 continue
@@ -154,11 +163,12 @@ class _Runs:
                 raise InvalidParameter("jobs", "must have one task each")
             count += len(batch)
             first_s, last_s = min(first_s, float(batch.submit_s[0])), max(last_s, float(batch.submit_s[-1]))
+            widest = max(widest, math.ceil(np.nanmax(batch.cpu_cores)))
         if not count:
             raise InvalidParameter("jobs", "are none")
         if not self.terms.from_s < last_s:
             raise InvalidParameter("from_s", f"must be before the last job, which comes at {last_s:g}")
-        return _Span(count, first_s, last_s)
+        return _Span(count, first_s, last_s, widest)
 
     def options(self, span: _Span, learning: bool = False) -> Options:
         scheme, terms = self.scheme, self.terms
@@ -189,7 +199,9 @@ class _Runs:
         count = int(state.knobs[a.KNOB.recorded])
         return learn(state.rows[:count], state.labels[:count], self.seed)
 
-    def engine(self, jobs: Jobs, span: _Span, options: Options, known: bool = False) -> Engine:
+    def engine(
+        self, jobs: Jobs, span: _Span, options: Options, known: bool = False, done: Sink | None = None
+    ) -> Engine:
         """An engine for one pass; ``known``: lengths are, whatever the scheme says."""
         off = self.scheme.short == "off" and not known
         return Engine(
@@ -205,7 +217,10 @@ class _Runs:
                 validate=self.terms.validate,
             ),
             seed=self.seed,
+            # What is too large for a fixed machine is rented for.
+            most_cores=max(self.machines.cpu_cores, span.widest),
             elastic=elastic(self.machines),
+            done=done,
             compile=self.compile,
         )
 
@@ -241,6 +256,7 @@ def _figures(
         on_demand_core_s=total(a.PAID.core_s),
         tried_core_s=total(a.PAID.lost_core_s),
         fixed_utilisation=total(a.PAID.fixed_core_s) / there if there else math.nan,
+        too_large=int(state.knobs[a.KNOB.too_large]),
         rented=int(state.knobs[a.KNOB.rented]),
         tried=int(state.knobs[a.KNOB.tried]),
         stayed=int(state.knobs[a.KNOB.stayed]),

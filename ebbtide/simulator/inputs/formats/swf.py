@@ -69,4 +69,6 @@ SWF: Final = Format(
     builder=_Jobs,
     delimiter=None,
     comment=b";",
+    # Logs of other archives have columns of their own behind the 18.
+    longer=True,
 )
