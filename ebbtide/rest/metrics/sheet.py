@@ -93,7 +93,7 @@ def declared_in(*groups: type) -> Iterator[Metric]:
 
 #: Of the event loop of either daemon.
 LOOP_LAG: Final = Metric(
-    "ebbtide_loop_lag_seconds", "histogram", "How late the daemon's event loop came to what was due, once a second."
+    "ebbtide_loop_lag_seconds", "histogram", "How late the daemon's event loop came to what was due, every two seconds."
 )
 LOOP_STALLS: Final = Metric(
     "ebbtide_loop_stalls_total", "counter", "How often the event loop was late by more than a tenth of a second."
