@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Final, Literal
 
@@ -130,7 +131,7 @@ class Sheet:
 
     def put_common(self, watch: LoopWatch) -> None:
         """Write down what both daemons have."""
-        self.put(BUILD, 1.0, version("ebbtide"))
+        self.put(BUILD, 1.0, _version())
         self.put_spread(LOOP_LAG, watch.lag)
         self.put(LOOP_STALLS, watch.stalls)
 
@@ -169,6 +170,12 @@ class Sheet:
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
         return "".join(parts).encode() + generate_latest(registry)
+
+
+@cache
+def _version() -> str:
+    """Read from the package's files, which takes longer than all the rest."""
+    return version("ebbtide")
 
 
 def _braces(pairs: str) -> str:
