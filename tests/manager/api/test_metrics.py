@@ -10,7 +10,9 @@ import pytest
 
 from cluster_manager.api import metrics
 from cluster_manager.api.metric_families import STATES, declared
+from cluster_manager.inventory.agents import ANSWER_LIMIT
 from ebbtide.rest.metrics.sheet import MIB
+from hostagent.api import metrics as of_agent
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.with_agent import lab_of
@@ -61,6 +63,7 @@ async def test_a_leader_tells_of_itself_its_hosts_and_its_placements(tmp_path: P
         assert 0 <= found[f'ebbtide_cluster_host_report_age_seconds{{host="{where}"}}'] < 60
         assert found['ebbtide_cluster_vms{priority="deflatable",state="running"}'] == 1.0
         assert found['ebbtide_manager_reports_total{kind="news"}'] >= 2.0
+        assert "ebbtide_manager_store_free_bytes" in found or not isinstance(cluster.settings.database, Path)
         # Without an engine nothing is said of it: unknown is not zero.
         assert "ebbtide_matcher_engine_up" not in found
 
@@ -117,6 +120,14 @@ async def test_a_hosts_metrics_come_through_the_manager_and_prometheus_hears_whe
         engine = await values_of(lab.cluster)
         assert engine['ebbtide_matcher_tasks{state="waiting"}'] == 0.0
         assert "ebbtide_matcher_engine_up" in engine
+
+
+async def test_a_host_that_says_too_much_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lab_of(tmp_path) as lab:
+        monkeypatch.setattr(of_agent, "_written", lambda *_: b"# " + b"x" * ANSWER_LIMIT)
+        status, text = await text_of(lab.cluster, "/v1/hosts/host-a/metrics")
+        assert (status, b"more than" in text) == (503, True)
+        assert len(text) < 1000
 
 
 async def test_a_manager_that_does_not_lead_says_so_and_no_more(
