@@ -55,9 +55,7 @@ async def moving(lab: Lab) -> AsyncIterator[Moving]:
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def at_rest(moving: Moving) -> None:
-    """Wherever an earlier test, or try, has left it, with all its keys."""
-    await moving.settled()
-    await moving.fill()
+    await moving.at_rest()
 
 
 class Step(enum.IntEnum):
