@@ -205,6 +205,6 @@ class Moving:
 async def moving_in(lab: Lab) -> AsyncIterator[Moving]:
     state = lab.state()
     async with ManagerClient(state.manager_url, state.manager_token_file.read_text().strip()) as client:
-        created = await ended(client, await client.create(CACHE))
+        created = await ended(client, await client.create(CACHE, deadline_s=LIMIT_S))
         assert created.host is not None, created.sentence
         yield Moving(lab, client, created.host)
