@@ -408,6 +408,7 @@ def _aborting(state: LiveMigrationPlan, event: Event) -> Step:
 def _called_off(state: LiveMigrationPlan) -> Step:
     vm, home = state.vm, state.home
     phase = VMPhase.STOPPED if state.off_at_home else VMPhase.RUNNING
-    why = "; ".join(dict.fromkeys(state.failures))
-    sentence = f"{vm} {'is off' if state.off_at_home else 'stays'} on {home}: {why}"
+    stands = f"{vm} {'is off' if state.off_at_home else 'stays'} on {home}"
+    why = "; ".join(dict.fromkeys(failure.removeprefix(f"{stands}: ") for failure in state.failures))
+    sentence = f"{stands}: {why}"
     return end(state, FAILED, sentence, SetVM(vm, phase, home, sentence))

@@ -186,5 +186,9 @@ class MigrationCommands:
         if vm.intent.phase is not Phase.LEAVING:
             return failed(operation, f"{vm.name} stays on {self._host.slice.host_id}")
         async with vm.lock:
-            where = await self._whereabouts(vm, float(cause_of(vm).body["deadline_s"]))
-            return await self._ended(operation, vm, "found after a restart of the agent", where)
+            cause, how = cause_of(vm), "found after a restart of the agent"
+            deadline_s = float(cause.body["deadline_s"])
+            where = await self._whereabouts(vm, deadline_s)
+            if where == "here" and time.time() > cause.started_at + deadline_s:
+                how = f"it had not converged after {deadline_s:g} s, {how}"
+            return await self._ended(operation, vm, how, where)

@@ -43,10 +43,7 @@ async def moving(lab: Lab) -> AsyncIterator[Moving]:
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def at_rest(moving: Moving) -> None:
-    """Wherever an earlier test, or try, has left it, with all its keys."""
-    await moving.settled()
-    await moving.fill()
-    moving.may_evict = False
+    await moving.at_rest()
 
 
 async def test_memcached_answers_while_its_guest_moves_to_and_fro(moving: Moving) -> None:

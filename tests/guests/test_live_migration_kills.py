@@ -55,9 +55,7 @@ async def moving(lab: Lab) -> AsyncIterator[Moving]:
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def at_rest(moving: Moving) -> None:
-    """Wherever an earlier test, or try, has left it, with all its keys."""
-    await moving.settled()
-    await moving.fill()
+    await moving.at_rest()
 
 
 class Step(enum.IntEnum):
@@ -223,7 +221,7 @@ async def test_whoever_is_killed_at_whichever_step_one_copy_runs_and_answers(
         async with never_two(move), moving.watched():
             killing = asyncio.create_task(asyncio.to_thread(move.kill_at, step, victim))
             slow = SLOW_MIB_S if step is Step.COPYING else 0.0
-            operation = await moving.begin(bandwidth_mib_s=slow, deadline_s=120.0, request_id=request_id)
+            operation = await moving.begin(bandwidth_mib_s=slow, deadline_s=LIMIT_S, request_id=request_id)
             seen = await killing
             async with asyncio.timeout(30):
                 while processes.running(victim):
