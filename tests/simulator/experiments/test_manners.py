@@ -185,7 +185,7 @@ def test_servers_may_be_an_axis_of_coaster_and_its_metrics_are_known_before_the_
     assert found.columns["servers_on_demand"].tolist() == [18, 38]
     assert list(model_named("coaster").metrics) == list(found.metrics)  # type: ignore[attr-defined]
     for own, sweep, sentence in (
-        ("", "[sweep]\nsaving=[1]\n", "saving is a metric of the model"),
+        ("", "[sweep]\nservers=[20]\n[[plots]]\nmetric='delay'\n", r"plots\[1\].metrics has 'delay', which the model"),
         ("metrics=['delay']", "", "experiment.metrics has 'delay', which the model does not give"),
     ):
         path.write_text(COASTER.format(own, sweep))
