@@ -116,11 +116,13 @@ def test_what_is_left_out_is_said_with_its_share_of_the_work(tmp_path: Path) -> 
         found = outcome(model, **ON_TRACES[model], inputs={"jobs": Input(trace(tmp_path))})
         assert found.metrics["jobs_refused"] == 1
         assert found.metrics["refused_work_share"] == pytest.approx(share)
-        assert f"1 of 4 jobs want more cores than the 16 of the largest machine and are left out, with {share:.1%}" in (
-            found.warnings[0]
+        assert (
+            f"1 of 4 jobs want more cores than the 16 of the largest machine and are left out, with {share:.1%}"
+            in (found.warnings[0])
         )
-    assert "4 of 4 jobs want more than one core a task" in (
-        outcome("coaster", **ON_TRACES["coaster"], inputs={"jobs": Input(trace(tmp_path))}).warnings[0]
+    assert (
+        "4 of 4 jobs want more than one core a task"
+        in (outcome("coaster", **ON_TRACES["coaster"], inputs={"jobs": Input(trace(tmp_path))}).warnings[0])
     )
 
 
@@ -175,7 +177,9 @@ def test_facts_of_a_trace_are_found_once(tmp_path: Path) -> None:
     assert found.mean_cores == pytest.approx((3600 * 4 + 600 * 2) / 4000)
 
 
-COASTER = "[experiment]\nname='c'\nmodel='coaster'\n{}\n[settings]\nservers=30\nshort_servers=4\nload=0.5\nhours=0.2\n{}"
+COASTER = (
+    "[experiment]\nname='c'\nmodel='coaster'\n{}\n[settings]\nservers=30\nshort_servers=4\nload=0.5\nhours=0.2\n{}"
+)
 
 
 def test_servers_may_be_an_axis_of_coaster_and_its_metrics_are_known_before_the_first_run(tmp_path: Path) -> None:
