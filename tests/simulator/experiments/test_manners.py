@@ -158,7 +158,7 @@ def test_a_capacity_input_says_which_machines_there_are(tmp_path: Path) -> None:
 
 def test_a_capacity_trace_may_begin_before_the_jobs(tmp_path: Path) -> None:
     late = Input(capacity(tmp_path, 77.0))
-    whole = [batch for batch in since(Trace(late.path, from_first=True), 600.0)]  # type: ignore[arg-type]
+    whole = list(since(Trace(late.path, from_first=True), 600.0))  # type: ignore[arg-type]
     rows = [(row["machine"], row["at_s"], row["cpu_cores"]) for batch in whole for row in batch.rows()]
     assert rows == [("a", 0.0, 0.0), ("b", 0.0, 4.0), ("a", 300.0, 8.0), ("b", 4400.0, 8.0)]
     found = supplied(late, 600.0, 5400.0)
@@ -167,7 +167,7 @@ def test_a_capacity_trace_may_begin_before_the_jobs(tmp_path: Path) -> None:
     given: dict[str, Any] = {"inputs": {"jobs": Input(trace(tmp_path)), "capacity": late}}
     assert outcome("jobs", **given).metrics["kills"] > 0
     assert outcome("jobs", **given, capacity_from_s=900.0).metrics["kills"] == 0
-    with pytest.raises(InvalidParameter, match="capacity_from_s is 5001, .* comes at 5000 s"):
+    with pytest.raises(InvalidParameter, match=r"capacity_from_s is 5001, .* comes at 5000 s"):
         outcome("jobs", **given, capacity_from_s=5001.0)
 
 
