@@ -9,7 +9,8 @@ AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo lab lab-down test test-deep test-packages check lint openapi docs packages bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep test-packages test-vagrant check lint openapi metrics
+.PHONY: docs packages box bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -47,7 +48,7 @@ test: install-test ## All checks and all tests, with real guests (root)
 	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: install-test ## The quick tests and lint: no root, no guests, no services
-	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package"
+	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package and not vagrant"
 
 test-deep: install-test ## The long forms of the random searches (root)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile -m deep
@@ -55,8 +56,18 @@ test-deep: install-test ## The long forms of the random searches (root)
 test-packages: install-test ## Build the packages, install them into a Debian of its own and remove them (root, network)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m package tests/packages
 
+test-vagrant: install-test packages ## Bring the Vagrant cluster up once and apply the Ansible role to its host (root, network, half an hour)
+	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m vagrant tests/vagrant
+
+box: ## The Vagrant box of manager and hosts, build/ebbtide-debian12.box (root, network)
+	@$(AS_ROOT) vagrant/box/build.sh
+
 openapi: install ## Write docs/openapi/*.json
 	@$(BIN)/python -m ebbtide.cli.openapi
+
+metrics: install ## Write the tables of docs/reference/metrics.md and deploy/grafana/*.json
+	@PYTHONPATH=. $(BIN)/python -m deploy.prometheus.reference
+	@PYTHONPATH=. $(BIN)/python -m deploy.grafana.dashboards
 
 docs: install $(VENV)/.installed-docs ## The documentation as a site in build/site; broken links and anchors are errors
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

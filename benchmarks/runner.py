@@ -18,6 +18,7 @@ from benchmarks.matching import matcher, tasks
 from benchmarks.passes import Pass
 from benchmarks.placing import placement, policies
 from benchmarks.simulating import simulator
+from benchmarks.watching import metrics
 
 #: In the order in which all are run.
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
@@ -30,6 +31,8 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "throughput": throughput.run,
     "latency": latency.run,
     "idle": idle.run,
+    "metrics-manager": metrics.manager,
+    "metrics-agent": metrics.agent,
     "memcached": memcached.run,
     "jvm": jvm.run,
     "spark": spark.run,

@@ -10,6 +10,7 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -28,13 +29,17 @@ _LEAST_RSA: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class CertificateAuthority:
-    """A CA and its key."""
+    """A CA and its key.
+
+    :param own: what stands in the certificate of the manager that signs: common names, names and addresses.
+    """
 
     certificate: x509.Certificate
     key: Any
+    own: frozenset[str] = frozenset()
 
     @classmethod
-    def load(cls, certificate: Path, key: Path) -> Self:
+    def load(cls, certificate: Path, key: Path, own: Path | None = None) -> Self:
         """:raises AccessError: a file cannot be read, or the two do not belong together."""
         try:
             from cryptography import x509
@@ -44,7 +49,9 @@ class CertificateAuthority:
         try:
             check_private(key, "key")
             made = cls(
-                x509.load_pem_x509_certificate(certificate.read_bytes()), load_pem_private_key(key.read_bytes(), None)
+                x509.load_pem_x509_certificate(certificate.read_bytes()),
+                load_pem_private_key(key.read_bytes(), None),
+                _names_in(x509.load_pem_x509_certificate(own.read_bytes())) if own is not None else frozenset(),
             )
         except OSError as error:
             raise AccessError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -92,7 +99,7 @@ def public_key_of(request: str, name: str) -> Any:
         read = x509.load_pem_x509_csr(request.encode())
         names = [(part.oid, part.value) for part in read.subject]
         public, good = read.public_key(), read.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise AccessError(f"it cannot be read: {error}") from None
     if not good:
         raise AccessError("it is not signed by the key that is in it")
@@ -103,6 +110,26 @@ def public_key_of(request: str, name: str) -> Any:
     if not isinstance(public, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey):
         raise AccessError("its key must be EC, Ed25519 or RSA")
     return public
+
+
+def _names_in(certificate: x509.Certificate) -> frozenset[str]:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    names = [str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    with suppress(x509.ExtensionNotFound):
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names += [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+    return frozenset(map(plain_address, names))
+
+
+def plain_address(address: str) -> str:
+    """The one way to write a name or an IP address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address.lower()
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 def fingerprint_of(public: Any) -> str:

@@ -52,7 +52,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
     if options.ca_key is not None:
         if options.client_ca is None:
             raise SettingsError("--ca-key needs --client-ca, whose key it is")
-        authority = CertificateAuthority.load(options.client_ca, options.ca_key)
+        authority = CertificateAuthority.load(options.client_ca, options.ca_key, options.tls_certificate)
     listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
     settings = Settings(
         database=database_of(options.database, options.database_password_file),

@@ -84,6 +84,7 @@ def _restore(file: Path, given: Given[ManagerOptions]) -> int:
     for sentence in made.settled.ended:
         print(f"ended: {sentence}")
     settled = made.settled
+    print(f"revoked hosts: {', '.join(settled.revoked) or 'none'}; invitations are void")
     print(
         f"restored {file} to {database}: {settled.hosts} hosts and {settled.vms} VMs, as of epoch {settled.epoch}; "
         f"the next manager has epoch {settled.epoch_now + 1}"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, cast
 from urllib.parse import urlsplit
@@ -90,6 +91,8 @@ class Manager:
         #: One backup at a time.
         self.backing_up = asyncio.Lock()
         #: Held while a report of a host is read and taken; gone when none is.
+        #: Reports that were taken, and those that were the last one once more.
+        self.reports: Counter[str] = Counter()
         self._reporting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         #: Set by `begin_term`.
         self.agent_proxy: AgentProxy
@@ -109,10 +112,11 @@ class Manager:
             settings.certificate_days,
             lambda host: self.hosts.get(host) is not None,
             clock,
+            settings.revoked,
         )
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
-        self.operations = Operations(self.store, self.hosts, settings.policy, clock)
+        self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
         self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
         self.lists = Lists(self.store, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
@@ -149,6 +153,10 @@ class Manager:
     async def stop(self) -> None:
         """End the term, and give the leadership up."""
         await self.leadership.stop()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock()
 
     def sentence(self) -> str:
         """What this manager does, for those who look at its service."""
@@ -240,6 +248,7 @@ class Manager:
         """The answer to a body that is the host's last report once more, unread; None for any other."""
         if not self.hosts.repeat(host, raw):
             return None
+        self.reports["repeated"] += 1
         await self.operations.run_deferred(host)
         return ReportReply(epoch=self.epoch, acknowledged=self.core_changes.acknowledged(host))
 
@@ -253,6 +262,7 @@ class Manager:
                 self._registering.discard(report.id)
         else:
             await self.hosts.take(report)
+        self.reports["news"] += 1
         acknowledged = await self.core_changes.take(report)
         if all(change.sequence <= acknowledged for change in report.core_changes):
             self.hosts.remember(report, raw)

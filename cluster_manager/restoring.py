@@ -9,11 +9,11 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sqlalchemy import Engine, create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,7 +23,7 @@ from cluster_manager.leadership.locks import Taken, lock_of
 from cluster_manager.store import schema
 from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, run
 from cluster_manager.store.database import Database, PostgreSQL
-from cluster_manager.store.engines import lock_path
+from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled
 from cluster_manager.store.postgresql import sentence_of
 from cluster_manager.store.settling import Settled, settle
 
@@ -49,30 +49,38 @@ async def restore(database: Database, file: Path, clock: Callable[[], float] = t
 
     :raises StoreError: the backup cannot be used, or not with this version; or a manager runs. Nothing has changed.
     """
-    await asyncio.to_thread(_check_kind, database, file)
-    # Before the lock makes a file.
-    owner = (0, 0) if isinstance(database, PostgreSQL) else await asyncio.to_thread(_owner, database)
-    lock = lock_of(database, LOCK_S / 2, LOCK_S)
-    try:
-        await lock.hold()
-    except Taken as error:
-        raise StoreError(f"{error}: stop it first") from error
-    try:
-        if isinstance(database, PostgreSQL):
-            return await asyncio.to_thread(_restore_dump, database, file, clock())
-        return await asyncio.to_thread(_restore_file, database.resolve(), file, clock(), owner)
-    finally:
-        await lock.release()
+    with ExitStack() as stack:
+        source = stack.enter_context(await asyncio.to_thread(_opened, file))
+        await asyncio.to_thread(_check_kind, database, file, source)
+        if not isinstance(database, PostgreSQL):
+            stack.enter_context(_acting_as(await asyncio.to_thread(_owner, database)))
+        lock = lock_of(database, LOCK_S / 2, LOCK_S)
+        try:
+            await lock.hold()
+        except Taken as error:
+            raise StoreError(f"{error}: stop it first") from error
+        try:
+            if isinstance(database, PostgreSQL):
+                return await asyncio.to_thread(_restore_dump, database, file, clock())
+            return await asyncio.to_thread(_restore_file, database.resolve(), file, source, clock())
+        finally:
+            await lock.release()
 
 
-def _check_kind(database: Database, file: Path) -> None:
+def _opened(file: Path) -> BinaryIO:
     try:
-        with file.open("rb") as opened:
-            begin = opened.read(len(SQLITE))
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise StoreError(f"the backup {file} is no regular file")
+        opened = open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - by the caller
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            opened.close()
+            raise StoreError(f"the backup {file} is no regular file")
     except OSError as error:
         raise StoreError(f"cannot read the backup {file}: {error.strerror}") from error
+    return opened
+
+
+def _check_kind(database: Database, file: Path, source: BinaryIO) -> None:
+    begin = source.read(len(SQLITE))
+    source.seek(0)
     of_file = not isinstance(database, PostgreSQL)
     if begin != SQLITE and not begin.startswith(DUMP):
         raise StoreError(f"{file} is no backup of a store: neither a SQLite file nor a custom dump of pg_dump")
@@ -101,27 +109,47 @@ def _check_version(file: Path, version: int) -> None:
 
 
 def _owner(database: Path) -> tuple[int, int]:
-    """Whose the store is, who may be another one than he who restores it."""
-    found = next((path for path in (database, database.parent) if path.exists()), None)
-    if found is None:
+    """Whose the store is, who may be another one than he who restores it: whoever can put a link into its place."""
+    if not database.parent.exists():
         raise StoreError(f"cannot use the database {database}: there is no directory {database.parent}")
-    return found.stat().st_uid, found.stat().st_gid
+    found = [path.lstat() for path in (database, database.resolve()) if path.is_symlink() or path.exists()]
+    found.append(database.parent.stat())
+    one = next((one for one in found if one.st_uid != 0), found[-1])
+    return one.st_uid, one.st_gid
 
 
-def _restore_file(database: Path, file: Path, now: float, owner: tuple[int, int]) -> Restored:
+@contextmanager
+def _acting_as(owner: tuple[int, int]) -> Iterator[None]:
+    """As the owner of the store's directory, if root restores it: what waits there by a name of ours, say a link to a
+    file of root's, then does no more than its owner could do anyway. For the whole process.
+    """
+    uid, gid = owner
+    if os.geteuid() != 0 or uid == 0:
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(os.getgid())
+        os.setgroups(groups)
+
+
+def _restore_file(database: Path, file: Path, source: BinaryIO, now: float) -> Restored:
     try:
         descriptor, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.restored.")
         copy = Path(name)
         try:
-            with os.fdopen(descriptor, "wb") as target, file.open("rb") as source:
+            with os.fdopen(descriptor, "wb") as target:
                 shutil.copyfileobj(source, target)
             _check_file(file, copy)
-            made = _settled(create_engine(f"sqlite:///{copy}"), now, _epoch_in(database))
+            made = _settled(create_engine(f"sqlite:///{copy}"), now, *_known_of(database))
             with copy.open("rb") as written:
                 os.fsync(written.fileno())
-            if os.geteuid() == 0:
-                for path in (copy, lock_path(database)):
-                    os.chown(path, *owner)
             aside = _put_aside(database, now)
             copy.replace(database)
             _sync(database.parent)
@@ -150,13 +178,16 @@ def _check_file(file: Path, copy: Path) -> None:
     _check_version(file, version)
 
 
-def _epoch_in(database: Path) -> int:
-    """The epoch of a store, 0 where it cannot be read. Its write-ahead log goes into the file, if it can."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as connection:
+def _known_of(database: Path) -> tuple[int, Enrolled]:
+    """The epoch of a store and who was revoked, as far as it can be read; its write-ahead log goes into the file."""
+    epoch, enrolled = 0, NOBODY
+    with suppress(sqlite3.Error, StoreError), closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        row = connection.execute("SELECT value FROM counters WHERE name = 'epoch'").fetchone()
-        return int(row[0]) if row is not None else 0
-    return 0
+        for (value,) in connection.execute("SELECT value FROM counters WHERE name = 'epoch'"):
+            epoch = int(value)
+        for (body,) in connection.execute("SELECT body FROM knowledge WHERE name = ?", (NAME,)):
+            enrolled = read_enrolled(body)
+    return epoch, enrolled
 
 
 def _put_aside(database: Path, now: float) -> Path | None:
@@ -204,7 +235,7 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float) -> Restored:
         engine.dispose()
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
     try:
-        return Restored(_settled(engine, now, 0))
+        return Restored(_settled(engine, now))
     except StoreError as error:
         raise StoreError(f"{error}; what the {database} holds is not to be used: drop it, and begin again") from error
 
@@ -218,11 +249,11 @@ def _version_in(file: Path) -> int:
     return max(numbers)
 
 
-def _settled(engine: Engine, now: float, other_epoch: int) -> Settled:
+def _settled(engine: Engine, now: float, other_epoch: int = 0, before: Enrolled = NOBODY) -> Settled:
     """:raises StoreError: what the store holds cannot be read."""
     try:
         with engine.begin() as connection:
-            return settle(connection, now, other_epoch)
+            return settle(connection, now, other_epoch, before)
     except (SQLAlchemyError, ValueError) as error:
         raise StoreError(f"the store of the backup cannot be read: {sentence_of(error)}") from error
     finally:

@@ -8,6 +8,7 @@ import signal
 import structlog
 
 from cluster_manager.api.app import make_app
+from cluster_manager.api.metrics import LOOP
 from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
@@ -34,6 +35,6 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
     serving = gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0)
     async with serving as listener, reloading(gate, given):
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
-        async with supervised(manager.sentence):
+        async with app[LOOP].watching(), supervised(manager.sentence):
             await stop.wait()
             log.info("stopping", why="a signal asked for it")

@@ -135,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         group_id = _group_id(options.request_group)
     except KeyError:
-        parser.error(f"--request-group: there is no group {options.request_group}")
+        where = options.origins.get("request_group", "--request-group")
+        print(f"ebb-guestagent: {where}: there is no group {options.request_group!r}", file=sys.stderr)
+        return 2
     configure(options.log_level, options.log_json)
     for problem in spare_this_process(options.procfs):
         log(f"under memory pressure this agent may be killed or slow: {problem}", "warning")

@@ -41,7 +41,9 @@ def named(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def read_options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, environ: Mapping[str, str] = os.environ
 ) -> argparse.Namespace:
-    """The options of this call. A wrong command line ends the process, as with argparse.
+    """The options of this call, and as `origins` where those stand that the command line has not given.
+
+    A wrong command line ends the process, as with argparse.
 
     :raises OptionsError: what the file or the environment says cannot be.
     """
@@ -67,7 +69,9 @@ def read_options(
     if wrong:
         raise OptionsError("\n".join(wrong))
     parser.set_defaults(**values)
-    return parser.parse_args(argv)
+    found = parser.parse_args(argv)
+    found.origins = {name: origin for name, origin, _ in given}
+    return found
 
 
 def read_file(path: str) -> list[tuple[str, int, Any]]:

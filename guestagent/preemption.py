@@ -106,7 +106,7 @@ class Preemption:
                     self._start(params.kind, params.seconds_left, params.reason)
                     self._spread(params.request_id, params.kind, params.seconds_left, params.reason)
             self._until = time.monotonic() + params.seconds_left
-            self._running = [program for program in self._running if program.poll() is None]
+            self._running = [program for program in self._running if not _has_ended(program.pid)]
             return PreemptionResult(self._programs, len(self._running))
 
     def withdraw(self, params: WithdrawalParams) -> WithdrawalResult:
@@ -203,14 +203,21 @@ class Preemption:
         """End what runs at the deadline, with all that it has started."""
         while time.monotonic() < until:
             with self._lock:
-                if all(program.poll() is not None for program in programs):
+                if all(_has_ended(program.pid) for program in programs):
                     break
             time.sleep(LOOK_S)
         for program in programs:
-            with self._lock:
-                late = program.poll() is None
+            late = not _has_ended(program.pid)
             with contextlib.suppress(OSError):  # none of them is left
                 os.killpg(program.pid, signal.SIGKILL)
             program.wait()
             how = "was killed at the deadline" if late else f"ended with {program.returncode}"
             self._log(f"{program.args[0]!r} {how}")  # type: ignore[index]
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child of ours has; it is not reaped, so that no other process, or group of them, gets its number."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True

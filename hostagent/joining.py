@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import hashlib
 import json
 import socket
@@ -38,11 +39,14 @@ from hostagent.state.files import make_parents, replace
 DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
 PORT: Final = 7101
 LIMIT_S: Final = 30.0
+LONGEST_TOKEN: Final = 500
+#: The id in the file that comes with the package.
+UNNAMED: Final = "..."
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
 EXAMPLES: Final = """\
 examples:
-  ebb-hostagent join https://10.0.0.1:7100 TOKEN
-  ebb-hostagent join https://10.0.0.1:7100 TOKEN --id host-b --listen 10.0.0.12:7101 \\
+  ebb-hostagent join https://10.0.0.1:7100 - <<<TOKEN
+  ebb-hostagent join https://10.0.0.1:7100 --id host-b --listen 10.0.0.12:7101 \\
       --capacity cpu_cores=14,memory_mib=57344
 """
 
@@ -53,7 +57,17 @@ def join(words: Sequence[str]) -> None:
     :raises HostAgentError: it did not join; nothing but its key is left.
     """
     given = _parser().parse_args(words)
+    if given.token == "-":
+        given.token = _token_given()
     asyncio.run(_join(given))
+
+
+def _token_given() -> str:
+    """From standard input; a terminal is asked, and shows nothing."""
+    token = getpass.getpass("token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
+    if not token.strip():
+        raise HostAgentError("there is no token: give it on standard input, as the line of `ebb host invite` does")
+    return token.strip()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,7 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         "ebb-hostagent join", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("url", help="of the manager")
-    parser.add_argument("token", help="as `ebb host invite` prints it; works once")
+    parser.add_argument(
+        "token",
+        nargs="?",
+        default="-",
+        help="as `ebb host invite` prints it, works once; -: from standard input, since a command line is shown to "
+        "every user of this machine [%(default)s]",
+    )
     parser.add_argument("--id", default=_own_name(), help="this host's name in the cluster [%(default)s]")
     parser.add_argument("--listen", help=f"where to serve [the address that reaches the manager, port {PORT}]")
     parser.add_argument("--capacity", default="auto", help="as of ebb-hostagent [%(default)s]")
@@ -123,14 +143,19 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     except ValueError as error:
         raise HostAgentError(str(error)) from None
     if not given.force:
-        try:
-            has = tomllib.loads(given.config.read_text()) if given.config.exists() else {}
-        except (OSError, ValueError) as error:
-            raise HostAgentError(f"{given.config} cannot be read: {error}") from None
-        if has or (given.directory / "host.pem").exists():
-            what = given.config if has else given.directory / "host.pem"
+        named = _options(given.config).get("id", UNNAMED) != UNNAMED
+        if named or (given.directory / "host.pem").exists():
+            what = given.config if named else given.directory / "host.pem"
             raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
     return host, manager, listen
+
+
+def _options(config: Path) -> dict[str, Any]:
+    """What stands in the file of options; none where there is no file."""
+    try:
+        return tomllib.loads(config.read_text()) if config.exists() else {}
+    except (OSError, ValueError) as error:
+        raise HostAgentError(f"{config} cannot be read: {error}") from None
 
 
 async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
@@ -139,10 +164,12 @@ async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
     # Whoever answers: what counts is the fingerprint of what is said, and nothing secret is sent.
     unknown.check_hostname, unknown.verify_mode = False, ssl.CERT_NONE
     ca = (await _ask(unknown, "GET", f"{manager}/v1/ca", Authority)).ca
-    if hashlib.sha256(ssl.PEM_cert_to_DER_cert(ca)).hexdigest() != fingerprint:
+    der = ssl.PEM_cert_to_DER_cert(ca)
+    if hashlib.sha256(der).hexdigest() != fingerprint:
         raise HostAgentError(f"{manager} is not the manager that has invited this host: its CA is another one")
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(ca)
+        # Not what was said: behind the certificate that the fingerprint is of another one could stand.
+        file.write(ssl.DER_cert_to_PEM_cert(der))
         file.flush()
         return client_context(Path(file.name), peer=MANAGER_NAME)
 
@@ -218,7 +245,10 @@ def _written(directory: Path, answer: Enrolment, given: argparse.Namespace, list
             "tls_key": str(directory / "host.key"),
             "client_ca": str(directory / "ca.pem"),
         }
-    # A string of JSON is one of TOML, and so is an array of them.
+    if not given.force:
+        # What was set for this host before it had a name: its templates, its reserve.
+        options |= {name: value for name, value in _options(given.config).items() if name not in options}
+    # A string of JSON is one of TOML, and so are numbers, truth values and arrays.
     lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
     return "\n".join(["# Written by `ebb-hostagent join`; all options: `ebb config example hostagent`.", *lines, ""])
 

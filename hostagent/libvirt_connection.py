@@ -20,12 +20,15 @@ from typing import Any, Final, TypeVar
 import libvirt
 import structlog
 
+from ebbtide.rest.metrics.totals import Calls
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 
 #: Calls in flight on one connection (docs/internals/contracts.md), and connections at most.
 IN_FLIGHT: Final = 4
 CONNECTIONS: Final = 16
 CALL_LIMIT_S: Final = 15.0
+#: How calls that fail are counted; others are errors.
+_OUTCOMES: Final = {HypervisorTimeout: "timeout", DomainGone: "gone"}
 
 T = TypeVar("T")
 
@@ -95,6 +98,7 @@ class LibvirtConnection:
         self._opener = opener
         self._connections: list[_Connection] = []
         self._on_open: list[Callable[[Any], None]] = []
+        self.calls = Calls()
 
     def on_open(self, callback: Callable[[Any], None]) -> None:
         """Call back (in a pool thread) with the first connection whenever it is opened, to register for events."""
@@ -110,6 +114,17 @@ class LibvirtConnection:
         :raises DomainGone: libvirt knows no such domain.
         :raises HypervisorError: any other error of libvirt.
         """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            result = await self._call(function, modifies, limit_s)
+        except HypervisorError as error:
+            self.calls.add(_OUTCOMES.get(type(error), "error"), loop.time() - began)
+            raise
+        self.calls.add("ok", loop.time() - began)
+        return result
+
+    async def _call(self, function: Callable[[Any], T], modifies: str | None, limit_s: float) -> T:
         held: list[Callable[[], None]] = []
         try:
             async with asyncio.timeout(limit_s):

@@ -19,7 +19,7 @@ example:
       --token-file /etc/ebbtide/host-a.command-token \\
       --manager http://127.0.0.1:7100 --manager-token-file /etc/ebbtide/host-a.report-token
   both tokens: `ebb invite host-a`, at the manager
-  ebb-hostagent join https://10.0.0.1:7100 TOKEN
+  ebb-hostagent join https://10.0.0.1:7100 - <<<TOKEN
       as `ebb host invite` prints it at the manager: makes key and certificate, writes /etc/ebbtide/hostagent.toml and
       starts the service; see `ebb-hostagent join --help`
   ebb-hostagent release

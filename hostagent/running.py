@@ -85,15 +85,15 @@ async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
 async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
     address, port = address_of(options.listen)
     kind, reason = await asyncio.to_thread(_accelerator, options)
-    directories = (*options.templates, PACKAGED)
-    library = await asyncio.to_thread(TemplateLibrary.load, directories, 0)
+    template_dirs = (*options.templates, PACKAGED)
+    library = await asyncio.to_thread(TemplateLibrary.load, template_dirs, 0)
     settings = LibvirtSettings(
         host_id=options.id,
         uri=options.uri,
         accelerator=kind,
         image_dir=options.image_dir,
         disk_dir=options.disk_dir,
-        template_dirs=directories,
+        template_dirs=template_dirs,
         acpi_verdict=options.acpi_verdict,
         library=library,
         image_prefixes=options.image_prefix,
@@ -110,7 +110,9 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
         raise AccessError(f"--url {url} must be a scheme, a host and a port, nothing else") from None
     capacity = _own_capacity(options.reserve_mib) if options.capacity == "auto" else capacity_of(options.capacity)
     part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib)
-    host = Host(part, LibvirtHypervisor(settings), await asyncio.to_thread(Journal, options.state_dir))
+    directories = {"state": options.state_dir, "disks": options.disk_dir, "saved": options.save_dir}
+    journal = await asyncio.to_thread(Journal, options.state_dir)
+    host = Host(part, LibvirtHypervisor(settings), journal, directories=directories)
     log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)
     return Agent(host, usable_boot_mib)
 

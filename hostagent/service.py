@@ -23,6 +23,7 @@ from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.supervision import supervised
 from ebbtide.rest.tokens import Principal, principal, read_token
 from hostagent.api.app import make_app
+from hostagent.api.metrics import LOOP
 from hostagent.control.renewal import Renewing
 from hostagent.control.reporter import Reporter
 from hostagent.errors import HostAgentError
@@ -92,7 +93,10 @@ async def serve(
                             name="renewal of the certificate",
                         )
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
-                async with supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"):
+                async with (
+                    app[LOOP].watching(),
+                    supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"),
+                ):
                     await stop.wait()
             finally:
                 own_tasks = [task for task in (reporting, renewing) if task is not None]

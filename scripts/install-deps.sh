@@ -25,8 +25,14 @@ case $purpose in
             openjdk-17-jdk-headless jattach
             # a real Slurm on loopback, which the tests of the tasks' engines start by themselves
             slurm-wlm slurmctld slurmd slurm-client munge
+            # the seed of cloud-init
+            genisoimage
             # systemd-analyze reads the daemons' units
             systemd
+            # validates the Vagrantfiles (15 MB to fetch, 82 MB on disk, with Ruby)
+            vagrant vagrant-libvirt
+            # promtool and a Prometheus of the tests' own, on loopback
+            prometheus
         )
         ;;
     *)
@@ -70,7 +76,7 @@ fi
 if [ "$purpose" = test ] && [ -d /run/systemd/system ]; then
     for package in "${missing[@]}"; do
         case $package in
-            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd)
+            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd | prometheus | prometheus-node-exporter)
                 "${as_root[@]}" systemctl disable --quiet "$package.service" || true
                 ;;
         esac

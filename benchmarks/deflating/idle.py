@@ -44,7 +44,7 @@ def run(how: Pass) -> Figures:
 async def _measure(ground: BenchHost, count: int, how: Pass) -> Figures:
     token = ground.state.manager_token_file.read_text().strip()
     async with ManagerClient(ground.state.manager_url, token) as client:
-        await _start(client, count, how)
+        await start(client, count, how)
     record = ground.lab.state().daemon(ground.host.id).process
     if record is None:
         raise BenchmarkFailed("the host agent has no process")
@@ -55,9 +55,9 @@ async def _measure(ground: BenchHost, count: int, how: Pass) -> Figures:
     cpu, resident = [], []
     for number in range(how.runs):
         how.report(f"looking at the agent for {window_s:g} s ({number + 1} of {how.runs})")
-        before_s, began = _cpu_s(process), time.monotonic()
+        before_s, began = cpu_s(process), time.monotonic()
         await asyncio.sleep(window_s)
-        cpu.append(100 * (_cpu_s(process) - before_s) / (time.monotonic() - began))
+        cpu.append(100 * (cpu_s(process) - before_s) / (time.monotonic() - began))
         resident.append(process.memory_info().rss / 2**20)
     conditions = f"{count} settled VMs, windows of {window_s:g} s, a manager listens"
     return {
@@ -66,7 +66,7 @@ async def _measure(ground: BenchHost, count: int, how: Pass) -> Figures:
     }
 
 
-async def _start(client: ManagerClient, count: int, how: Pass) -> None:
+async def start(client: ManagerClient, count: int, how: Pass) -> None:
     """One after another: guests that boot at the same time only wait for one another."""
     for number in range(1, count + 1):
         name = f"idle-{number}"
@@ -86,6 +86,6 @@ async def _answers(client: ManagerClient, name: str) -> None:
         await asyncio.sleep(0.5)
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)

@@ -55,7 +55,7 @@ def measure(how: Pass) -> Figures:
     window_s = 0.5 if how.quick else WINDOW_S
     figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="ebb-bench-") as directory:
-        with _agents(hosts) as agents:
+        with agents_of(hosts) as agents:
             how.report(f"filling a store with {hosts} hosts and {hosts * VMS} VMs")
             fill(Path(directory) / "full.sqlite", hosts, agents.port)
             figures |= _recovery(Path(directory), hosts, agents, how)
@@ -63,18 +63,18 @@ def measure(how: Pass) -> Figures:
     return figures
 
 
-def _recovery(directory: Path, hosts: int, agents: _Agents, how: Pass) -> Figures:
+def _recovery(directory: Path, hosts: int, agents: RunningAgents, how: Pass) -> Figures:
     starts, recoveries, decisions = [], [], []
     for number in range(how.runs):
         database = directory / "recovery.sqlite"
         shutil.copyfile(directory / "full.sqlite", database)
-        with _manager(directory, database) as manager:
+        with manager_on(directory, database) as manager:
             starts.append(manager.started_s)
             agents.begin(manager.port, 2.0, 1.0)
             time.sleep(1.0)
             manager.kill()
             agents.result(lost=True)
-        with _manager(directory, database) as manager:
+        with manager_on(directory, database) as manager:
             recoveries.append(manager.started_s)
             agents.begin(manager.port, 0.0, 0.0)
             manager.place(f"first-{number}")
@@ -104,10 +104,10 @@ def _reports(directory: Path, hosts: int, window_s: float, how: Pass) -> Figures
     ranked: list[list[float]] = []
     placed: list[list[float]] = []
     at_interval: list[list[float]] = []
-    with _agents(hosts) as agents:
+    with agents_of(hosts) as agents:
         for number in range(how.runs):
             database = directory / f"reports-{number}.sqlite"
-            with _manager(directory, database) as manager:
+            with manager_on(directory, database) as manager:
                 agents.begin(manager.port, 0.0, 0.0)
                 agents.result()
                 agents.begin(manager.port, window_s, CHANGED_THEN, EVERY_S)
@@ -158,7 +158,7 @@ def _reports(directory: Path, hosts: int, window_s: float, how: Pass) -> Figures
     }
 
 
-class _Manager:
+class RunningManager:
     """One ``ebb-manager`` process."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, token: str, began: float) -> None:
@@ -212,6 +212,13 @@ class _Manager:
         """How long each choice of hosts took, as the manager's log says."""
         return [float(found) for found in re.findall(rb"hosts ranked.*?\bms=([\d.e-]+)", self._log.read_bytes())]
 
+    def metrics(self) -> bytes:
+        """What a Prometheus gets."""
+        headers = {"Authorization": f"Bearer {self._token}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return bytes(response.read())
+
     def _call(self, method: str, path: str, body: Any) -> dict[str, Any]:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
@@ -228,8 +235,11 @@ class _Manager:
 
 
 @contextmanager
-def _manager(directory: Path, database: Path) -> Iterator[_Manager]:
-    """A manager on a database, ended at the end."""
+def manager_on(directory: Path, database: Path, code: Path | None = None) -> Iterator[RunningManager]:
+    """A manager on a database, ended at the end.
+
+    :param code: the checkout that it runs from; default: this one.
+    """
     token = secrets.token_hex(16)
     write_private(directory / "token", token)
     write_private(directory / "hosts.key", _HOSTS_KEY)
@@ -243,10 +253,10 @@ def _manager(directory: Path, database: Path) -> Iterator[_Manager]:
                 # A quiet machine places more than one token may ask for.
                 "--requests-per-s", "10000", "--burst", "10000",
             ],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=lambda: _on_core(0),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=code, preexec_fn=lambda: _on_core(0),
         )  # fmt: skip
     try:
-        yield _Manager(process, log, token, began)
+        yield RunningManager(process, log, token, began)
     finally:
         _end(process)
 
@@ -254,7 +264,7 @@ def _manager(directory: Path, database: Path) -> Iterator[_Manager]:
 _HOSTS_KEY: Final = secrets.token_hex(16)
 
 
-class _Agents:
+class RunningAgents:
     """The process of all agents."""
 
     def __init__(self, process: subprocess.Popen[bytes], hosts: int) -> None:
@@ -293,7 +303,7 @@ class _Agents:
 
 
 @contextmanager
-def _agents(hosts: int) -> Iterator[_Agents]:
+def agents_of(hosts: int) -> Iterator[RunningAgents]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.placing.placement_agents"],
         stdin=subprocess.PIPE,
@@ -301,7 +311,7 @@ def _agents(hosts: int) -> Iterator[_Agents]:
         preexec_fn=lambda: _on_core(1),
     )
     try:
-        yield _Agents(process, hosts)
+        yield RunningAgents(process, hosts)
     finally:
         _end(process)
 

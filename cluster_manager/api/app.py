@@ -10,12 +10,25 @@ from typing import Final
 
 from aiohttp import web
 
-from cluster_manager.api import backup, dashboard, enrolment, events, hosts, itself, lifecycle, records, tasks, vms
+from cluster_manager.api import (
+    backup,
+    dashboard,
+    enrolment,
+    events,
+    hosts,
+    itself,
+    lifecycle,
+    metrics,
+    records,
+    tasks,
+    vms,
+)
 from cluster_manager.api.forms import MANAGER
 from cluster_manager.api.standby import leader_middleware, store_problem
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.manager import Manager
 from ebbtide.rest.access import Access, tokens_only
+from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.problems import answer_problem, problem_middleware
 
 #: Each route carries a description (`rest.descriptions`), or the OpenAPI document cannot be made.
@@ -28,6 +41,7 @@ ROUTES: Final = (
     tasks.routes,
     events.routes,
     itself.routes,
+    metrics.routes,
     backup.routes,
     dashboard.routes,
 )
@@ -45,6 +59,7 @@ def make_app(manager: Manager, access: Access | None = None) -> web.Application:
         client_max_size=settings.body_limit,
     )
     app[MANAGER] = manager
+    app[metrics.LOOP] = LoopWatch()
     for routes in ROUTES:
         app.add_routes(routes)
     app.on_shutdown.append(_hang_up)

@@ -54,7 +54,7 @@ async def authority(request: web.Request) -> web.Response:
 async def enrol(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, EnrolmentRequest)
-    return answer(await request.app[MANAGER].enrolments.enrol(wanted))
+    return answer(await request.app[MANAGER].enrolments.enrol(wanted, _from_here(request)))
 
 
 @routes.post("/v1/hosts/{id}/certificate")
@@ -70,7 +70,8 @@ async def enrol(request: web.Request) -> web.Response:
 async def renew(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RenewalRequest)
-    return answer(await request.app[MANAGER].enrolments.renew(request.match_info["id"], wanted))
+    host, enrolments = request.match_info["id"], request.app[MANAGER].enrolments
+    return answer(await enrolments.renew(host, wanted, _from_here(request)))
 
 
 @routes.post("/v1/hosts/{id}/revocation")
@@ -86,3 +87,9 @@ async def revoke(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RevocationRequest)
     return answer(await request.app[MANAGER].revoke(request.match_info["id"], wanted.reason))
+
+
+def _from_here(request: web.Request) -> bool:
+    """Whether a request came from the machine that it came to."""
+    ours = request.get_extra_info("sockname")
+    return ours is not None and request.remote == ours[0]

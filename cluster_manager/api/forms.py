@@ -27,14 +27,16 @@ WENT_OUT: Final = Answer(Operation, "It is under way; the same request again get
 _REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
 
 
-async def body_of(request: web.Request, form: type[B]) -> B:
+async def body_of(request: web.Request, form: type[B], *, later: bool = False) -> B:
     """The body in its form.
+
+    :param later: it may be a later version's, which says more.
 
     :raises RequestError: 400 with the field.
     """
     try:
         # Strict: "3" is no number, as the OpenAPI document says.
-        return form.model_validate_json(await request.read(), strict=True)
+        return form.model_validate_json(await request.read(), strict=True, extra="ignore" if later else None)
     except ValidationError as error:
         problem = problem_of(error)
         raise RequestError(400, problem.error, problem.field) from error

@@ -12,7 +12,8 @@ from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of
 from cluster_manager.api.vms import NAME
 from cluster_manager.inventory.versions import Precondition, only
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
-from ebbtide.messages.common import Name, PartialVector
+from ebbtide.messages.adoptions import Adoptable
+from ebbtide.messages.common import DomainName, Name, PartialVector
 from ebbtide.messages.dry_runs import RebalancingReport
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.operations import Operation
@@ -30,6 +31,8 @@ from ebbtide.rest.versions import IF_MATCH, wanted_versions
 
 B = TypeVar("B", bound=BaseModel)
 _ID: Final = Parameter("id", Name, "the host's id")
+_HOST: Final = Parameter("host", Name, "the host that it runs on", required=True)
+_DOMAIN: Final = Parameter("domain", DomainName, "its name in libvirt", required=True)
 _LASTED: Final = Parameter(
     "lasted_s",
     Annotated[float, Field(ge=0, le=86_400)],
@@ -108,6 +111,19 @@ async def release(request: web.Request) -> web.Response:
 async def adopt(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(await request.app[MANAGER].lifecycle.adopt(await body_of(request, AdoptRequest)), 202)
+
+
+@routes.get("/v1/adoptions", allow_head=False)
+@describe(
+    "What a running domain of a host could be adopted as, by what it uses for some seconds; nothing is adopted",
+    tag="vms",
+    query=(_HOST, _DOMAIN),
+    answers={200: Adoptable},
+    problems=(404,),
+)
+async def adoptable(request: web.Request) -> web.Response:
+    query = parameters_of(request)
+    return answer(await request.app[MANAGER].agent_proxy.adoptable(query["host"], query["domain"]))
 
 
 @routes.get("/v1/hosts/{id}/templates", allow_head=False)

@@ -12,6 +12,7 @@ from cluster_manager.api.forms import MANAGER
 from cluster_manager.errors import DISK_FULL, LostLeadership, StoreError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import Problem
+from ebbtide.rest.metrics.sheet import PATH
 from ebbtide.rest.problems import answer_problem
 from ebbtide.rest.roles import OPEN_ROUTES
 
@@ -19,13 +20,15 @@ log = structlog.get_logger()
 
 #: When a client may ask again, seconds: a take-over takes a few of them.
 RETRY_AFTER_S: Final = 1
+#: What a manager answers whoever leads.
+ANYWHERE: Final = OPEN_ROUTES | {PATH}
 
 
 @web.middleware
 async def leader_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """A standby knows nothing for sure: it answers only for its health, and says who leads."""
     resource = request.match_info.route.resource
-    if resource is None or resource.canonical in OPEN_ROUTES or request.app[MANAGER].leadership.leads():
+    if resource is None or resource.canonical in ANYWHERE or request.app[MANAGER].leadership.leads():
         return await handler(request)
     return _refusal(request.app[MANAGER])
 

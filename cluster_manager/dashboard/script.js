@@ -47,7 +47,7 @@
     return svg;
   }
 
-  const isOff = (vm) => vm.state === "stopped" || vm.state === "preempted";
+  const isOff = (vm) => ["placing", "stopped", "preempted"].includes(vm.state);
   const lacks = (vm, name) => (isOff(vm) ? 0 : Math.max(vm.nominal[name] - vm.current[name], 0));
 
   function showHosts(hosts, vms) {
@@ -80,7 +80,8 @@
   function sizeCell(vm, name, unit) {
     const cell = make("td", null, "size"), most = (vm.ceiling || vm.nominal)[name];
     if (!(most > 0)) return cell;
-    const said = isOff(vm) ? "off" : `${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`;
+    const off = vm.state === "placing" ? "not yet" : "off";
+    const said = isOff(vm) ? off : `${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`;
     cell.append(make("span", said));
     const parts = [[vm.current[name], "used"], [lacks(vm, name), "deflated"]];
     cell.append(bar(parts, most, [vm.minimum[name]], `${vm.name}: ${said}, minimum ${number(vm.minimum[name])}`));
@@ -101,10 +102,10 @@
       const name = make("button", vm.name);
       name.type = "button";
       name.addEventListener("click", () => { chosen = vm.name; explain().catch(told); });
-      const sold = vm.guest_connected ? vm.priority : `${vm.priority}, guest silent`;
+      const sold = vm.guest_connected || isOff(vm) ? vm.priority : `${vm.priority}, guest silent`;
       return make("tr", null, "", [make("td", null, "", [name]), make("td", vm.host || "–"),
         make("td", vm.state + (vm.saved_mib == null ? "" : " (suspended)")
-          + (vm.preempted ? `, ${vm.preempted.sentence}` : "")),
+          + (vm.preempted ? `, ${vm.preempted.sentence}` : ""), "state"),
         make("td", sold), sizeCell(vm, "cpu_cores", "cores"), sizeCell(vm, "memory_mib", "MiB"),
         make("td", vm.sentence)]);
     });

@@ -13,6 +13,7 @@ from cluster_manager.errors import AgentError, AgentRefused, RequestError
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.store.store import Store
+from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.commands import ModeCommand, TargetCommand
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import EventRow, VMExplanation
@@ -104,6 +105,23 @@ class AgentProxy:
         """
         self._known(host)
         return await _passed_on(self._agents.templates(host))
+
+    async def adoptable(self, host: str, domain: str) -> Adoptable:
+        """What a domain of a host could be adopted as, by what it uses.
+
+        :raises RequestError: 404 unknown host or domain, 503 where the host does not answer.
+        """
+        if self._hosts.get(host) is None:
+            raise RequestError(404, f"there is no host {host}", "host")
+        return await _passed_on(self._agents.adoptable(host, domain))
+
+    async def metrics(self, host: str) -> bytes:
+        """The metrics of a host's agent, as they come.
+
+        :raises RequestError: 404 unknown host, 503 where it does not answer.
+        """
+        self._known(host)
+        return await _passed_on(self._agents.metrics(host))
 
     def _known(self, host: str) -> None:
         if self._hosts.get(host) is None:

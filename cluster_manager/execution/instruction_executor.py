@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -69,6 +69,7 @@ from cluster_manager.plans.report_queries import (
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.messages.commands import (
     Budget,
@@ -318,6 +319,16 @@ class InstructionExecutor:
         chosen, demand = self._choose(state, instruction, 0.0), asked_of_hosts(state.spec, instruction.purpose)
         seen = self._hosts.availability
         return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
+
+    def has_room(self, spec: VMSpec, but: Collection[str]) -> bool:
+        """Whether one host besides those of ``but`` could hold all of a VM by deflation."""
+        offered, demand = self._with_template(spec), asked_of_hosts(spec, "place")
+        first = PlacementPolicy.FIRST_FIT
+        return bool(
+            self._hosts.availability.rank(
+                demand, 1, "place", first, self._generator, lambda name: name not in but and offered(name)
+            )
+        )
 
     def _choose(self, state: Plan, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"

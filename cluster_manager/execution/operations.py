@@ -7,14 +7,17 @@ the plans stay unfinished in the store and go on with the next start.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 import structlog
 
+from cluster_manager.defaults import GONE_S
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
+from cluster_manager.execution.plan_totals import PlanTotals
 from cluster_manager.execution.running_plans import (
     acts,
     arrival_of,
@@ -55,7 +58,7 @@ from cluster_manager.plans.removals import (
     start_removal,
     start_target,
 )
-from cluster_manager.plans.returns import Returns, start_return
+from cluster_manager.plans.returns import Returns, start_return, start_return_elsewhere
 from cluster_manager.plans.victims import notices_of
 from cluster_manager.store.rows import StoredPlan, StoredVM
 from cluster_manager.store.store import Store
@@ -69,6 +72,7 @@ from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import VMRequest
+from ebbtide.messages.vms import VMSpec
 
 log = structlog.get_logger()
 
@@ -87,13 +91,22 @@ class Operations:
 
     :param policy: the placement policy of requests that name none.
     :param clock: seconds since the epoch.
+    :param gone_s: for how long a VM that comes back elsewhere waits for a host that has not answered in time.
     """
 
-    def __init__(self, store: Store, hosts: Hosts, policy: PlacementPolicy, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        hosts: Hosts,
+        policy: PlacementPolicy,
+        clock: Callable[[], float],
+        gone_s: float = GONE_S,
+    ) -> None:
         self._store = store
         self._hosts = hosts
         self._policy = policy
         self._clock = clock
+        self._gone_s = gone_s
         self._executor: InstructionExecutor | None = None
         self._running: dict[str, StoredPlan] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -110,6 +123,7 @@ class Operations:
         #: When a host's free room may be shared again.
         self._share_at: dict[str, float] = {}
         self._stopping = False
+        self.totals = PlanTotals()
 
     async def start(self, executor: InstructionExecutor) -> None:
         """Resume what an earlier run left. Its hosts are held before any new plan can ask for them."""
@@ -286,6 +300,10 @@ class Operations:
         found = {place for state in plans for place in (*places(state, held_by(state.id)), chosen_by(state.id))}
         return frozenset(place for place in found if place is not None)
 
+    def under_way(self) -> Counter[str]:
+        """How many plans of each kind have not ended."""
+        return Counter(running.state.kind for running in self._running.values() if not running.state.finished)
+
     def rebalancing(self) -> int:
         """How many moves of the manager's own are under way."""
         plans = (running.state for running in self._running.values())
@@ -330,7 +348,8 @@ class Operations:
         busy = self._hosts.locks.is_busy(host)
         shares = not busy and not self._owes(host) and now >= self._share_at.get(host, now)
         # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
-        queue = self._returns.observe(known.report, reserved, self.waiting.specs(host), now)
+        waiting = self.waiting.specs(host)
+        queue = self._returns.observe(known.report, reserved, waiting, now, partial(self._fits_elsewhere, host))
         # Who comes back comes before those that only grow.
         kept = queue.kept(now) if queue is not None else ZERO
         growing = sum(isinstance(running.state, ReinflationPlan) for running in self._running.values())
@@ -340,6 +359,9 @@ class Operations:
             if queue is not None and (name := queue.due(now)) is not None:
                 queue.tried(now, name)
                 await self._bring_back(name, host)
+            elif queue is not None and (name := queue.due_elsewhere(now)) is not None:
+                queue.tried(now, name)
+                await self._bring_back(name, host, elsewhere=True)
             else:
                 await self._share(host, known, due)
         if shares or busy or not self._owes(host):
@@ -358,13 +380,18 @@ class Operations:
                 state = start_reinflation(plan_id("reinflate", host), host)
                 await self._record(state, state.id)
 
-    async def _bring_back(self, name: str, host: str) -> None:
+    def _fits_elsewhere(self, home: str, spec: VMSpec) -> bool:
+        """Whether a host on which nobody waits has room for all of a VM."""
+        return self._executor is not None and self._executor.has_room(spec, {home, *self.waiting.hosts})
+
+    async def _bring_back(self, name: str, host: str, elsewhere: bool = False) -> None:
         """Start a preempted VM again, unless its owner has done something with it meanwhile."""
         async with self.admission:
             for row in await self._store.vms(name):
                 if row.phase is VMPhase.PREEMPTED and row.host == host and self.changing(name) is None:
                     new_id = plan_id("return", name)
-                    await self._record(start_return(new_id, row.spec, host), new_id)
+                    back = partial(start_return_elsewhere, gone_s=self._gone_s) if elsewhere else start_return
+                    await self._record(back(new_id, row.spec, host), new_id)
 
     async def _share(self, host: str, known: Host, due: Due | None) -> None:
         """Have VMs grow into room that has appeared; what no VM has a claim to is for harvest VMs."""
@@ -472,6 +499,7 @@ class Operations:
         """Store the next state with its effects; only then does the plan go on."""
         at = await self._store.save_step(step.state, step.effects)
         said, notices = len(running.state.progress), notices_of(running.state.instruction)
+        self.totals.add(running.state, step, at - running.started_at)
         running.state, running.updated_at = step.state, at
         self._reserve(running)
         await self._remember(step.effects)

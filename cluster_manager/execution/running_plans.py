@@ -6,7 +6,6 @@ import uuid
 from typing import Literal
 
 from cluster_manager.plans.host_wait import MovePlan
-from cluster_manager.plans.lifecycle import StartPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
@@ -134,7 +133,7 @@ def defect(state: Plan, error: Exception) -> Step:
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
         arrived = isinstance(state, MovePlan) and state.stage == "clear"
         where = state.host if arrived else state.home
-        waits = isinstance(state, ReturnPlan) or (isinstance(state, StartPlan) and state.waits)
+        waits = isinstance(state, ReturnPlan) or (isinstance(state, MovePlan) and state.waits)
         phase = VMPhase.PREEMPTED if waits else VMPhase.RUNNING
         step = step.also(SetVM(state.vm, phase, where, sentence))
     elif state.vm is not None and state.kind != "target":

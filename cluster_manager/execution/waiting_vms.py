@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cluster_manager.plans.reclaim_steps import status_in
-from cluster_manager.plans.report_queries import closed
+from cluster_manager.plans.report_queries import closed, seen_elsewhere
 from cluster_manager.plans.returns import least_to_return, room_to_return
 from cluster_manager.store.rows import StoredVM
 from cluster_manager.store.store import Store
@@ -34,6 +34,15 @@ class WaitingVMs:
             for row in rows:
                 by_host.setdefault(row.host or "", []).append(row)
             self._by_host, self.names = by_host, frozenset(row.name for row in rows)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Those on which somebody waits."""
+        return frozenset(self._by_host)
+
+    def since(self) -> dict[str, list[float]]:
+        """Since when VMs wait on each host, oldest first, seconds since the epoch."""
+        return {host: [row.preempted_at or 0.0 for row in rows] for host, rows in self._by_host.items()}
 
     def specs(self, host: str) -> list[VMSpec]:
         """What the VMs that wait on a host are sold as, oldest first."""
@@ -68,7 +77,10 @@ def _missing(spec: VMSpec, report: HostReport | None, reserved: ResourceVector) 
     except InvalidField as error:
         return ZERO, f"waits: its host says of it what cannot be ({error})"
     missing = least.less(room_to_return(report, reserved))
-    return missing, "waits for the room to last" if missing.is_zero() else f"waits for {missing}"
+    if missing.is_zero():
+        return missing, "waits for the room to last"
+    other = " there, or for all its room on another host" if seen_elsewhere(report, spec, found) else ""
+    return missing, f"waits for {missing}{other}"
 
 
 def _ordinal(number: int) -> str:

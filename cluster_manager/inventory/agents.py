@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
 from cluster_manager.settings import AgentLimits
 from ebbtide.deflation.errors import InvalidField
+from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.commands import Budget, BudgetStatus, Command, EpochCommand, ModeCommand, TargetCommand
 from ebbtide.messages.common import Problem, cleaned_text
 from ebbtide.messages.dry_runs import Forecast
@@ -25,6 +26,7 @@ from ebbtide.messages.explanations import Explanation
 from ebbtide.messages.hosts import HostReport, TemplateList
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import command_token
+from ebbtide.rest.metrics import sheet
 
 log = structlog.get_logger()
 
@@ -32,6 +34,9 @@ B = TypeVar("B", bound=BaseModel)
 
 #: No answer of an agent is larger; more is not read.
 ANSWER_LIMIT: Final = 4 * 1024 * 1024
+#: What an agent of an earlier version does not know, and does without: that a VM is preempted, so that its guest is
+#: told first, or its memory saved. It is stopped all the same.
+CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s"})
 _LONGEST_PAUSE_S: Final = 2.0
 #: How often it is asked how far an operation is whose progress is shown, seconds.
 TOLD_S: Final = 1.0
@@ -138,6 +143,21 @@ class Agents:
         """The templates of a host. Raises as `command`; asks once, since a client waits."""
         return await self._call(TemplateList, host, "GET", "/v1/templates", retry=False)
 
+    async def adoptable(self, host: str, domain: str) -> Adoptable:
+        """What a domain of a host could be adopted as. Raises as `command`; asks once, since a client waits."""
+        params = {"domain": domain}
+        return await self._call(Adoptable, host, "GET", "/v1/adoptions", params=params, held_s=MEASURED_S, retry=False)
+
+    async def metrics(self, host: str) -> bytes:
+        """The metrics of a host agent, unread. Raises as `command`; asks once: the next scrape comes soon."""
+        self._check()
+        if host in self._revoked():
+            raise AgentUnreachable(f"{host} is revoked", sent=False)
+        raw = await self._raw_at(await self._address(host), host, "GET", sheet.PATH)
+        if len(raw) >= ANSWER_LIMIT:
+            raise AgentFailed(f"{host} answers with more than {ANSWER_LIMIT} bytes of metrics")
+        return raw
+
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode. Raises as `command`."""
         return await self._call(Operation, host, "PUT", "/v1/mode", body=command, retry=False)
@@ -208,10 +228,34 @@ class Agents:
         if host in self._revoked():
             raise AgentUnreachable(f"{host} is revoked", sent=False)
         url = await self._address(host)
-        found = await self._at(url, answer, host, method, path, params, body, held_s)
+        found = await self._understood(url, answer, host, method, path, params, body, held_s)
         if host in self._revoked():
             raise AgentUnreachable(f"{host} was revoked before it answered")
         return found
+
+    async def _understood(
+        self,
+        url: str,
+        answer: type[B],
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: BaseModel | None,
+        held_s: float,
+    ) -> B:
+        """One call, without what an agent of an earlier version does not know and can do without."""
+        left_out: set[str] = set()
+        while True:
+            known = {name: value for name, value in params.items() if name not in left_out} if params else params
+            try:
+                return await self._at(url, answer, host, method, path, known, body, held_s, left_out)
+            except AgentRefused as error:
+                field = _unknown_field(error)
+                if field not in CAN_DO_WITHOUT or field in left_out:
+                    raise
+                log.info("an agent of an earlier version is not told all", host=host, path=path, left_out=field)
+                left_out.add(field)
 
     async def _address(self, host: str) -> str:
         """Where a host's agent listens. A new address counts once it has been proved; until then the old one does.
@@ -250,14 +294,38 @@ class Agents:
         params: Mapping[str, str] | None = None,
         body: BaseModel | None = None,
         held_s: float = 0.0,
+        left_out: Collection[str] = (),
     ) -> B:
-        """One call at an address, where only the agent of that host gets to see it."""
+        """One call at an address.
+
+        :param left_out: fields of the body.
+        """
+        raw = await self._raw_at(url, host, method, path, params, body, held_s, left_out)
+        try:
+            # One of a later version may say more.
+            return answer.model_validate_json(raw, extra="ignore")
+        except ValidationError as error:
+            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+
+    async def _raw_at(
+        self,
+        url: str,
+        host: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: BaseModel | None = None,
+        held_s: float = 0.0,
+        left_out: Collection[str] = (),
+    ) -> bytes:
+        """One call at an address, where only the agent of that host gets to see it; the body of what all is well."""
         headers = {"Authorization": f"Bearer {command_token(self._key, host)}"}
         options: dict[str, Any] = {"headers": headers, "params": params, "allow_redirects": False}
         # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
         options["server_hostname"] = host
         if body is not None:
-            options["data"] = body.model_dump_json().encode()
+            # An agent of an earlier version refuses what it does not know: it is sent what is asked for, no defaults.
+            options["data"] = body.model_dump_json(exclude_defaults=True, exclude=set(left_out)).encode()
             options["headers"] = {**headers, "Content-Type": "application/json"}
         # No connection after half of the time: then it is certain that nothing was sent.
         answer_s = self._limits.answer_s
@@ -280,10 +348,16 @@ class Agents:
             raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
         if status >= 300:
             raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
-        try:
-            return answer.model_validate_json(raw)
-        except ValidationError as error:
-            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+        return raw
+
+
+def _unknown_field(error: AgentRefused) -> str | None:
+    """What an agent refused since it does not know it."""
+    said = error.problem
+    if error.status != 400 or said is None:
+        return None
+    unknown = said.error.endswith(": extra inputs are not permitted") or " is no query parameter of " in said.error
+    return said.field if unknown else None
 
 
 def _reason(error: Exception) -> str:

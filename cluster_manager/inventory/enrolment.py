@@ -11,12 +11,13 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cluster_manager.authority import CertificateAuthority, fingerprint_of, public_key_of
-from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.authority import CertificateAuthority, fingerprint_of, plain_address, public_key_of
+from cluster_manager.errors import RequestError
+from cluster_manager.store.enrolled import NAME, Enrolled, Invited, read_enrolled
 from cluster_manager.store.store import Store
 from ebbtide.messages.enrolment import (
     Enrolment,
@@ -29,33 +30,16 @@ from ebbtide.messages.enrolment import (
 )
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
+from ebbtide.rest.rates import Buckets, Rate
 
 log = structlog.get_logger()
 
-#: The document in the store, and how many invitations it holds at a time.
-NAME: Final = "enrolment"
+#: So many wait for their hosts at a time.
 MOST_INVITATIONS: Final = 1000
 #: Common names of others.
-RESERVED: Final = ("ebb-manager", "ca")
-
-
-class _Invited(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    sha256: str
-    host: str | None
-    expires_at: float
-    #: Who has used it, and with which key.
-    used_by: str | None = None
-    key: str | None = None
-
-
-class _Known(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    invitations: tuple[_Invited, ...] = ()
-    #: When each host was revoked, seconds since the epoch, and why.
-    revoked: dict[str, tuple[float, str]] = {}
+RESERVED: Final = frozenset({"ebb-manager", "ca"})
+#: Strangers without an invitation that are told in the log: they cannot fill a disk with it.
+_TOLD: Final = Rate(per_s=0.1, burst=10.0)
 
 
 class Enrolments:
@@ -65,6 +49,7 @@ class Enrolments:
     :param url: where hosts reach it; None: it is not known.
     :param days: for how long certificates are valid.
     :param is_known: whether a host of this id has ever reported.
+    :param lost: hosts that were revoked otherwise than by request.
     :param clock: seconds since the epoch.
     """
 
@@ -77,6 +62,7 @@ class Enrolments:
         days: float,
         is_known: Callable[[str], bool],
         clock: Callable[[], float],
+        lost: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._store = store
         self._hosts_key = hosts_key
@@ -85,20 +71,19 @@ class Enrolments:
         self._days = days
         self._is_known = is_known
         self._clock = clock
-        self._known = _Known()
+        self._lost = lost
+        self._known = Enrolled()
+        self._told = Buckets()
+        #: Where managers were reached that have led.
+        self._leaders: frozenset[str] = frozenset()
         #: What is read is written before anyone else reads it.
         self._turn = asyncio.Lock()
 
     async def recall(self) -> None:
         """What was invited and revoked before this term. Raises StoreError."""
-        body = await self._store.knowledge(NAME)
-        if body is None:
-            return
-        try:
-            self._known = _Known.model_validate_json(body)
-        except ValidationError as error:
-            # Who was revoked must not come back by that.
-            raise StoreError(f"what is stored of enrolled hosts is damaged: {error.errors()[0]['msg']}") from error
+        urls = [urlsplit(url).hostname for url in await self._store.leaders()]
+        self._leaders = frozenset(plain_address(host) for host in urls if host)
+        self._known = read_enrolled(await self._store.knowledge(NAME))
 
     @property
     def revoked(self) -> frozenset[str]:
@@ -121,7 +106,7 @@ class Enrolments:
         secure = self._url.startswith("https://")
         fingerprint = f".{self.authority.fingerprint}" if secure else ""
         token, now = secrets.token_urlsafe(32), self._clock()
-        invited = _Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
+        invited = Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
         async with self._turn:
             left = tuple(one for one in self._known.invitations if one.expires_at > now)
             if len(left) >= MOST_INVITATIONS:
@@ -130,15 +115,19 @@ class Enrolments:
         log.info("host invited", host=request.host or "any new one", expires_s=request.expires_s)
         return Invitation(token=token + fingerprint, url=self._url, host=request.host, expires_at=invited.expires_at)
 
-    async def enrol(self, request: EnrolmentRequest) -> Enrolment:
-        """Take a host in. Raises RequestError: 403 the invitation does not count, 400 the request is not good."""
+    async def enrol(self, request: EnrolmentRequest, from_here: bool = False) -> Enrolment:
+        """Take a host in. Raises RequestError: 403 the invitation does not count, 400 the request is not good.
+
+        :param from_here: the request came from this very machine.
+        """
         secure = self._url is not None and self._url.startswith("https://")
         key, certificate = None, None
         async with self._turn:
             now, digest = self._clock(), _digest(request.token)
             invited = next((one for one in self._known.invitations if one.sha256 == digest), None)
             if invited is None or invited.expires_at <= now:
-                log.warning("a host came with no invitation that counts", host=request.host)
+                if not self._told.take("log", _TOLD, now):
+                    log.warning("a host came with no invitation that counts", host=request.host)
                 raise RequestError(403, "token: this invitation was never made, or has expired", "token")
             if invited.host not in (None, request.host):
                 raise RequestError(403, f"token: this invitation is for {invited.host}", "token")
@@ -149,11 +138,11 @@ class Enrolments:
             if invited.used_by is not None and (invited.used_by, invited.key) != (request.host, key):
                 raise RequestError(403, f"token: this invitation was used by {invited.used_by} already", "token")
             self._check_host(request.host)
-            if invited.host is None and invited.used_by is None and self._is_known(request.host):
-                sentence = f"host: there is a host {request.host} already; to enrol it again invite it by its name"
-                raise RequestError(409, sentence, "host")
+            if invited.host is None and invited.used_by is None and self._is_taken(request.host):
+                sentence = f"host: there is a host {request.host} already, or it is invited"
+                raise RequestError(409, f"{sentence}; to enrol it again invite it by its name", "host")
             if secure and request.csr is not None:
-                certificate = await self._sign(request.csr, request.host, request.address)
+                certificate = await self._sign(request.csr, request.host, request.address, from_here)
             used = invited.model_copy(update={"used_by": request.host, "key": key})
             rest = tuple(used if one is invited else one for one in self._known.invitations)
             await self._save(self._known.model_copy(update={"invitations": rest}))
@@ -167,10 +156,10 @@ class Enrolments:
             ca=self.authority.pem if secure else None,
         )
 
-    async def renew(self, host: str, request: RenewalRequest) -> Renewal:
+    async def renew(self, host: str, request: RenewalRequest, from_here: bool = False) -> Renewal:
         """The next certificate of a host that has shown its present one. Raises RequestError."""
         self.refuse_revoked(host)
-        certificate = await self._sign(request.csr, host, request.address)
+        certificate = await self._sign(request.csr, host, request.address, from_here)
         log.info("certificate renewed", host=host, days=self._days)
         return Renewal(certificate=certificate)
 
@@ -193,11 +182,24 @@ class Enrolments:
             raise RequestError(403, f"{host} is revoked: {found[1]}", "id")
 
     def _check_host(self, host: str) -> None:
-        if host in RESERVED:
+        if host in RESERVED or (self._authority is not None and host in self._authority.own):
             raise RequestError(400, f"host: no host may be called {host}", "host")
-        if host in self.revoked:
+        if host in self.revoked | self._lost():
             # Its tokens follow from its id: who had them once has them still.
             raise RequestError(409, f"host: {host} is revoked for good; another id is needed", "host")
+
+    def _is_taken(self, host: str) -> bool:
+        """Whether an id belongs to a host, or to one that is on its way: whoever has an id has its tokens."""
+        now = self._clock()
+        return self._is_known(host) or any(
+            one.used_by == host or (one.host == host and one.expires_at > now) for one in self._known.invitations
+        )
+
+    def _check_address(self, address: str, from_here: bool) -> None:
+        """Who reaches the manager by its address alone, as people do, must not be answered by a host."""
+        own = self._authority.own if self._authority is not None else frozenset()
+        if not from_here and plain_address(address) in own | self._leaders:
+            raise RequestError(400, f"address: {address} is a manager's, and the request is not from there", "address")
 
     async def _key_of(self, request: str, host: str) -> object:
         try:
@@ -205,13 +207,14 @@ class Enrolments:
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 
-    async def _sign(self, request: str, host: str, address: str) -> str:
+    async def _sign(self, request: str, host: str, address: str, from_here: bool) -> str:
+        self._check_address(address, from_here)
         try:
             return await asyncio.to_thread(self.authority.answer, request, host, (address,), self._days)
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 
-    async def _save(self, known: _Known) -> None:
+    async def _save(self, known: Enrolled) -> None:
         await self._store.save_knowledge(NAME, known.model_dump_json())
         self._known = known
 

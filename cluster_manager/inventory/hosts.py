@@ -313,6 +313,10 @@ class Hosts:
     def get(self, host_id: str) -> Host | None:
         return self._hosts.get(host_id)
 
+    def items(self) -> list[tuple[str, Host]]:
+        """By id, their reports unread."""
+        return sorted(self._hosts.items(), key=lambda item: item[0])
+
     def all(self) -> list[Host]:
         """By id."""
         return [self._hosts[host_id] for host_id in sorted(self._hosts)]

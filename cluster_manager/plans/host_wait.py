@@ -59,6 +59,8 @@ class MovePlan(LifecyclePlan):
     was_running: bool = True
     #: Until when hosts that do not answer are waited for, as ``elapsed_s``; None: none was waited for yet.
     waits_until_s: float | None = None
+    #: Whether it waits for room after a preemption, and goes on waiting where it is not started.
+    waits: bool = False
     #: Whether this continues an operation that has ended, and for how long it waits then for a host that has its VM.
     continues: bool = False
     gone_s: float = GONE_S
@@ -68,7 +70,14 @@ class MovePlan(LifecyclePlan):
     @property
     def moved(self) -> str:
         """What has been done when its VM runs on its new host."""
+        if self.waits:
+            return f"{self.vm} is back on {self.host} after its preemption on {self.home}"
         return f"moved {self.vm} from {self.home} to {self.host}{f': {self.why}' if self.why else ''}"
+
+    @property
+    def off_phase(self) -> VMPhase:
+        """What its VM is where it is off for sure and was not started."""
+        return VMPhase.PREEMPTED if self.waits else VMPhase.STOPPED
 
     @property
     def reserved(self) -> ResourceVector | None:

@@ -93,8 +93,6 @@ class StartPlan(MovePlan):
     #: Whether another host will do; and whether one is looked for now.
     anywhere: bool = False
     moving: bool = False
-    #: Whether it waits for room after a preemption, and goes on waiting where it is not started.
-    waits: bool = False
 
     @property
     def reserved(self) -> ResourceVector | None:
@@ -276,10 +274,9 @@ def advance_start(state: StartPlan, event: Event) -> Step:
         if state.anywhere:
             said = f"{why}: looking elsewhere"
             return share_room(state, said, None) if state.reclaims else begin_moving(state, said)
-        return stays_off(state, off, why)
+        return stays_off(state, state.off_phase, why)
 
-    off = VMPhase.PREEMPTED if state.waits else VMPhase.STOPPED
-    return advance_starting(state, event, off, make_room_at_home)
+    return advance_starting(state, event, state.off_phase, make_room_at_home)
 
 
 def begin_moving(state: StartPlan, said: str) -> Step:

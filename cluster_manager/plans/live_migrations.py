@@ -175,6 +175,10 @@ def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
                 return _stays(state, why)
             assert found is not None, "it can move"
             assert found.uuid is not None, "it can move"
+            most = (state.spec.ceiling or state.spec.nominal).vector()
+            if not found.current.vector().fits_in(most):
+                # Its new host's VMs would shrink for it.
+                return _stays(state, f"{report.id} says that it has {found.current.vector()}, but {most} were sold")
             state = state.having(
                 size=found.current,
                 boot_memory_mib=found.boot_memory_mib,

@@ -36,7 +36,8 @@ def arrived(state: MovePlan, said: str) -> Step:
     """The VM runs elsewhere."""
     vm, home, sentence = state.vm, state.home, state.moved
     step = instruct(state, ReadHost(host=home), said, stage="clear", waits_until_s=None, failures=())
-    return step.also(SetVM(vm, VMPhase.RUNNING, state.host, sentence), Note("migrated", vm, state.host, sentence))
+    kind = "returned" if state.waits else "migrated"
+    return step.also(SetVM(vm, VMPhase.RUNNING, state.host, sentence), Note(kind, vm, state.host, sentence))
 
 
 def advance_clearing(state: MovePlan, event: Event) -> Step:

@@ -224,7 +224,7 @@ def _leave(state: MovePlan, failure: str, reachable: bool = True) -> Step:
 
 def _give_up(state: MovePlan, why: str) -> Step:
     """Nowhere to go: it stays on its host, off if it has been stopped for this."""
-    phase = VMPhase.RUNNING if state.was_running and not state.off else VMPhase.STOPPED
+    phase = VMPhase.RUNNING if state.was_running and not state.off else state.off_phase
     sentence = f"{state.vm} stays {'off ' if state.off else ''}on {state.home}: {why}"
     return end(state, FAILED, sentence, SetVM(state.vm, phase, state.home, sentence), share=False)
 
@@ -251,7 +251,7 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
         case Remove(), OperationEnded(operation=operation) if operation.state is not FAILED:
             why = "; ".join(dict.fromkeys(state.failures)) or f"{vm} is not on {host}"
             sentence = f"{vm} did not move and is off on {state.home}, where it can be started: {why}"
-            return end(state, FAILED, sentence, SetVM(vm, VMPhase.STOPPED, state.home, sentence))
+            return end(state, FAILED, sentence, SetVM(vm, state.off_phase, state.home, sentence))
         case Remove(), (OperationEnded() | HostFailed()):
             why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
             return wait(state, why, "clean", host, event.elapsed_s)

@@ -236,6 +236,11 @@ def shares_disk(report: HostReport, vm: VMStatus) -> bool:
     return any(template.shared_disk for template in report.templates or () if template.name == vm.template)
 
 
+def seen_elsewhere(report: HostReport, spec: VMSpec, vm: VMStatus) -> bool:
+    """Whether other hosts see all that a VM which is off needs: what was saved of its memory is on its host's disk."""
+    return spec.xml is None and vm.saved_mib is None and not vm.adopted and shares_disk(report, vm)
+
+
 def has_template(report: HostReport, spec: VMSpec) -> bool:
     """Whether a host has what a VM is made of; one that does not say may have any template."""
     if spec.xml is not None or report.templates is None:

@@ -1,12 +1,15 @@
-"""Way back of a preempted VM: the queues of all hosts, and the plan that starts a VM again on the host of its disk."""
+"""Way back of a preempted VM: the queues of all hosts, and the plan that starts a VM again on the host of its disk.
+
+On another host it is started by a start that may go anywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-from cluster_manager.plans.lifecycle import sold_as
+from cluster_manager.plans.lifecycle import StartPlan, sold_as, start_start
 from cluster_manager.plans.plans import (
     ClaimVM,
     Event,
@@ -30,6 +33,7 @@ from cluster_manager.plans.report_queries import (
     missing_on,
     reclaim_need,
     room_for_start,
+    seen_elsewhere,
     size_to_join,
 )
 from cluster_manager.plans.starting import advance_starting, stays_off
@@ -40,6 +44,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.return_queue import DEFAULT_PACE, ReturnPace, ReturnQueue, Waiting
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.requests import StartRequest
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 #: For the deflations that make room for one return, seconds.
@@ -77,6 +82,15 @@ def start_return(plan_id: str, spec: VMSpec, host: str) -> ReturnPlan:
         deadline_s=RETURN_DEADLINE_S,
         spec=spec,
     )
+
+
+def start_return_elsewhere(plan_id: str, spec: VMSpec, host: str, gone_s: float) -> StartPlan:
+    """A preempted VM is to run again on another host that sees its disk, if its own still lacks room.
+
+    :param gone_s: see `cluster_manager.plans.migrations.start_migration`.
+    """
+    request = StartRequest(request_id=plan_id, anywhere=True, deadline_s=RETURN_DEADLINE_S)
+    return start_start(plan_id, request, spec, host, gone_s=gone_s, waits=True)
 
 
 def advance_return(state: ReturnPlan, event: Event) -> Step:
@@ -157,12 +171,18 @@ class Returns:
         self._queues: dict[str, ReturnQueue] = {}
 
     def observe(
-        self, report: HostReport, reserved: ResourceVector, waiting: Sequence[VMSpec], now: float
+        self,
+        report: HostReport,
+        reserved: ResourceVector,
+        waiting: Sequence[VMSpec],
+        now: float,
+        fits_elsewhere: Callable[[VMSpec], bool] = lambda spec: False,
     ) -> ReturnQueue | None:
         """Take in a report; None: nobody waits there, nor did lately.
 
         :param waiting: the VMs in its queue, oldest first.
         :param now: seconds of one monotonic clock.
+        :param fits_elsewhere: whether another host has room for all of a VM.
         """
         queue = self._queues.get(report.id)
         if queue is None:
@@ -176,7 +196,9 @@ class Returns:
                 try:
                     # One that runs all the same needs no more than that this is written down.
                     off = status.state in (VMState.STOPPED, VMState.STOPPING)
-                    rows.append(Waiting(spec.name, least_to_return(spec, status, report) if off else ZERO))
+                    least = least_to_return(spec, status, report) if off else ZERO
+                    elsewhere = off and seen_elsewhere(report, spec, status) and fits_elsewhere(spec)
+                    rows.append(Waiting(spec.name, least, elsewhere))
                 except InvalidField:
                     continue  # Its host says of it what cannot be.
         queue.observe(now, rows, room_to_return(report, reserved))

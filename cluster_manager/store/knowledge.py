@@ -19,6 +19,11 @@ class KnowledgeRows(Transactions):
         rows = await self._read(select(table.c.body).where(table.c.name == name))
         return str(rows[0].body) if rows else None
 
+    async def leaders(self) -> frozenset[str]:
+        """Where the managers are reached that have led."""
+        rows = await self._read(select(schema.terms.c.url).distinct())
+        return frozenset(row.url for row in rows if row.url)
+
     async def save_knowledge(self, name: str, body: str) -> None:
         """Put a document in the place of the last one."""
 

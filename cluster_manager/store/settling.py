@@ -2,8 +2,8 @@
 
 Whatever was under way when the backup was made has come to some end since: a plan that went on from its record could
 delete a VM that has been made anew. So plans under way end here, removals that were owed are owed no more, and what
-really runs is for the hosts to say. The epoch rises by more than managers will have begun to lead since, so that the
-agents follow this manager and refuse one of before.
+really runs is for the hosts to say. Invitations are void, and who was revoked stays so. The epoch rises by more than
+managers will have begun to lead since, so that the agents follow this manager and refuse one of before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from cluster_manager.plans.plans import VMPhase, finish
 from cluster_manager.store import schema
+from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled, restored
 from cluster_manager.store.rows import stored_plan
 from cluster_manager.store.store import plan_columns
 from ebbtide.messages.operations import OperationState
@@ -34,6 +35,7 @@ class Settled:
 
     :param epoch: that of the backup; the manager goes on above ``epoch_now``.
     :param ended: a sentence for each plan that was under way, and for each removal that was owed.
+    :param revoked: the hosts that are.
     """
 
     epoch: int
@@ -41,6 +43,7 @@ class Settled:
     hosts: int
     vms: int
     ended: tuple[str, ...]
+    revoked: tuple[str, ...] = ()
 
 
 def settled_phase(phase: VMPhase, on_a_host: bool, waited: bool) -> VMPhase:
@@ -59,12 +62,15 @@ def settled_phase(phase: VMPhase, on_a_host: bool, waited: bool) -> VMPhase:
     return VMPhase.PREEMPTED if phase is VMPhase.STARTING else VMPhase.STOPPED
 
 
-def settle(connection: Connection, now: float, other_epoch: int = 0) -> Settled:
+def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enrolled = NOBODY) -> Settled:
     """Have a store of a backup be one from which a manager can go on; in the caller's transaction.
 
     :param now: seconds since the epoch.
     :param other_epoch: that of the store in whose place it comes; 0: not known.
+    :param stood: who was revoked by that store.
+    :raises StoreError: what it holds of enrolled hosts is damaged.
     """
+    enrolled = _enrolled(connection, stood)
     counters, plans, vms, hosts = schema.counters, schema.plans, schema.vms, schema.hosts
     ended: list[tuple[str | None, str | None, str]] = []
     for plan in map(stored_plan, connection.execute(select(plans).where(plans.c.finished == 0))):
@@ -98,4 +104,17 @@ def settle(connection: Connection, now: float, other_epoch: int = 0) -> Settled:
         connection.execute(insert(schema.events).values(at=now, plan=None, kind=EVENT, **event))
     living = len(connection.execute(select(vms.c.id).where(schema.LIVING)).all())
     known = len(connection.execute(select(hosts.c.id)).all())
-    return Settled(epoch, epoch_now, known, living, tuple(said for _, _, said in ended))
+    revoked = tuple(sorted(enrolled.revoked))
+    return Settled(epoch, epoch_now, known, living, tuple(said for _, _, said in ended), revoked)
+
+
+def _enrolled(connection: Connection, before: Enrolled) -> Enrolled:
+    table = schema.knowledge
+    of_name = table.c.name == NAME
+    body = connection.execute(select(table.c.body).where(of_name)).scalar_one_or_none()
+    now = restored(read_enrolled(body), before)
+    if body is None:
+        connection.execute(insert(table).values(name=NAME, saved_at=0.0, body=now.model_dump_json()))
+    else:
+        connection.execute(update(table).where(of_name).values(body=now.model_dump_json()))
+    return now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
@@ -100,6 +101,9 @@ class TaskService:
         #: Machines whose VMs are being preempted now.
         self.notices: Callable[[], Mapping[str, Notice]] = dict
         self.looked_at: float | None = None
+        #: Tasks that have ended, by how, and attempts that were broken off with their machines.
+        self.ended: Counter[str] = Counter()
+        self.killed = 0
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
 
@@ -254,7 +258,9 @@ class TaskService:
         for task in made.changed:
             if (came := outcome(self._tasks[task.name], task)) is not None:
                 self._known.settle(*came)
+            self.killed += max(task.preemptions - self._tasks[task.name].preemptions, 0)
             if task.final:
+                self.ended[task.phase.value] += 1
                 self._tasks.pop(task.name, None)
             else:
                 self._tasks[task.name] = task

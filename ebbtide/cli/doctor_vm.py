@@ -85,7 +85,7 @@ def examine_vm(name: str, uri: str) -> VMDiagnosis:
         from hostagent.mechanisms.layers import kind_of
 
         try:
-            domain = _find(connection, name)
+            domain = find_domain(connection, name)
             facts = host_facts(Versions.of(connection), paths.acpi_verdict())
             running, findings = bool(domain.isActive()), findings_of(domain, facts)
             kind, vcpus = kind_of(domain.XMLDesc())
@@ -111,7 +111,7 @@ def _more(own: Gift, gift: Gift) -> str:
     return ", ".join(filter(None, (memory, cores, release))) or "nothing more"
 
 
-def _find(connection: Any, name: str) -> Any:
+def find_domain(connection: Any, name: str) -> Any:
     """A domain by its own name, else by the VM's name behind its host's: ``ebb-HOST.NAME``."""
     domains = connection.listAllDomains()
     exact = [domain for domain in domains if domain.name() == name]

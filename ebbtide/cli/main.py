@@ -20,6 +20,7 @@ from ebbtide.errors import EbbError
 #: Each command: its words, its function in `ebbtide.cli.commands` (whose docstring is its help), an example.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("doctor", "doctor.doctor", "ebb doctor; ebb doctor web --json; ebb doctor --probe-acpi"),
+    ("guest enable", "guest.enable", "ebb guest enable web"),
     ("health", "cluster.health", "ebb health; ebb health --ready"),
     ("backup", "cluster.backup", "ebb backup /var/backups/ebbtide.backup"),
     ("openapi", "cluster.openapi", "ebb openapi > manager.json"),
@@ -98,6 +99,7 @@ GROUPS = {
     "lab": "A whole cluster on this machine.",
     "lab image": "The disk image of the lab's guests.",
     "host": "One host: `ebb host NAME` shows it.",
+    "guest": "Guests on this machine.",
     "token": "Tokens with roles.",
     "config": "Files of the daemons' options.",
     "tasks": "Long work, run where the cores will stay.",

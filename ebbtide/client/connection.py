@@ -167,7 +167,8 @@ class Connection:
         """
         answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
         try:
-            return model.model_validate(answer)
+            # A manager of a later version may say more.
+            return model.model_validate(answer, extra="ignore")
         except ValidationError as error:
             raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error
 
@@ -195,7 +196,7 @@ class Connection:
         check_path(path)
         answered_s = ANSWER_S if self._managers.several else REQUEST_TIMEOUT_S
         timeout = aiohttp.ClientTimeout(total=answered_s + held_s)
-        session, data = self._session, body.model_dump(mode="json") if body is not None else None
+        session, data = self._session, body.model_dump(mode="json", exclude_defaults=True) if body is not None else None
         options: dict[str, Any] = {"params": query, "json": data, "headers": headers, "timeout": timeout}
 
         async def once(url: str) -> Any:

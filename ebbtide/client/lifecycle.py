@@ -6,6 +6,7 @@ import uuid
 
 from ebbtide.client.connection import Connection
 from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.hosts import TemplateInfo, TemplateList
 from ebbtide.messages.operations import Operation
@@ -118,6 +119,11 @@ class LifecycleCalls(Connection):
             minimum=minimum or Vector(),
         )
         return await self._one("POST", "/v1/adoptions", Operation, body=body)
+
+    async def adoptable(self, domain: str, host: str) -> Adoptable:
+        """What a running domain could be adopted as, with minimums by what it uses: takes some seconds."""
+        query = {"host": host, "domain": domain}
+        return await self._one("GET", "/v1/adoptions", Adoptable, query=query, held_s=MEASURED_S)
 
     async def release(self, name: str, *, deadline_s: float = 60.0, request_id: str | None = None) -> Operation:
         """Give an adopted VM back as it was."""

@@ -48,8 +48,10 @@ class LabLink:
                 finally:
                     os.close(directory)
                 link = cls(reader, writer)
-                while not await link._answers():
-                    pass
+                nonce, wait_s = secrets.token_hex(8), 0.5
+                while not await link._answers(nonce, wait_s):
+                    # A slow guest is not asked faster than it answers.
+                    wait_s *= 2
         except (OSError, TimeoutError) as error:
             if writer is not None:
                 writer.close()
@@ -88,13 +90,13 @@ class LabLink:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _answers(self) -> bool:
-        nonce = secrets.token_hex(8)
-        number = self._send("ping", {"nonce": nonce})
+    async def _answers(self, nonce: str, wait_s: float) -> bool:
+        """Whether one of this conversation's pings, the first ones too, is answered within wait_s."""
+        self._send("ping", {"nonce": nonce})
         try:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(wait_s):
                 while True:
-                    reply = await self._reply(number)
+                    reply = await self._line()
                     if reply.get("ok") is True and reply["result"].get("nonce") == nonce:
                         return True
         except TimeoutError:
@@ -112,6 +114,13 @@ class LabLink:
     async def _reply(self, number: int) -> dict[str, Any]:
         """The answer to request `number`; what was meant for earlier ones is dropped."""
         while True:
+            reply = await self._line()
+            if reply.get("id") == number:
+                return reply
+
+    async def _line(self) -> dict[str, Any]:
+        """The next answer, whichever it is to."""
+        while True:
             try:
                 line = await self._reader.readline()
             except ValueError as error:
@@ -124,7 +133,7 @@ class LabLink:
                 reply = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(reply, dict) and reply.get("id") == number:
+            if isinstance(reply, dict):
                 return reply
 
 

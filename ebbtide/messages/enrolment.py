@@ -12,7 +12,10 @@ LONGEST_INVITATION_S: Final = 30 * 86_400.0
 #: Of a certificate, a request for one and the like; those of the curves in use have a tenth of it.
 LONGEST_PEM: Final = 8192
 
-Pem = Annotated[str, Field(max_length=LONGEST_PEM, pattern=r"^-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END ")]
+#: One and nothing behind it: who looks at the first must not trust a second.
+_ONE_PEM: Final = r"^-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END [A-Z ]+-----\n?$"
+
+Pem = Annotated[str, Field(max_length=LONGEST_PEM, pattern=_ONE_PEM)]
 
 
 class InvitationRequest(Body):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
@@ -28,6 +28,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ebbtide.messages.common import cleaned_text
 from ebbtide.rest.errors import OptionsError
 from ebbtide.rest.rates import ConnectionLimits, Rates
 
@@ -92,6 +93,9 @@ class DaemonOptions(BaseSettings):
         return (init_settings,)
 
 
+#: A file name in it may be long.
+LONGEST_SENTENCE: Final = 500
+
 O = TypeVar("O", bound=DaemonOptions)  # noqa: E741
 
 
@@ -108,9 +112,16 @@ class Given(Generic[O]):
     again: Callable[[], Given[O]] | None = None
 
     def said(self, sentence: str) -> str:
-        """A sentence on options, which begins with where the first of them that was given stands."""
-        for word in re.findall(r"--([a-z-]+)", sentence):
-            origin = self.origins.get(word.replace("-", "_"), "")
+        """A sentence on options, which begins with where the first of them that was given stands.
+
+        One that names none is about the file that it names.
+        """
+        names = [word.replace("-", "_") for word in re.findall(r"--([a-z-]+)", sentence)]
+        values = {name: str(getattr(self.options, name)) for name in self.origins}
+        names += sorted((n for n in values if values[n] in sentence), key=lambda n: len(values[n]), reverse=True)
+        sentence = cleaned_text(sentence, LONGEST_SENTENCE)
+        for name in names:
+            origin = self.origins.get(name, "")
             if origin and not origin.startswith("--"):
                 return f"{origin}: {sentence}"
         return sentence

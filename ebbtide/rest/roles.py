@@ -1,8 +1,8 @@
 """Roles of callers on the REST interfaces, and the role that a route needs.
 
-Two kinds of callers never meet: people and programs (viewer, operator, admin, manager, each may do what the one before
-may), and host agents, which report and do nothing else. A caller of the one kind is a stranger on the routes of the
-other.
+Two kinds of callers never meet: people and programs (metrics, viewer, operator, admin, manager, each may do what the
+one before may), and host agents, which report and do nothing else. A caller of the one kind is a stranger on the routes
+of the other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Final
 class Role(StrEnum):
     """What a token is good for."""
 
+    #: Reads the metrics, and where they are: nothing else.
+    METRICS = "metrics"
     #: Looks at everything, changes nothing.
     VIEWER = "viewer"
     #: Changes what can be changed, too.
@@ -36,7 +38,13 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/revocation"): Role.ADMIN,
     # All that the manager knows, in one file.
     ("GET", "/v1/backup"): Role.ADMIN,
+    # It has a guest's driver asked for some seconds.
+    ("GET", "/v1/adoptions"): Role.OPERATOR,
     ("PUT", "/v1/epoch"): Role.MANAGER,
+    # A Prometheus' own, which stands in a file beside it.
+    ("GET", "/metrics"): Role.METRICS,
+    ("GET", "/v1/hosts/{id}/metrics"): Role.METRICS,
+    ("GET", "/v1/prometheus/targets"): Role.METRICS,
     # Where a VM's memory is sent, and what may come here with another one's identity.
     ("POST", "/v1/vms/{name}/arrival"): Role.MANAGER,
     ("POST", "/v1/vms/{name}/departure"): Role.MANAGER,
@@ -45,7 +53,7 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
 OPEN_ROUTES: Final = frozenset({"/", "/healthz", "/readyz", "/v1/ca", "/v1/enrolments"})
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_RANK: Final = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2, Role.MANAGER: 3}
+_RANK: Final = {Role.METRICS: 0, Role.VIEWER: 1, Role.OPERATOR: 2, Role.ADMIN: 3, Role.MANAGER: 4}
 
 
 def needed(method: str, route: str) -> Role:

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from ebbtide.messages.common import Problem, problem_of
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.rest.access import Access, tokens_only
+from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.problems import answer_problem, problem_middleware
 from ebbtide.rest.roles import Role
-from hostagent.api import budget, explain, lifecycle, openapi
+from hostagent.api import budget, explain, lifecycle, metrics, openapi
 from hostagent.api import routes as api_routes
 from hostagent.api.forms import AGENT, WOULD_BE
 from hostagent.errors import HostAgentError, HypervisorError, JournalError, RequestRefused
@@ -26,6 +27,7 @@ ROUTES: Final = (
     budget.routes,
     lifecycle.routes,
     openapi.routes,
+    metrics.routes,
 )
 
 
@@ -39,6 +41,7 @@ def make_app(agent: Agent, access: Access | str) -> web.Application:
     middlewares = [problem_middleware("host agent", _known), access.middleware()]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app[AGENT] = agent
+    app[metrics.LOOP] = LoopWatch()
     for routes in ROUTES:
         app.add_routes(routes)
     return app

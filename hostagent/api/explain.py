@@ -18,6 +18,7 @@ from ebbtide.rest.parameters import check_parameters, parameters_of
 from hostagent.api.forms import AGENT, answer, begin
 from hostagent.api.routes import NAME, STARTED
 from hostagent.operations.explain import explain
+from hostagent.vm.earlier_manager import of_one_vm
 
 _VM: Final = Parameter("vm", Name, "only about this VM")
 _SINCE: Final = Parameter("since", Annotated[int, Field(ge=0, le=2**53)], "only after this number; default: the latest")
@@ -28,7 +29,9 @@ routes = web.RouteTableDef()
 @describe("Why a VM has its size", tag="vms", path=(NAME,), answers={200: Explanation}, problems=(404,))
 async def _explain(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(await explain(request.app[AGENT].host, request.match_info["name"]))
+    host = request.app[AGENT].host
+    explanation = await explain(host, request.match_info["name"])
+    return answer(explanation, unknown=of_one_vm(host.unknown_fields))
 
 
 @routes.get("/v1/decisions", allow_head=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -15,6 +15,7 @@ from ebbtide.rest.access import require
 from ebbtide.rest.parameters import check_parameters
 from ebbtide.rest.roles import Role
 from hostagent.operations.agent import Agent
+from hostagent.vm.earlier_manager import without
 
 AGENT: Final = web.AppKey("agent", Agent)
 #: Stands in a request that is a dry run.
@@ -45,8 +46,9 @@ def check_leads(request: web.Request, epoch: int, order: int) -> None:
         require(request, Role.MANAGER, "order" if order else "epoch")
 
 
-def answer(body: BaseModel, status: int = 200) -> web.Response:
-    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")
+def answer(body: BaseModel, status: int = 200, unknown: Collection[tuple[str, ...]] = ()) -> web.Response:
+    """:param unknown: fields that the manager does not know."""
+    return web.Response(text=without(body, unknown), status=status, content_type="application/json")
 
 
 async def begin(

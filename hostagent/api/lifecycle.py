@@ -8,6 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
+from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.commands import (
     AdoptCommand,
     ReleaseCommand,
@@ -16,17 +17,18 @@ from ebbtide.messages.commands import (
     StopCommand,
     WithdrawCommand,
 )
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import DomainName, Vector
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand, MigrationAddress
 from ebbtide.messages.vms import VMSpec
-from ebbtide.rest.descriptions import describe
-from ebbtide.rest.parameters import check_parameters
+from ebbtide.rest.descriptions import Parameter, describe
+from ebbtide.rest.parameters import check_parameters, parameters_of
 from hostagent.api.forms import AGENT, answer, begin
 from hostagent.api.routes import NAME, STARTED
 
 #: A command about the VM in the path, which begins an operation.
 _describe: Final = partial(describe, tag="vms", path=(NAME,), answers={202: STARTED}, problems=(404, 409))
+_DOMAIN: Final = Parameter("domain", DomainName, "its name in libvirt", required=True)
 _ADDRESS: Final = MigrationAddress(
     uri="qemu+tls://host-b.example/system",
     listen="host-b.example",
@@ -111,6 +113,18 @@ async def _depart(request: web.Request) -> web.Response:
 )
 async def _adopt(request: web.Request) -> web.Response:
     return await begin(request, AdoptCommand, request.app[AGENT].adoptions.adopt)
+
+
+@routes.get("/v1/adoptions", allow_head=False)
+@describe(
+    "What a running domain could be adopted as, by what it uses for some seconds; nothing is adopted",
+    tag="vms",
+    query=(_DOMAIN,),
+    answers={200: Adoptable},
+    problems=(404,),
+)
+async def _adoptable(request: web.Request) -> web.Response:
+    return answer(await request.app[AGENT].adoptions.adoptable(parameters_of(request)["domain"]))
 
 
 @routes.post("/v1/vms/{name}/release")

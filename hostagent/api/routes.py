@@ -65,7 +65,8 @@ async def _health(request: web.Request) -> web.Response:
 @describe("What the agent knows of its host", tag="host", answers={200: HostReport})
 async def _get_host(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(request.app[AGENT].host.report())
+    host = request.app[AGENT].host
+    return answer(host.report(), unknown=host.unknown_fields)
 
 
 @routes.get("/v1/vms", allow_head=False)

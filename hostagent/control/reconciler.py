@@ -143,6 +143,10 @@ class Reconciler:
         if not self._host.holds(vm):
             return
         vm.uuid = summary.uuid if summary is not None else vm.uuid
+        if summary is None or summary.state == "stopped":
+            vm.resident_mib = None
+        elif summary.resident_mib is not None:
+            vm.resident_mib = summary.resident_mib  # a domain that is busy says less: what it said before stands
         if summary is not None and summary.state == "running":
             vm.drift_repair.sample(summary.vcpus, summary.vcpu_seconds)
             if vm.link.has_channel:

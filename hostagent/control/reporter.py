@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ import structlog
 from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.hosts import ReportReply
 from hostagent.errors import JournalError
+from hostagent.vm.earlier_manager import unknown_field, without
 from hostagent.vm.host import Host
 
 EVERY_S: Final = 2.0
@@ -52,10 +54,13 @@ class Reporter:
                 self._host.changed.clear()
                 try:
                     await self._send_to_leader(session)
+                    self._host.reports.taken += 1
+                    self._host.reports.taken_at = time.time()
                     if self._silent:
                         log.info("the manager answers again", manager=self._managers[0])
                     self._silent = False
                 except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
+                    self._host.reports.failed += 1
                     if not self._silent:
                         log.warning(
                             "the manager does not take our report; we go on",
@@ -80,11 +85,16 @@ class Reporter:
 
     async def _send(self, session: aiohttp.ClientSession, manager: str) -> None:
         url = f"{manager}/v1/hosts/{self._host.slice.host_id}/report"
-        async with session.post(url, data=self._host.report().model_dump_json()) as response:
+        async with session.post(url, data=without(self._host.report(), self._host.unknown_fields)) as response:
             if response.status >= 400:
                 sentence = (await response.content.read(500)).decode(errors="replace")
-                raise ValueError(f"it answers {response.status}: {sentence}")
-            reply = ReportReply.model_validate_json(await response.read())
+                field = unknown_field(sentence) if response.status == 400 else None
+                if field is None or field in self._host.unknown_fields:
+                    raise ValueError(f"it answers {response.status}: {sentence}")
+                self._host.unknown_fields.add(field)
+                log.info("the manager does not know a field of our reports", manager=manager, field=".".join(field))
+                return await self._send(session, manager)
+            reply = ReportReply.model_validate_json(await response.read(), extra="ignore")
         epoch = self._host.journal.epoch
         why, _ = Fence(epoch).refusal(reply.epoch, 0)
         if why:
@@ -92,6 +102,8 @@ class Reporter:
         if reply.epoch > epoch:
             # From now on no command of an earlier leader is taken, even if the new one commands nothing yet.
             await asyncio.to_thread(self._host.journal.raise_epoch, reply.epoch)
+            # It may be of another version.
+            self._host.unknown_fields.clear()
         if reply.acknowledged != self._acknowledged:
             await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
             self._acknowledged = reply.acknowledged

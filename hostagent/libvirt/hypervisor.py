@@ -14,6 +14,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.metrics.totals import Calls
 from hostagent.state.intents import Before, Intent
 
 
@@ -126,6 +127,8 @@ class DomainSummary:
     said_at: float | None = None
     #: The same and more, for a guest that says nothing else.
     statement: Statement | None = None
+    #: What its process has in the host's memory, the emulator's own included, MiB; None: it is not said.
+    resident_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +336,10 @@ class Hypervisor(Protocol):
     @property
     def moves(self) -> Moves:
         """Live migration."""
+
+    @property
+    def calls(self) -> Calls:
+        """How its calls ended so far, and how long they took."""
 
     async def domains(self) -> list[DomainState]:
         """Our domains: those whose intent names this host as their owner."""

@@ -24,6 +24,7 @@ from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.metrics.totals import Calls
 from hostagent.domain_xml.templates import TemplateError
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError
 from hostagent.libvirt import disks, plugged, saving
@@ -98,6 +99,10 @@ class LibvirtHypervisor:
     @property
     def moves(self) -> LibvirtMoves:
         return self._moves
+
+    @property
+    def calls(self) -> Calls:
+        return self._connection.calls
 
     async def domains(self) -> list[DomainState]:
         prefix = domain_name(self._settings.host_id, "")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from functools import partial
 from typing import Final
 
 from ebbtide.deflation.allocations import Priority, check_sizes
+from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, is_fresh
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.use import Use, minimum_cpu_cores, minimum_memory_mib, use_of
+from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.commands import AdoptCommand, ReleaseCommand
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
@@ -30,16 +34,80 @@ from hostagent.vm.managed_vm import ManagedVM
 _PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
 
 
+NO_BALLOON: Final = "it has no balloon"
+
+
 class AdoptionCommands:
     """Takes commands about domains that were not made here."""
 
-    def __init__(self, host: Host, requests: Requests) -> None:
+    def __init__(self, host: Host, requests: Requests, window_s: float = MEASURED_S) -> None:
         self._host = host
+        #: For how long a domain is measured that may be adopted.
+        self.window_s = window_s
         self._requests = requests
 
     def resumed(self) -> dict[str, Resume]:
         """How each kind is resumed after a kill."""
         return {"adopt": self._resume_adopt, "release": self._resume_release}
+
+    async def adoptable(self, domain: str) -> Adoptable:
+        """What a domain could be adopted as, by what it uses while it is looked at. Its guest notices nothing.
+
+        :raises RequestRefused: there is no such domain.
+        """
+        found = await self._found(domain)
+        why_not = found.why_not
+        if any(vm.domain == domain for vm in self._host.vms.values()):
+            why_not = f"{domain} is adopted already"
+        if why_not:
+            return Adoptable(domain=domain, why_not=why_not, sentence=f"{domain} cannot be adopted: {why_not}")
+        nominal = _size_of(found)
+        use = await self._measured(domain, found)
+        memory_mib, cpu_cores = minimum_memory_mib(use, nominal), minimum_cpu_cores(use, nominal)
+        sentence = f"measured for {self.window_s:g} s"
+        if memory_mib is None:
+            why = "its balloon driver has said nothing" if found.before.stats_period_s is not None else NO_BALLOON
+            sentence = f"it is not known what memory {domain} uses: {why}"
+        return Adoptable(
+            domain=domain,
+            size=Vector.of(nominal),
+            used=PartialVector(cpu_cores=_rounded(use.cpu_cores), memory_mib=_rounded(use.memory_mib)),
+            minimum=PartialVector(cpu_cores=cpu_cores, memory_mib=memory_mib),
+            window_s=self.window_s,
+            sentence=sentence,
+        )
+
+    async def _found(self, domain: str) -> Candidate:
+        try:
+            return await self._host.hypervisor.adoption.examine(domain)
+        except DomainGone as error:
+            raise RequestRefused(404, f"there is no domain {domain} on this host", "domain") from error
+
+    async def _measured(self, domain: str, found: Candidate) -> Use:
+        """What a domain uses over a few seconds; its statistics are asked for as often before and after."""
+        sizes, period_s = self._host.hypervisor.sizes, found.before.stats_period_s
+        first = last = await sizes.read(domain)
+        usable_mib: list[float] = []
+        try:
+            if period_s is not None and period_s != STATS_PERIOD_S:
+                await sizes.ask_statistics(domain, STATS_PERIOD_S)
+            until = asyncio.get_running_loop().time() + self.window_s
+            while asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(min(STATS_PERIOD_S, self.window_s))
+                last = await sizes.read(domain)
+                said = last.statement
+                # Its time is in whole seconds.
+                if said is not None and said.said_at >= int(first.read_at) and is_fresh(said, last.read_at):
+                    usable_mib.append(said.usable_mib)
+        finally:
+            # Who adopts it meanwhile needs them.
+            adopted = any(vm.domain == domain for vm in self._host.vms.values())
+            if period_s is not None and period_s != STATS_PERIOD_S and not adopted:
+                with contextlib.suppress(HypervisorError):
+                    await sizes.ask_statistics(domain, period_s)
+        cpu_s = sum(last.vcpu_seconds) - sum(first.vcpu_seconds) if last.vcpu_seconds else None
+        size_mib = last.balloon_mib + last.plugged_mib
+        return use_of(size_mib, min(usable_mib, default=None), cpu_s, last.read_at - first.read_at)
 
     async def adopt(self, command: AdoptCommand) -> Operation:
         """Look after a running domain of another owner at the size that it has.
@@ -48,10 +116,7 @@ class AdoptionCommands:
         """
 
         async def accept(request: Request) -> Run:
-            try:
-                found = await self._host.hypervisor.adoption.examine(command.domain)
-            except DomainGone as error:
-                raise RequestRefused(404, f"there is no domain {command.domain} on this host", "domain") from error
+            found = await self._found(command.domain)
             self._requests.leadership.check(command)
             self._host.modes.check(HostEvent.CREATE)
             there = self._host.vms.get(command.name)
@@ -82,7 +147,7 @@ class AdoptionCommands:
         :raises InvalidField: the minimum does not fit its size.
         :raises RequestRefused: the slice has no room for it.
         """
-        nominal = ResourceVector(cpu_cores=float(found.vcpus), memory_mib=float(int(found.memory_mib)))
+        nominal = _size_of(found)
         check_sizes(command.priority, nominal, command.minimum.vector(), None)
         spec = VMSpec(
             name=command.name,
@@ -228,3 +293,12 @@ class AdoptionCommands:
         if vm.intent.phase in RESIZING:
             await vm.wait_for_hello(HELLO_S)
         return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)
+
+
+def _size_of(found: Candidate) -> ResourceVector:
+    """What a domain has, which becomes its nominal size."""
+    return ResourceVector(cpu_cores=float(found.vcpus), memory_mib=float(int(found.memory_mib)))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -17,6 +17,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import Split
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.rest.metrics.totals import OPERATION_S, Distributions
 from hostagent.errors import HostAgentError, RequestRefused
 
 #: Ended operations that are remembered.
@@ -57,6 +58,8 @@ class Operations:
         self._host = host
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        #: How long those took that have ended, by kind and state.
+        self.durations: Distributions[tuple[str, str]] = Distributions(OPERATION_S)
 
     def has(self, request_id: str) -> bool:
         """Whether an operation of this id has begun."""
@@ -113,6 +116,10 @@ class Operations:
             pass
         return record.operation
 
+    def under_way(self) -> Counter[str]:
+        """How many of each kind have not ended."""
+        return Counter(record.operation.kind for record in self._records.values() if not record.ended.is_set())
+
     def resizing(self) -> list[Operation]:
         """Those under way that may change sizes on command."""
         running = (record.operation for record in self._records.values() if not record.ended.is_set())
@@ -143,6 +150,7 @@ class Operations:
         said = {"seconds": round(time.monotonic() - began, 3), "progress": record.operation.progress}
         record.operation = operation.model_copy(update=said)
         record.ended.set()
+        self.durations[operation.kind, operation.state.value].add(record.operation.seconds)
         log.info(operation.kind, request_id=operation.request_id, state=operation.state.value, why=operation.sentence)
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ Every decision is also one line of the log. What has to outlive the agent is in 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -62,6 +62,8 @@ class History:
         self._vms: OrderedDict[str, _OfVM] = OrderedDict()
         #: The number of the latest decision; 0 where there is none.
         self.newest = 0
+        #: How many of each kind were made, repetitions included.
+        self.made: Counter[str] = Counter()
 
     def note(
         self,
@@ -78,6 +80,7 @@ class History:
 
         :param inputs: what it was decided by; names carry units, a mapping counts as one input for each of its names.
         """
+        self.made[str(kind)] += 1
         latest = self._latest(vm)
         if latest is not None and (latest.kind, latest.sentence) == (kind, sentence):
             return self._again(latest)

@@ -43,6 +43,8 @@ class GuestPressure:
         self._boot_id = ""
         self._reserve_mib = LEAST_RESERVE_MIB
         self._said_at: float | None = None
+        #: What it said last, and when, by the loop's clock; None: nothing.
+        self.said: tuple[MemoryState, float] | None = None
         #: Whether the last request that was noted did not count.
         self._refused_one = False
 
@@ -69,6 +71,7 @@ class GuestPressure:
     def observe(self, said: MemoryState) -> None:
         """Take in what the guest said, asked or not."""
         self._boot_id, self._reserve_mib = said.boot_id, said.memory.reserve_mib
+        self.said = said, _now()
         self._watch.observe(_now(), said.pressure_reading())
         self.judge()
 

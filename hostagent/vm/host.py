@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -22,12 +23,14 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
 from ebbtide.messages.operations import VMOutcome
+from ebbtide.rest.metrics.totals import Reports
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.history import History
 from hostagent.state.intents import Intent, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.state.modes import Modes
+from hostagent.state.tallies import Tallies
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.resizer import HostSide
 
@@ -102,10 +105,17 @@ class Host:
     _last_report: HostReport | None = None
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Fields of a report that the manager, of an earlier version, does not know (`hostagent.vm.earlier_manager`).
+    unknown_fields: set[tuple[str, ...]] = field(default_factory=set)
     #: Set whenever the VMs should be looked at at once.
     check_requested: asyncio.Event = field(default_factory=asyncio.Event)
     #: What was decided lately, and why.
     history: History = field(default_factory=History)
+    #: What the resizes of each VM came to.
+    tallies: Tallies = field(default_factory=Tallies)
+    reports: Reports = field(default_factory=Reports)
+    #: Directories whose free room is told, by what they are for.
+    directories: Mapping[str, Path] = field(default_factory=dict)
     #: What an operator has the host do.
     modes: Modes = field(init=False)
 
@@ -290,6 +300,7 @@ class Host:
         await vm.stop()
         if self.holds(vm):
             del self.vms[vm.name]
+            self.tallies.forget(vm.name)
         self.changed.set()
 
     async def clear_away(self, vm: ManagedVM) -> None:
@@ -372,6 +383,7 @@ class Host:
         if outcome.errors or outcome.shortfall.vector() != ZERO:
             outcome = await self._unless_halted(vm, outcome)
         self.history.resized(cause, outcome, deadline_s, mode)
+        self.tallies.of(vm.name).add(outcome)
         return outcome
 
     async def _give_up(self, vm: ManagedVM) -> None:

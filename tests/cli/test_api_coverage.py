@@ -31,6 +31,8 @@ NOWHERE = ("POST", "/v1/vms/{name}/migrate")
 STREAM = ("GET", "/v1/events/stream")
 #: For a browser.
 PAGE = ("GET", "/")
+#: For Prometheus.
+METRICS = {("GET", "/metrics"), ("GET", "/v1/hosts/{id}/metrics"), ("GET", "/v1/prometheus/targets")}
 #: For `ebb-hostagent join`.
 JOINING = {("GET", "/v1/ca"), ("POST", "/v1/enrolments")}
 SIZES = ["--cpu-cores", "1", "--memory-mib", "512"]
@@ -66,7 +68,11 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms/{name}/start"): ("start", ["start", "web"]),
     ("POST", "/v1/vms/{name}/migrate"): ("migrate", ["migrate", "web", "--lose-disk"]),
     ("GET", "/v1/rebalancing"): ("dry_run_rebalancing", ["rebalance", "--dry-run", "--lasted-s", "60"]),
-    ("POST", "/v1/adoptions"): ("adopt", ["adopt", "old", "--host", "host-a"]),
+    ("GET", "/v1/adoptions"): ("adoptable", ["adopt", "other", "--host", "host-a", "--yes"]),
+    ("POST", "/v1/adoptions"): (
+        "adopt",
+        ["adopt", "old", "--host", "host-a", "--minimum-cpu-cores", "0.3", "--minimum-memory-mib", "256"],
+    ),
     ("POST", "/v1/vms/{name}/release"): ("release", ["release", "old"]),
     ("POST", "/v1/tasks"): ("submit_task", ["tasks", "submit", "train", "--checkpoint-signal", "USR1", "sleep", "60"]),
     ("GET", "/v1/tasks"): ("tasks", ["tasks", "list", "--state", "waiting", "--prefix", "t", "--limit", "5"]),
@@ -108,9 +114,11 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tests_cluster, "make_app", lambda manager: schema_run.watch(make_app(manager), seen))
         async with lab_of(tmp_path_factory.mktemp("coverage")) as lab:
-            # Somebody else's domain.
-            await lab.world.create("old", "")
-            lab.world.domains["old"].state = "running"
+            # Somebody else's domains.
+            for name in ("old", "other"):
+                await lab.world.create(name, "")
+                lab.world.domains[name].state = "running"
+                lab.world.domains[name].stats_period_s = 0
             await lab.add_old_host()
             yield Running(lab, seen)
     structlog.reset_defaults()
@@ -123,7 +131,7 @@ async def test_every_route_that_clients_may_ask_is_in_the_table(running: Running
         for route in running.lab.cluster.server.app.router.routes()
         if route.resource is not None and description_of(route.handler).security != "agent"
     }
-    assert routes - {PAGE} - JOINING == set(COVERED)
+    assert routes - {PAGE} - METRICS - JOINING == set(COVERED)
 
 
 async def test_every_command_asks_its_route_and_every_client_method_is_there(running: Running, tmp_path: Path) -> None:

@@ -32,10 +32,17 @@ QUICK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 #: MiB (961).
 FOUND = [272, 884, 961]
 RUN = [*range(30), *FOUND, *range(HERDS, HERDS + 8)]
-DEEP_RUN = [*range(1000), *range(HERDS, HERDS + 300)]
+#: By the hundred, so that a failure leaves the others to be played, and more than one process can take part.
+DEEP_RUNS = [range(first, first + 100) for first in (*range(0, 1000, 100), *range(HERDS, HERDS + 300, 100))]
 
 
-@pytest.mark.parametrize("numbers", [RUN, pytest.param(DEEP_RUN, marks=DEEP)], ids=["run", "deep"])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(RUN, id="run"),
+        *(pytest.param(numbers, id=f"deep-{numbers[0]}", marks=DEEP) for numbers in DEEP_RUNS),
+    ],
+)
 def test_no_vm_is_lost_or_in_two_places_or_preempted_for_nothing_and_all_come_back(
     numbers: Numbers[int],
 ) -> None:

@@ -42,7 +42,7 @@ def test_the_example_has_every_option_and_says_nothing_until_it_is_edited(file: 
     given = vars(read_options(build_parser(), ["--config", str(file)], {}))
     differ = {name for name in usual if usual[name] != given[name]}
     # Those have no default that could be written down.
-    assert differ == {"config", "reserve_mib", "request_group"}
+    assert differ == {"config", "reserve_mib", "request_group", "origins"}
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,28 @@ def test_what_runs_at_the_deadline_is_killed_with_what_it_started(guest: Bench, 
         assert _has_ended(pid)
 
 
+def test_the_number_of_a_program_that_has_ended_is_nobodys_until_its_group_has_been_killed(
+    guest: Bench, host: Host, tmp_path: Path
+) -> None:
+    """Root kills the group of each program at the deadline: a user could have brought another's process there."""
+    pid, gate = tmp_path / "pid", tmp_path / "gate"
+    os.mkfifo(gate)
+    program(guest, "1-short", f"echo $$ > {pid}")
+    program(guest, "2-long", f"read line < {gate}")
+    while host.result("preemption", **NOTICE) != {"programs": 2, "running": 1}:
+        time.sleep(0.05)
+    short = int(pid.read_text())
+    assert Path(f"/proc/{short}").exists()
+    assert _has_ended(short)
+    gate.write_text("go on\n")
+    assert until_ended(host, **NOTICE) == {"programs": 2, "running": 0}
+    for _ in range(100):
+        if not Path(f"/proc/{short}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(f"/proc/{short}").exists(), "in the end it is"
+
+
 def _has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

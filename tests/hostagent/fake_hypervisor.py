@@ -12,9 +12,11 @@ from typing import Any
 
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from ebbtide.deflation.cascade.ordinary import Statement
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.metrics.totals import Calls
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.libvirt.hypervisor import (
     Candidate,
@@ -39,6 +41,7 @@ class FakeHypervisor:
         self._socket = socket
         self._host_id = host_id
         self.moves = NoMoves()
+        self.calls = Calls()
         self._numbers = itertools.count()
         #: Who is told that a domain has started, stopped or rebooted.
         self.listeners: list[Callable[[str, bool], None]] = []
@@ -123,8 +126,8 @@ class FakeHypervisor:
         return ResourceVector(*await self._call("most", domain=domain))
 
     async def examine(self, domain: str) -> Candidate:
-        vcpus, boot_mib, memory_mib, shares, why_not = await self._call("examine", domain=domain)
-        return Candidate(vcpus, boot_mib, memory_mib, Before(cpu_shares=shares), why_not)
+        vcpus, boot_mib, memory_mib, shares, why_not, period_s = await self._call("examine", domain=domain)
+        return Candidate(vcpus, boot_mib, memory_mib, Before(cpu_shares=shares, stats_period_s=period_s), why_not)
 
     async def take_over(self, domain: str, intent: Intent) -> None:
         await self._call("write_intent", domain=domain, intent=intent.model_dump_json())
@@ -186,6 +189,8 @@ class FakeHypervisor:
             r["limit_mib"],
             r["shares"],
             cap_cores=r["cap"],
+            statement=Statement(*r["statement"]) if r["statement"] else None,
+            read_at=r["read_at"],
         )
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
@@ -223,7 +228,7 @@ class FakeHypervisor:
         return str(await self._call("set_limit", domain=domain, mib=limit_mib))
 
     async def ask_statistics(self, domain: str, period_s: int) -> None:
-        """No domain here has statistics to ask for."""
+        await self._call("ask_statistics", domain=domain, period_s=period_s)
 
     async def guest_cpus(self, domain: str) -> GuestCpus | None:
         return None

@@ -14,6 +14,7 @@ from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.metrics.totals import Calls
 from hostagent.control.reconciler import OWNERS_S
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, RequestRefused
 from hostagent.libvirt.hypervisor import (
@@ -50,6 +51,7 @@ class LocalHypervisor:
         self._fence = fence
         self._faults = faults
         self.moves = NoMoves()
+        self.calls = Calls()
 
     @property
     def sizes(self) -> LocalHypervisor:

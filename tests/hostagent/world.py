@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -67,6 +68,10 @@ class Domain:
     most_mib: float = 0.0
     #: What the guest is asked to have plugged, where it does not have that at once.
     requested_mib: float = 0.0
+    #: Whether its vCPUs never run.
+    idle: bool = False
+    #: How often its balloon driver is asked, seconds; 0: never; None: it has none.
+    stats_period_s: int | None = None
     #: Why it cannot be adopted.
     why_not: str = ""
     #: Off, its memory saved to disk, MiB.
@@ -191,7 +196,7 @@ class World:
 
     async def _do_survey(self) -> list[Reply]:
         for d in self.domains.values():
-            if d.state == "running":
+            if d.state == "running" and not d.idle:
                 for cpu in d.online | d.liars:
                     d.vcpu_seconds[cpu] += 0.5
         return [
@@ -263,7 +268,12 @@ class World:
 
     async def _do_examine(self, domain: str) -> list[Any]:
         d = self.domains[domain]
-        return [d.vcpus, d.boot_mib, d.bound_mib, d.shares, d.why_not]
+        return [d.vcpus, d.boot_mib, d.bound_mib, d.shares, d.why_not, d.stats_period_s]
+
+    async def _do_ask_statistics(self, domain: str, period_s: int) -> None:
+        # Our own domains' guests have an agent; what their drivers would say is not needed.
+        if self.domains[domain].stats_period_s is not None:
+            self.domains[domain].stats_period_s = period_s
 
     async def _do_give_back(self, domain: str, shares: int | None, quota: float | None, cap: float | None) -> None:
         d = self.domains[domain]
@@ -290,6 +300,9 @@ class World:
             "network_mib_s": d.network_mib_s,
             "limit_mib": d.limit_mib,
             "shares": d.shares,
+            # The driver of a domain that was not made here says something while it is asked.
+            "statement": [int(time.time()), d.available_mib] if d.stats_period_s else None,
+            "read_at": time.time(),
         }
 
     async def _do_receive(self, domain: str, identity: str, intent: str, boot_mib: float) -> None:

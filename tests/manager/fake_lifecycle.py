@@ -9,6 +9,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.commands import (
     AdoptCommand,
     Command,
@@ -65,6 +66,7 @@ class FakeLifecycle:
         app.router.add_post("/v1/vms/{name}/arrival", self._arrive)
         app.router.add_post("/v1/vms/{name}/departure", self._depart)
         app.router.add_post("/v1/adoptions", self._adopt)
+        app.router.add_get("/v1/adoptions", self._adoptable)
         app.router.add_get("/v1/templates", self._templates)
 
     @property
@@ -203,6 +205,13 @@ class FakeLifecycle:
             return {"sentence": f"{name} runs on {command.to}"}
 
         return await self._carried(command, "depart", name, work)
+
+    async def _adoptable(self, request: web.Request) -> web.StreamResponse:
+        domain = request.query["domain"]
+        size = self.domains.get(domain)
+        if size is None:
+            return json_answer(Problem(error=f"there is no domain {domain}", field="domain"), 404)
+        return json_answer(Adoptable(domain=domain, size=Vector.of(size)), 200)
 
     async def _adopt(self, request: web.Request) -> web.StreamResponse:
         command = AdoptCommand.model_validate_json(await request.read())

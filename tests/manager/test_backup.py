@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -29,6 +32,7 @@ from cluster_manager.restoring import restore
 from cluster_manager.store import schema
 from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import Database, PostgreSQL
+from cluster_manager.store.enrolled import Enrolled, read_enrolled
 from cluster_manager.store.settling import BUSY, EPOCHS, settled_phase
 from cluster_manager.store.store import Store
 from ebbtide.client import ManagerClient
@@ -383,3 +387,61 @@ def test_a_store_that_a_manager_uses_is_not_replaced(stored: Path, capsys: pytes
 def test_restore_without_a_file_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restore", "--database", "m.sqlite"]) == 2
     assert "restore needs the FILE of a backup" in capsys.readouterr().err
+
+
+# --- what a backup, or whoever owns the store's directory, must not bring about ---------------------------------------
+
+
+async def test_who_was_revoked_since_the_backup_stays_so_and_no_invitation_counts_again(stored: Path) -> None:
+    """Else a host that is lost would be heard again, and an invitation that a stranger has seen be good once more."""
+
+    async def keep(revoked: tuple[str, ...], invited: str) -> None:
+        store = Store(stored, time.time)
+        await store.open()
+        one = {"sha256": "0" * 64, "host": None, "expires_at": 1e12, "used_by": invited or None}
+        kept = {"invitations": [one], "revoked": {host: [1.0, "lost"] for host in revoked}}
+        await store.save_knowledge("enrolment", json.dumps(kept))
+        await store.close()
+
+    await keep(("host-a",), "")
+    await asyncio.to_thread(back_up, stored, stored.parent / "backup")
+    await keep(("host-b",), "host-c")
+    done = await restore(stored, stored.parent / "backup")
+    assert done.settled.revoked == ("host-a", "host-b")
+    ((body,),) = rows_of(stored, "SELECT body FROM knowledge WHERE name = 'enrolment'")
+    assert read_enrolled(body) == Enrolled(revoked={"host-a": (1.0, "lost"), "host-b": (1.0, "lost")})
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("planted", ["manager.sqlite.lock", "manager.sqlite-wal", "manager.sqlite"])
+async def test_root_who_restores_follows_no_link_that_the_managers_user_has_left(planted: str) -> None:
+    """Else a manager that was taken over would be root on its machine as soon as somebody restores a backup."""
+    nobody = 65534
+    with TemporaryDirectory(prefix="ebb") as place:
+        home = Path(place)
+        os.chmod(home, 0o755)
+        secret = home / "secret"
+        write_private(secret, "root's\n" * 10)
+        before = secret.stat()
+        (made := home / "made").mkdir()
+        store = Store(made / "manager.sqlite", time.time)
+        await store.open()
+        (home / "backup").touch(0o600)
+        await asyncio.to_thread(back_up, made / "manager.sqlite", home / "backup")
+        await store.close()
+        made.rename(directory := home / "manager")
+        for path in (directory, *directory.iterdir()):
+            os.chown(path, nobody, nobody)
+        (directory / planted).unlink(missing_ok=True)
+        (directory / planted).symlink_to(secret)
+        os.chown(directory / planted, nobody, nobody, follow_symlinks=False)
+        with contextlib.suppress(StoreError):
+            await restore(directory / "manager.sqlite", home / "backup")
+        after = secret.stat()
+        assert (after.st_uid, after.st_mode, after.st_nlink) == (before.st_uid, before.st_mode, before.st_nlink)
+        assert secret.read_text() == "root's\n" * 10
+        assert os.geteuid() == 0
+        # Without the link it is restored, and belongs to who owns the directory.
+        (directory / planted).unlink(missing_ok=True)
+        await restore(directory / "manager.sqlite", home / "backup")
+        assert {path.lstat().st_uid for path in directory.iterdir()} == {nobody}

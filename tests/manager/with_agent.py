@@ -77,6 +77,7 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         part = Slice("host-a", f"http://127.0.0.1:{port}", CAPACITY, "qemu", OVERHEAD_MIB)
         host = Host(part, FakeHypervisor(world.socket), Journal(path / "agent"), lambda: 1e6)
         agent = Agent(host, usable_boot_mib)
+        agent.adoptions.window_s = 0.2
         await agent.start()
         server = TestServer(make_app(agent, command_token(HOSTS_KEY, "host-a")), port=port)
         await server.start_server(shutdown_timeout=0.0)

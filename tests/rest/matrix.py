@@ -13,6 +13,7 @@ from ebbtide.rest.roles import OPEN_ROUTES, Role
 
 #: One caller of each role, and his token. Hosts of agents: see below.
 TOKENS: Mapping[str, str] = {
+    "metrics": "token-of-a-prometheus",
     "viewer": "token-of-a-viewer",
     "operator": "token-of-an-operator",
     "admin": "token-of-an-admin",
@@ -21,10 +22,11 @@ TOKENS: Mapping[str, str] = {
 }
 #: Who covers what: written down here once more, so that the matrix does not check the code by itself.
 COVERS: Mapping[str, frozenset[str]] = {
-    "viewer": frozenset({"viewer"}),
-    "operator": frozenset({"viewer", "operator"}),
-    "admin": frozenset({"viewer", "operator", "admin"}),
-    "manager": frozenset({"viewer", "operator", "admin", "manager"}),
+    "metrics": frozenset({"metrics"}),
+    "viewer": frozenset({"metrics", "viewer"}),
+    "operator": frozenset({"metrics", "viewer", "operator"}),
+    "admin": frozenset({"metrics", "viewer", "operator", "admin"}),
+    "manager": frozenset({"metrics", "viewer", "operator", "admin", "manager"}),
     "agent": frozenset({"agent"}),
 }
 #: What stands in a path for its parameters: a host that is there, and a VM and an operation that are not.
@@ -78,7 +80,7 @@ async def call(
     filled = re.sub(r"\{(\w+)\}", lambda match: VALUES[match[1]], path)
     async with session.request(method, url + filled, headers=headers, data=None if method == "GET" else b"{}") as got:
         # A stream does not end by itself: that it has begun is the answer, as with a page for a browser, and a file.
-        no_json = ("text/event-stream", "text/html", "application/octet-stream")
+        no_json = ("text/event-stream", "text/html", "text/plain", "application/octet-stream")
         answer = None if got.content_type in no_json else await got.json()
         if got.status == 401:
             assert got.headers["WWW-Authenticate"].startswith("Bearer ")

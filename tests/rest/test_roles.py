@@ -12,10 +12,11 @@ REPORT = "/v1/hosts/{id}/report"
 @pytest.mark.parametrize(
     ("role", "may"),
     [
-        (Role.VIEWER, {Role.VIEWER}),
-        (Role.OPERATOR, {Role.VIEWER, Role.OPERATOR}),
-        (Role.ADMIN, {Role.VIEWER, Role.OPERATOR, Role.ADMIN}),
-        (Role.MANAGER, {Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.MANAGER}),
+        (Role.METRICS, {Role.METRICS}),
+        (Role.VIEWER, {Role.METRICS, Role.VIEWER}),
+        (Role.OPERATOR, {Role.METRICS, Role.VIEWER, Role.OPERATOR}),
+        (Role.ADMIN, {Role.METRICS, Role.VIEWER, Role.OPERATOR, Role.ADMIN}),
+        (Role.MANAGER, set(Role) - {Role.AGENT}),
         (Role.AGENT, {Role.AGENT}),
     ],
 )

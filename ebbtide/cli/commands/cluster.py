@@ -85,9 +85,11 @@ def invite(
     host that is known can be enrolled again.
     """
     found = ask(manager, token_file, lambda client: client.invite_host(name, expires_s=expires_s))
-    print_json(found) if json else print(
-        f"ebb-hostagent join {found.url} {found.token}{f' --id {name}' if name else ''}"
-    )
+    if json:
+        print_json(found)
+        return
+    # On its standard input: command lines are shown to every user of a machine, and one could be there first.
+    print(f"ebb-hostagent join {found.url} -{f' --id {name}' if name else ''} <<<{found.token}")
 
 
 def revoke(

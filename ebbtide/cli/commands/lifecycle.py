@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -9,14 +10,16 @@ from pydantic import ValidationError
 
 from ebbtide.cli.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask, seconds
 from ebbtide.cli.commands.vms import DryRun, carry_out
-from ebbtide.cli.output import print_json, print_table, shown, size
+from ebbtide.cli.output import Steps, print_json, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
+from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.common import PartialVector, Vector, problem_of
 from ebbtide.messages.vms import OnPreemption
 
 LimitS = Annotated[float, seconds("For the guest's own power-off, then by force.", 3600)]
 LoseDisk = Annotated[bool, typer.Option("--lose-disk", help="What is on a disk that is not shared may be lost.")]
+_KEPT = "What it keeps in any case; default: by what it uses now."
 Component = Annotated[float | None, typer.Option(help="Default: as it is.")]
 
 
@@ -181,23 +184,34 @@ def adopt(
     domain: Annotated[str, typer.Argument(metavar="NAME", help="The domain's name in libvirt.")],
     host: Annotated[str, typer.Option(help="The host that it runs on.")],
     as_name: Annotated[str | None, typer.Option("--as", help="Its name from now on; default: the domain's.")] = None,
-    minimum_cpu_cores: Annotated[float, typer.Option(help="What it keeps in any case.")] = 0.0,
-    minimum_memory_mib: Annotated[float, typer.Option(help="What it keeps in any case.")] = 0.0,
+    minimum_cpu_cores: Annotated[float | None, typer.Option(help=_KEPT)] = None,
+    minimum_memory_mib: Annotated[float | None, typer.Option(help=_KEPT)] = None,
     priority: Annotated[Priority, typer.Option(help="fixed or deflatable.")] = Priority.DEFLATABLE,
+    yes: Annotated[bool, typer.Option("--yes", help="Take the minimums by what it uses without being asked.")] = False,
     manager: Manager = None,
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Manage a running domain that was made without Ebbtide, at the size that it has."""
-    try:
-        minimum = Vector(cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib)
-    except ValidationError as error:
-        raise EbbError(f"minimum.{problem_of(error).error}") from error
+    """Manage a running domain that was made without Ebbtide, at the size that it has.
+
+    What it keeps in any case follows from what it uses now, where no minimum is given; `ebb resize` changes it later.
+    """
+    minimum = _partial("minimum", cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib) or PartialVector()
+    kept = minimum.onto(Vector())
+    if priority is not Priority.FIXED and None in (minimum.cpu_cores, minimum.memory_mib):
+        with Steps(quiet=json) as steps:
+            steps(f"looking for {MEASURED_S:g} s at what {domain} uses")
+            found = ask(manager, token_file, lambda client: client.adoptable(domain, host))
+        kept = minimums_by_use(found, minimum)
+        if not json:
+            print(shown(proposal(found, kept)))
+        if not yes:
+            confirm(f"adopt {domain} with this minimum")
     carry_out(
         manager,
         token_file,
         json,
-        lambda client: client.adopt(domain, host, name=as_name, priority=priority, minimum=minimum),
+        lambda client: client.adopt(domain, host, name=as_name, priority=priority, minimum=kept),
         f"adopting {domain}",
     )
 
@@ -234,6 +248,46 @@ def templates(
         ),
         f"{host} has no templates",
     )
+
+
+def minimums_by_use(found: Adoptable, given: PartialVector) -> Vector:
+    """What a domain is to keep: as given, else by what it was seen to use.
+
+    :raises EbbError: it cannot be adopted, or it is not known what it uses.
+    """
+    if found.why_not:
+        raise EbbError(found.sentence)
+    kept = given.onto(Vector(**found.minimum.model_dump(exclude_none=True)))
+    for component, option in (("memory_mib", "--minimum-memory-mib"), ("cpu_cores", "--minimum-cpu-cores")):
+        if getattr(given, component) is None and getattr(found.minimum, component) is None:
+            raise EbbError(f"{found.sentence}: say by {option} what it keeps in any case")
+    return kept
+
+
+def proposal(found: Adoptable, kept: Vector) -> str:
+    """What was measured, and what follows, in words."""
+    used = found.used
+    cores = "cores not known" if used.cpu_cores is None else f"{used.cpu_cores:g} cores"
+    memory = "memory not known" if used.memory_mib is None else f"{used.memory_mib:g} MiB"
+    return (
+        f"{found.domain} has {size(found.size)} and used {cores}, {memory} in {found.window_s:g} s; "
+        f"it keeps {size(kept)} in any case"
+    )
+
+
+def is_person_there() -> bool:
+    return sys.stdin.isatty()
+
+
+def confirm(what: str) -> None:
+    """Ask a person.
+
+    :raises EbbError: there is none, or the answer is no.
+    """
+    if not is_person_there():
+        raise EbbError(f"nobody can be asked whether to {what}: give --yes, or the minimums")
+    if not typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True):
+        raise EbbError("nothing was changed")
 
 
 def _partial(what: str, **components: float | None) -> PartialVector | None:

@@ -1,8 +1,9 @@
 """Queue of the preempted VMs of one host: whom room that appears brings back, oldest first, without flapping.
 
-A VM comes back where it can at least start: in what is free and what the others can be deflated by. Room counts once it
-has been there for a while; a VM rests after its preemption, and one that could not be started, or was soon preempted
-again, waits ever longer.
+A VM comes back where it can at least start: in what is free and what the others can be deflated by. One whose disk
+other hosts see comes back on another one where there is room for all of it, and here there is not enough. Room counts
+once it has been there for a while; a VM rests after its preemption, and one that could not be started, or was soon
+preempted again, waits ever longer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.hysteresis import Pace, RoomWatch
+from ebbtide.deflation.sharing.hysteresis import LONGEST_GAP_S, Pace, RoomWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Waiting:
     name: str
     #: What has to be free for the smallest size that it can start with.
     least: ResourceVector
+    #: Whether another host that sees its disk has room for all of it.
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ class ReturnQueue:
     _since: dict[str, float] = field(default_factory=dict)
     _left: dict[str, float] = field(default_factory=dict)
     _tries: dict[str, _Try] = field(default_factory=dict)
+    #: Since when each could start elsewhere, and when that was looked at last.
+    _elsewhere: dict[str, float] = field(default_factory=dict)
+    _looked_at: float = float("-inf")
 
     def __post_init__(self) -> None:
         self._watch = RoomWatch(Pace(hold_s=self.pace.hold_s))
@@ -80,6 +86,9 @@ class ReturnQueue:
         for name in [name for name, at in self._left.items() if now - at >= self.pace.calm_s]:
             del self._left[name]
             self._tries.pop(name, None)
+        known = self._elsewhere if now - self._looked_at <= LONGEST_GAP_S else {}
+        self._elsewhere = {one.name: known.get(one.name, now) for one in waiting if one.elsewhere}
+        self._looked_at = now
         self._waiting, self._room = tuple(waiting), room
         self._watch.observe(now, (), room)
 
@@ -88,6 +97,19 @@ class ReturnQueue:
         room = self._room.smaller(self._watch.steady(now))
         return next(
             (one.name for one in self._waiting if one.least.fits_in(room) and self._rested(now, one.name)), None
+        )
+
+    def due_elsewhere(self, now: float) -> str | None:
+        """Who is to be started on another host now: the oldest that has rested and does not fit here."""
+        return next(
+            (
+                one.name
+                for one in self._waiting
+                if now - self._elsewhere.get(one.name, now) >= self.pace.hold_s
+                and not one.least.fits_in(self._room)
+                and self._rested(now, one.name)
+            ),
+            None,
         )
 
     def kept(self, now: float) -> ResourceVector:

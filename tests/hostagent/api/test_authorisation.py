@@ -44,8 +44,10 @@ ROUTES = {
     ("POST", "/v1/vms/{name}/release"): "operator",
     ("POST", "/v1/vms/{name}/arrival"): "manager",
     ("POST", "/v1/vms/{name}/departure"): "manager",
+    ("GET", "/v1/adoptions"): "operator",
     ("POST", "/v1/adoptions"): "operator",
     ("GET", "/v1/templates"): "viewer",
+    ("GET", "/metrics"): "metrics",
     ("POST", "/v1/reclaims"): "operator",
     ("POST", "/v1/reinflations"): "operator",
 }

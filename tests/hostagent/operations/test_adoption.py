@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebbtide.messages.common import Vector
+from ebbtide.messages.adoptions import Adoptable
+from ebbtide.messages.common import PartialVector, Vector
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
@@ -226,3 +228,45 @@ async def test_a_release_that_had_ended_short_is_not_carried_out_by_the_next_age
         assert list(successor.host.vms) == ["web"]
     finally:
         await successor.close()
+
+
+async def test_what_a_domain_uses_says_what_it_should_keep_and_leaves_it_as_it_was(
+    client: Client, agent: Agent, world: World
+) -> None:
+    agent.adoptions.window_s = 0.2
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.stats_period_s, domain.used_mib, domain.cache_mib = "running", 0, 150.0, 0.0
+    domain.idle = True
+    found = Adoptable.model_validate_json(await (await client.get("/v1/adoptions?domain=old-web")).text())
+    assert (found.why_not, found.size.memory_mib, found.used.memory_mib) == ("", 512.0, 150.0)
+    assert found.minimum == PartialVector(cpu_cores=0.1, memory_mib=246.0)
+    periods = [call for call in world.calls if call[0] == "ask_statistics"]
+    assert (len(periods), domain.stats_period_s, domain.intent) == (2, 0, "")
+
+    # Without a balloon nobody says what memory it uses: that is not none.
+    domain.stats_period_s = None
+    found = Adoptable.model_validate_json(await (await client.get("/v1/adoptions?domain=old-web")).text())
+    assert (found.used.memory_mib, found.minimum.memory_mib, found.minimum.cpu_cores) == (None, None, 0.1)
+    assert "it has no balloon" in found.sentence
+    domain.why_not = "its memory is locked"
+    found = Adoptable.model_validate_json(await (await client.get("/v1/adoptions?domain=old-web")).text())
+    assert found.sentence == "old-web cannot be adopted: its memory is locked"
+    response = await client.get("/v1/adoptions?domain=nobody")
+    assert (response.status, (await response.json())["field"]) == (404, "domain")
+
+
+async def test_a_domain_that_is_adopted_while_it_is_measured_keeps_its_statistics(
+    client: Client, command: Command, agent: Agent, world: World
+) -> None:
+    agent.adoptions.window_s = 0.5
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.stats_period_s = "running", 0
+    measuring = asyncio.create_task(client.get("/v1/adoptions?domain=old-web"))
+    await until(lambda: domain.stats_period_s == 1)
+    await command("POST", "/v1/adoptions", {"request_id": "adopt", "domain": "old-web", "name": "web"})
+    assert (await measuring).status == 200
+    assert domain.stats_period_s == 1
+    again = Adoptable.model_validate_json(await (await client.get("/v1/adoptions?domain=old-web")).text())
+    assert again.why_not == "old-web is adopted already"

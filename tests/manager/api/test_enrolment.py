@@ -169,7 +169,8 @@ async def test_of_a_request_for_a_certificate_only_the_key_counts(tmp_path: Path
             status, problem = await enrol(cluster, token, csr=csr)
             assert (status, problem["field"]) == (400, "csr"), csr
         assert (await enrol(cluster, token, address="10.0.0.1\n"))[0] == 400
-        assert (await enrol(cluster, token))[0] == 200, "what was refused has not used it up"
+        assert (await enrol(cluster, token))[0] == 409, "host-b is on its way: another invitation does not take its id"
+        assert (await enrol(cluster, token, "host-c"))[0] == 200, "what was refused has not used it up"
 
 
 @pytest.mark.service
@@ -230,12 +231,16 @@ def test_a_key_of_another_ca_is_refused(tmp_path: Path) -> None:
 # --- the whole way ---------------------------------------------------------------------------------------------------
 
 
-async def run(*words: str) -> tuple[int, str]:
+async def run(*words: str, said: str = "") -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *words, cwd=REPO, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *(sys.executable, *words),
+        cwd=REPO,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await process.communicate()
-    return process.returncode or 0, said.decode()
+    told, _ = await process.communicate(said.encode())
+    return process.returncode or 0, told.decode()
 
 
 @contextlib.asynccontextmanager
@@ -274,22 +279,26 @@ async def test_a_host_joins_by_the_printed_line_reports_and_renews_its_certifica
         ca = ["-m", "ebbtide.cli.main", "--ca", str(tmp_path / "tls/ca.pem")]
         code, line = await run(*ca, "host", "invite", *reach)
         assert code == 0, line
-        words = shlex.split(line)
+        *words, last = shlex.split(line)
         assert words[:2] == ["ebb-hostagent", "join"]
+        assert last.startswith("<<<"), "not on the command line, which every user of the host can see"
+        token = last.removeprefix("<<<")
+        assert token not in words
         with socket.create_server(("127.0.0.1", 0)) as probe:
             listen = f"127.0.0.1:{probe.getsockname()[1]}"
         config, directory = tmp_path / "hostagent.toml", tmp_path / "enrolment"
         here = ["--config", str(config), "--directory", str(directory), "--id", "host-b", "--listen", listen]
-        wrong = [words[2], words[3][:-4] + "0000"]
-        code, said = await run("-m", "hostagent.main", "join", *wrong, *here)
+        code, said = await run("-m", "hostagent.main", "join", *words[2:], *here, said=token[:-4] + "0000")
         assert (code, "its CA is another one" in said) == (1, True), said
         assert not config.exists()
         code, said = await run("-m", "hostagent.main", "join", *words[2:], *here)
+        assert (code, "there is no token" in said) == (1, True), said
+        code, said = await run("-m", "hostagent.main", "join", *words[2:], *here, said=token + "\n")
         assert code == 0, said
         assert f"host-b has joined {words[2]}" in said
         assert f"start it: ebb-hostagent --config {config}" in said
         assert {path.stat().st_mode & 0o077 for path in (config, *directory.iterdir())} == {0}
-        code, said = await run("-m", "hostagent.main", "join", *words[2:], *here)
+        code, said = await run("-m", "hostagent.main", "join", words[2], token, *here)
         assert (code, "--force replaces it" in said) == (1, True), said
 
         before = load(directory / "host.pem")

@@ -37,9 +37,10 @@ from tests.manager.fake_agent import HOSTS_KEY
 from tests.rest.pki import Pki
 
 ROOT: Final = Path(__file__).parents[3]
-RANK: Final = {"viewer": 0, "operator": 1, "admin": 2, "manager": 3}
+RANK: Final = {"metrics": 0, "viewer": 1, "operator": 2, "admin": 3, "manager": 4}
 #: Each with what it carries: its token, and the common name of its certificate, if it has one.
 IDENTITIES: Final = {
+    "metrics": ("token-of-metrics", None),
     "viewer": ("token-of-viewer", None),
     "operator": ("token-of-operator", None),
     "admin": ("token-of-admin", None),
@@ -50,7 +51,7 @@ IDENTITIES: Final = {
     "guest": ("token-of-its-vm", None),
     "task": (None, None),
 }
-PEOPLE: Final = ("viewer", "operator", "admin")
+PEOPLE: Final = ("metrics", "viewer", "operator", "admin")
 #: Where a cell is not what its row's least role says.
 MAY: Final = "may"
 

@@ -14,6 +14,7 @@ from cluster_manager.execution import instruction_executor, operations
 from cluster_manager.plans.returns import Returns
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.return_queue import ReturnPace
+from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -43,8 +44,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-def waiting(cluster: Cluster) -> str:
-    (name,) = set(cluster.agents[0].vms) - cluster.agents[0].running
+def waiting(cluster: Cluster, host: int = 0) -> str:
+    (name,) = set(cluster.agents[host].vms) - cluster.agents[host].running
     return name
 
 
@@ -105,6 +106,79 @@ async def test_a_vm_that_its_owner_has_stopped_or_deleted_does_not_come_back(clu
     assert (await seen(cluster, name))["state"] == "stopped"
     assert (await ask(cluster, name, "start")).state is OperationState.DONE
     assert (await cluster.delete(name)).state is OperationState.DONE
+
+
+@pytest_asyncio.fixture
+async def pair(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """As ``cluster`` on host-b, with disks that host-a sees, too, which a fixed VM fills."""
+    shared, on_preemption = getattr(request, "param", (True, "stop"))
+    hosts = [FakeAgent(name, cpu_cores=6.0, memory_mib=2400.0) for name in ("host-a", "host-b")]
+    for host in hosts:
+        host.templates = (HostTemplate(name="lab", shared_disk=shared),)
+    async with cluster_of(tmp_path, *hosts, silent_after_s=SILENT_S) as cluster:
+        await cluster.create(vm("full", "fixed", 6.0, 800.0), policy="first-fit")
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name) | {"on_preemption": on_preemption, "preemption_notice_s": 30.0})
+        high = await cluster.create(vm("high-1", "fixed", 5.3, 800.0), deadline_s=60.0)
+        assert (high.state, high.host) == (OperationState.DONE, "host-b"), high.sentence
+        yield cluster
+
+
+async def gone_from(agent: FakeAgent, name: str) -> bool:
+    return name not in agent.vms
+
+
+async def test_where_its_host_has_no_room_it_comes_back_on_another_one_that_sees_its_disk(pair: Cluster) -> None:
+    name, (first, second) = waiting(pair, 1), pair.agents
+    place = (await seen(pair, name))["preempted"]["sentence"]
+    assert place == "1st in line on host-b, waits for 0.3 cores there, or for all its room on another host"
+    await pair.delete("full")
+    found = await is_back(pair, name)
+    assert (found["host"], found["current"]["cpu_cores"], found["preempted"]) == ("host-a", 3.0, None)
+    assert found["sentence"] == f"{name} is back on host-a after its preemption on host-b"
+    assert first.running == {name}
+    (event,) = await pair.events("returned")
+    assert (event["vm"], event["host"]) == (name, "host-a")
+    await pair.until(lambda: gone_from(second, name))
+    await consistent(pair)
+
+
+@pytest.mark.parametrize("pair", [(False, "stop"), (True, "suspend")], indirect=True, ids=["own-disk", "suspended"])
+async def test_what_only_its_host_has_it_waits_for_there(pair: Cluster) -> None:
+    name = waiting(pair, 1)
+    await pair.delete("full")
+    for _ in range(20):
+        await pair.ready()
+        await asyncio.wait([asyncio.create_task(pair.agents[1].polled.wait())], timeout=0.05)
+    found = await seen(pair, name)
+    assert (found["state"], found["preempted"]["sentence"]) == (
+        "preempted",
+        "1st in line on host-b, waits for 0.3 cores",
+    )
+
+
+async def test_one_that_does_not_start_elsewhere_keeps_its_place_and_is_tried_again(pair: Cluster) -> None:
+    name, (first, second) = waiting(pair, 1), pair.agents
+    first.trouble.fails["create"] = "no such disk"
+    await pair.delete("full")
+
+    async def tried() -> bool:
+        return len([event for event in await pair.events("failed") if event["vm"] == name]) >= 2
+
+    await pair.until(tried)
+    assert name not in first.vms
+    first.trouble.fails.clear()
+    assert (await is_back(pair, name))["host"] == "host-a"
+    await pair.until(lambda: gone_from(second, name))
+    await consistent(pair)
+
+
+async def test_a_start_anywhere_that_comes_to_nothing_leaves_it_its_place(pair: Cluster) -> None:
+    name = waiting(pair, 1)
+    refused = await ask(pair, name, "start", anywhere=True)
+    assert refused.state is OperationState.FAILED
+    found = await seen(pair, name)
+    assert (found["state"], found["preempted"]["position"]) == ("preempted", 1)
 
 
 async def test_the_oldest_of_those_that_fit_comes_back_first(tmp_path: Path) -> None:

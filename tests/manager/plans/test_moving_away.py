@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     CalledOff,
     Create,
     Event,
+    Finish,
     HostRead,
     MoveAway,
     Moved,
@@ -26,10 +28,12 @@ from cluster_manager.plans.plans import (
     Reinflate,
     Step,
 )
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMStatus
 from tests.hostagent.fake_moves import ADDRESS
 from tests.manager.cluster import Cluster, cluster_of, vm
@@ -225,3 +229,20 @@ async def test_a_manager_that_dies_during_the_move_goes_on_with_it(tmp_path: Pat
 
 def body(name: str, **more: Any) -> dict[str, Any]:
     return {"request_id": name, "vm": vm(name, "fixed", 3.0, 500.0), "deadline_s": 30.0, **more}
+
+
+@pytest.mark.parametrize("says", [{"cpu_cores": 3.5}, {"memory_mib": 1100.0}])
+def test_a_vm_that_its_host_calls_larger_than_it_was_sold_does_not_move(says: dict[str, float]) -> None:
+    """A host that lies would have the VMs of the next one shrink for it."""
+    wanted = spec_of("low-1", "deflatable", 3.0, 1000.0)
+    request = MigrateRequest(request_id="m", host="b", live=True)
+    state = start_live_migration("plan", request, wanted, "a", policy=PlacementPolicy.BEST_FIT)
+    honest = state.next_step(at_a(low("low-1"))).state
+    assert isinstance(honest.instruction, ReadHost)
+    assert honest.instruction.host == "b"
+    size = Vector(**{"cpu_cores": 3.0, "memory_mib": 1000.0} | says)
+    liar = low("low-1", size, nominal=size)
+    ended_at = state.next_step(at_a(liar)).state.instruction
+    assert isinstance(ended_at, Finish)
+    assert ended_at.state is OperationState.FAILED
+    assert "were sold" in ended_at.sentence

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.cascade import Cascade
 from ebbtide.deflation.cascade.instructions import (
@@ -28,7 +29,9 @@ from ebbtide.deflation.cascade.ordinary import (
     OrdinaryGuest,
     Statement,
 )
+from ebbtide.deflation.cascade.pressure import BUDGET_S, REFILL, PressureReading, PressureWatch
 from ebbtide.deflation.cascade.steps import balloon_to_keep
+from ebbtide.deflation.floors import BALLOON_FLOOR_MIB
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import ResourceVector
 from tests.unit.deflation.blocked import without
@@ -236,3 +239,21 @@ def test_from_a_guest_that_misses_its_pages_before_anything_was_taken_nothing_is
     host.say(400.0, missed="the guest is short of memory")
     assert host.outcome().after == FULL
     assert "the guest is short of memory" in host.outcome().sentence
+
+
+def test_whatever_a_balloon_driver_makes_up_the_floor_stays() -> None:
+    """Figures that no guest has: they take from itself, and no more than down to the floor."""
+    host = Host(0.0)
+    host.say(2.0**54)
+    assert host.asked() == BALLOON_FLOOR_MIB
+
+
+def test_a_guest_whose_balloon_driver_claims_need_without_end_is_heard_for_its_budget_only() -> None:
+    watch, heard = PressureWatch(), []
+    row = Allocation("web", Priority.DEFLATABLE, FULL.size, ResourceVector(1, 300), ResourceVector(1, 500))
+    for now in range(0, 7200, 2):
+        # By little that is usable, and by pages that it misses: both may be made up.
+        watch.observe(now, PressureReading("", 1.0, RESERVE_MIB, major_faults=now * 1000, ordinary=True))
+        heard.append(watch.verdict(now, row).under_pressure)
+    assert heard[0]
+    assert sum(heard) * 2 <= BUDGET_S + (7200 - BUDGET_S) * REFILL

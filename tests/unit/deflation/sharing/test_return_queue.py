@@ -103,3 +103,25 @@ def test_none_is_started_that_does_not_fit_and_with_room_for_all_every_one_is(
             waiting = tuple(one for one in waiting if one.name != name)
         now += 2.0
     assert sorted(came_back) == sorted(needs)
+
+
+def test_one_that_sees_room_elsewhere_for_long_enough_goes_there_unless_it_fits_here() -> None:
+    queue = ReturnQueue()
+    sees = replace(OLD, elsewhere=True)
+
+    def due(begin: int, end: int, room: ResourceVector, *waiting: Waiting) -> list[tuple[int, str]]:
+        found = []
+        for now in range(begin, end, 2):
+            queue.observe(now, waiting, room)
+            if (name := queue.due_elsewhere(now)) is not None:
+                found.append((now, name))
+        return found
+
+    assert due(0, 40, SMALL, OLD, YOUNG) == []
+    assert due(40, 60, SMALL, sees, YOUNG) == []
+    assert due(60, 62, SMALL, OLD, YOUNG) == [], "the room was gone for a moment"
+    assert due(62, 84, SMALL, sees, YOUNG) == [(82, "old")]
+    assert due(84, 86, LARGE, sees, YOUNG) == [], "it fits here"
+    queue.tried(86, "old")
+    assert due(86, 118, SMALL, sees, YOUNG) == [(116, "old")], "the pause after a try"
+    assert due(140, 160, SMALL, sees, YOUNG) == [], "nothing was heard of for long"

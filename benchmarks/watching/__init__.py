@@ -1,0 +1,1 @@
+"""Benchmarks of what watching the daemons costs them."""

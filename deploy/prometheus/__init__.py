@@ -1,0 +1,1 @@
+"""Configuration, recording rules and alerts for Prometheus."""

@@ -1,0 +1,1 @@
+"""Metrics of the daemons, as Prometheus reads them: declared, counted, written."""

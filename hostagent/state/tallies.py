@@ -1,0 +1,84 @@
+"""Tallies of what the resizes of each VM came to, by layer: in memory, for metrics only."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Final, Literal
+
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.resources import COMPONENTS
+from ebbtide.messages.operations import VMOutcome
+
+Direction = Literal["deflate", "reinflate"]
+#: Why a component was not reached, where no layer is to blame: a call failed, and nobody could be asked for it.
+ERROR: Final = "error"
+UNASKED: Final = "unasked"
+
+
+class Tally:
+    """One VM's. Amounts are in the unit of the component's name."""
+
+    def __init__(self) -> None:
+        #: By direction and how they ended: done, short or error.
+        self.resizes: Counter[tuple[Direction, str]] = Counter()
+        #: By direction, layer and component.
+        self.asked: dict[tuple[Direction, str, str], float] = defaultdict(float)
+        self.verified: dict[tuple[Direction, str, str], float] = defaultdict(float)
+        #: By direction and layer.
+        self.seconds: dict[tuple[Direction, str], float] = defaultdict(float)
+        #: How often a component was not reached, by direction, component and reason.
+        self.shortfalls: Counter[tuple[Direction, str, str]] = Counter()
+
+    def add(self, outcome: VMOutcome) -> None:
+        """Count a resize that has ended."""
+        ways = {name: _way(outcome, name) for name in COMPONENTS}
+        present: set[Direction] = {way for way in ways.values() if way is not None}
+        short = [name for name, missing in outcome.shortfall.vector().as_dict().items() if missing > 0]
+        ended = ERROR if outcome.errors else "short" if short else "done"
+        for way in present:
+            self.resizes[way, ended] += 1
+        worked: dict[tuple[Direction, str], float] = {}
+        for row in outcome.ledger:
+            if (direction := ways.get(row.resource)) is None:
+                continue
+            key = direction, row.layer.value
+            self.asked[*key, row.resource] += row.asked
+            self.verified[*key, row.resource] += row.verified
+            # A layer works on all components at once, and each of its rows says how long.
+            worked[key] = max(worked.get(key, 0.0), row.seconds)
+        for key, seconds in worked.items():
+            self.seconds[key] += seconds
+        for name in short:
+            if (direction := ways[name]) is not None:
+                self.shortfalls[direction, name, _reason(outcome, direction, name)] += 1
+
+
+class Tallies:
+    """Those of all VMs, by name."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+
+    def of(self, vm: str) -> Tally:
+        return self._tallies.setdefault(vm, Tally())
+
+    def forget(self, vm: str) -> None:
+        self._tallies.pop(vm, None)
+
+
+def _way(outcome: VMOutcome, component: str) -> Direction | None:
+    """Which way a component was to go."""
+    before, target = outcome.before.vector()[component], outcome.target.vector()[component]
+    if before == target:
+        return None
+    return "deflate" if target < before else "reinflate"
+
+
+def _reason(outcome: VMOutcome, direction: Direction, component: str) -> str:
+    """Error, the last layer that was asked and gave less, or nobody. What a guest does not take back is its own."""
+    if outcome.errors:
+        return ERROR
+    if direction == "reinflate":
+        return Layer.GUEST.value
+    rows = [row for row in outcome.ledger if row.resource == component and row.asked > row.verified]
+    return rows[-1].layer.value if rows else UNASKED

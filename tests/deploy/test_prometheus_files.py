@@ -1,0 +1,53 @@
+"""Configuration, rules and alerts for Prometheus: promtool has nothing against them, and they ask for what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ebbtide.rest.roles import Role, needed
+from tests.deploy.names import unknown_names
+from tests.promtool import promtool
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
+RULES = (DIRECTORY / "ebbtide.rules.yml").read_text()
+
+
+def test_the_scrape_configuration_is_one() -> None:
+    assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yml", directory=DIRECTORY)
+    for path in re.findall(r"http://127\.0\.0\.1:7100(/\S+)", (DIRECTORY / "prometheus.yml").read_text()):
+        assert needed("GET", path) is Role.METRICS
+
+
+def test_the_rules_pass_promtool_and_their_own_tests() -> None:
+    assert "FAILED" not in promtool(
+        "check", "rules", "--lint=all", "--lint-fatal", "ebbtide.rules.yml", directory=DIRECTORY
+    )
+    assert "SUCCESS" in promtool("test", "rules", "ebbtide.rules.test.yml", directory=DIRECTORY)
+
+
+def test_a_test_of_rules_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "ebbtide.rules.yml").write_text(RULES.replace('state="silent"} == 1', 'state="silent"} == 2'))
+    (tmp_path / "ebbtide.rules.test.yml").write_text((DIRECTORY / "ebbtide.rules.test.yml").read_text())
+    with pytest.raises(AssertionError, match="EbbtideHostSilent"):
+        promtool("test", "rules", "ebbtide.rules.test.yml", directory=tmp_path)
+
+
+def test_every_alert_fires_in_a_test_and_every_recorded_series_is_asked_for() -> None:
+    tests = (DIRECTORY / "ebbtide.rules.test.yml").read_text()
+    for alert in re.findall(r"alert: (\w+)", RULES):
+        assert re.search(rf"alertname: {alert}\n\s+exp_alerts:(?! \[\])", tests), alert
+    for series in re.findall(r"record: (\S+)", RULES):
+        assert f"{series}" in tests, series
+
+
+def test_the_rules_ask_for_metrics_that_exist() -> None:
+    assert not unknown_names(re.sub(r"#.*|summary:.*|description:.*", "", RULES))
+
+
+def test_a_metric_that_does_not_exist_is_found() -> None:
+    assert unknown_names("sum(ebbtide_vm_bound_memory_mib) / ebbtide_vm_nominal_memory_bytes") == {
+        "ebbtide_vm_bound_memory_mib"
+    }

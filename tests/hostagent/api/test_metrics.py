@@ -1,0 +1,121 @@
+"""The host agent's metrics, from an agent over a make-believe hypervisor: all of them, by Prometheus' conventions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ebbtide.rest.metrics.sheet import MIB
+from hostagent.api.metric_families import declared
+from hostagent.api.metrics import facts_of
+from hostagent.operations.agent import Agent
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Client, Command
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain
+from tests.promtool import check_metrics
+
+
+async def values_of(client: Client) -> dict[str, float]:
+    """Samples by name with labels, as they are written."""
+    response = await client.get("/metrics")
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    text = await response.read()
+    check_metrics(text)
+    return {name: float(value) for name, value in re.findall(r"^([^#].*) (\S+)$", text.decode(), re.MULTILINE)}
+
+
+async def test_an_agent_without_vms_has_metrics_of_its_host(client: Client, host: Host, tmp_path: Path) -> None:
+    host.directories = {"state": tmp_path, "saved": tmp_path / "not-there"}
+    found = await values_of(client)
+    assert found['ebbtide_host_info{accelerator="qemu",id="host-a"}'] == 1.0
+    assert found['ebbtide_host_mode{mode="active"}'] == 1.0
+    assert found['ebbtide_host_mode{mode="off"}'] == 0.0
+    assert found["ebbtide_host_hypervisor_up"] == 1.0
+    assert found["ebbtide_host_capacity_memory_bytes"] == host.slice.capacity.memory_mib * MIB
+    assert (
+        0
+        < found['ebbtide_host_disk_free_bytes{directory="state"}']
+        <= found['ebbtide_host_disk_size_bytes{directory="state"}']
+    )
+    assert 'ebbtide_host_disk_free_bytes{directory="saved"}' not in found
+    assert not [name for name in found if "_vm_" in name]
+
+
+async def test_a_deflation_is_told_as_its_ledger_says(
+    client: Client, command: Command, host: Host, two_vms: list[Domain]
+) -> None:
+    target = {"cpu_cores": 1.0, "memory_mib": 640.0}
+    body = {"request_id": "smaller", "generation": 5, "target": target}
+    operation = await command("PUT", "/v1/vms/low-1/target", body)
+    assert operation.state == "done", operation.sentence
+    outcome = operation.vms[0]
+    found = await values_of(client)
+    for row in outcome.ledger:
+        name = {"cpu_cores": "cpu_cores", "memory_mib": "memory_bytes"}[row.resource]
+        unit = MIB if row.resource == "memory_mib" else 1.0
+        labels = f'{{direction="deflate",layer="{row.layer.value}",vm="low-1"}}'
+        assert found[f"ebbtide_vm_layer_asked_{name}_total{labels}"] == pytest.approx(row.asked * unit)
+        assert found[f"ebbtide_vm_layer_verified_{name}_total{labels}"] == pytest.approx(row.verified * unit)
+        assert found[f"ebbtide_vm_layer_seconds_total{labels}"] == pytest.approx(row.seconds)
+    assert found['ebbtide_vm_resizes_total{direction="deflate",outcome="done",vm="low-1"}'] == 1.0
+    assert found['ebbtide_vm_bound_memory_bytes{vm="low-1"}'] == outcome.after.memory_mib * MIB
+    assert found['ebbtide_vm_nominal_cpu_cores{vm="low-1"}'] == 3.0
+    assert found['ebbtide_vm_minimum_memory_bytes{vm="low-1"}'] == 320 * MIB
+    assert found['ebbtide_vm_under_pressure{vm="low-1"}'] == 0.0
+    assert found['ebbtide_vm_held{vm="low-1"}'] == 1.0
+    assert found['ebbtide_guest_memory_available_bytes{vm="low-1"}'] > 0
+    assert found['ebbtide_guest_cpus_online{vm="low-1"}'] >= 1.0
+    assert found['ebbtide_host_operation_duration_seconds_count{kind="target",state="done"}'] == 1.0
+    assert found['ebbtide_host_decisions_total{kind="deflate"}'] >= 1.0
+    assert found['ebbtide_host_vms{priority="deflatable",state="running"}'] == 2.0
+    # Nothing of it is known of the other one, which is not zero but absent.
+    assert not [name for name in found if name.startswith("ebbtide_vm_layer") and 'vm="low-2"' in name]
+
+
+async def test_drift_that_was_put_right_is_counted(
+    client: Client, command: Command, host: Host, two_vms: list[Domain]
+) -> None:
+    one = host.vms["low-2"]
+    two_vms[1].quota = 0.5
+    one.request_check()
+    await until(lambda: one.drift_repair.drift_total > 0)
+    found = await values_of(client)
+    assert found['ebbtide_vm_drift_repairs_total{vm="low-2"}'] == one.drift_repair.drift_total
+    assert found['ebbtide_host_decisions_total{kind="repair"}'] >= 1.0
+
+
+async def test_a_vm_that_is_gone_leaves_no_series(client: Client, command: Command, two_vms: list[Domain]) -> None:
+    await command("DELETE", "/v1/vms/low-1?request_id=gone")
+    found = await values_of(client)
+    assert not [name for name in found if 'vm="low-1"' in name]
+    assert [name for name in found if 'vm="low-2"' in name]
+
+
+async def test_what_an_agent_knows_is_known_without_asking(agent: Agent, two_vms: list[Domain]) -> None:
+    asked: list[str] = []
+    hypervisor = agent.host.hypervisor
+    agent.host.hypervisor = _Silent(hypervisor, asked)  # type: ignore[assignment]
+    facts = facts_of(agent)
+    agent.host.hypervisor = hypervisor
+    assert [vm.status.name for vm in facts.vms] == ["low-1", "low-2"]
+    assert set(asked) <= {"calls", "templates", "moves"}, "properties and what is in memory"
+
+
+class _Silent:
+    """Notes what is asked of a hypervisor."""
+
+    def __init__(self, real: object, asked: list[str]) -> None:
+        self._real, self._asked = real, asked
+
+    def __getattr__(self, name: str) -> object:
+        self._asked.append(name)
+        return getattr(self._real, name)
+
+
+def test_every_metric_has_words_of_its_own() -> None:
+    helps = [metric.help for metric in declared()]
+    assert len(set(helps)) == len(helps)

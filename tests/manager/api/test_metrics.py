@@ -1,0 +1,149 @@
+"""The manager's metrics: of itself, of hosts and tasks; those of hosts passed on; where all of them are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_manager.api import metrics
+from cluster_manager.api.metric_families import STATES, declared
+from ebbtide.rest.metrics.sheet import MIB
+from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+from tests.manager.with_agent import lab_of
+from tests.promtool import check_metrics
+
+pytestmark = pytest.mark.usefixtures("each_store")
+
+
+def host(name: str) -> FakeAgent:
+    return FakeAgent(name, cpu_cores=6.0, memory_mib=3600.0)
+
+
+async def text_of(cluster: Cluster, path: str = "/metrics") -> tuple[int, bytes]:
+    assert cluster.server is not None
+    headers = {"Authorization": f"Bearer {cluster.settings.token}"}
+    url = str(cluster.server.make_url("")).rstrip("/") + path
+    async with cluster.session.get(url, headers=headers) as response:
+        return response.status, await response.read()
+
+
+async def values_of(cluster: Cluster, path: str = "/metrics") -> dict[str, float]:
+    """Samples by name with labels."""
+    status, text = await text_of(cluster, path)
+    assert status == 200, text
+    check_metrics(text)
+    return {name: float(value) for name, value in re.findall(r"^([^#].*) (\S+)$", text.decode(), re.MULTILINE)}
+
+
+async def test_a_leader_tells_of_itself_its_hosts_and_its_placements(tmp_path: Path) -> None:
+    agents = host("host-a"), host("host-b")
+    async with cluster_of(tmp_path, *agents, silent_after_s=60.0) as cluster:
+        await cluster.create(vm("web"))
+        await cluster.ready()
+        found = await values_of(cluster)
+        assert (found["ebbtide_manager_leader"], found["ebbtide_manager_epoch"]) == (1.0, 1.0)
+        assert {state: found[f'ebbtide_cluster_hosts{{state="{state}"}}'] for state in STATES} == {
+            "ready": 2.0,
+            "overcommitted": 0.0,
+            "unavailable": 0.0,
+            "silent": 0.0,
+        }
+        assert found['ebbtide_manager_operation_duration_seconds_count{kind="create",state="done"}'] == 1.0
+        assert found['ebbtide_manager_preemptions_total{reason="minimum"}'] == 0.0
+        (where,) = [agent.id for agent in agents if agent.vms]
+        assert found['ebbtide_cluster_nominal_memory_bytes{priority="deflatable"}'] == 1000 * MIB
+        assert found['ebbtide_cluster_bound_cpu_cores{priority="deflatable"}'] == 3.0
+        assert found['ebbtide_cluster_minimum_memory_bytes{priority="deflatable"}'] == 300 * MIB
+        assert 0 <= found[f'ebbtide_cluster_host_report_age_seconds{{host="{where}"}}'] < 60
+        assert found['ebbtide_cluster_vms{priority="deflatable",state="running"}'] == 1.0
+        assert found['ebbtide_manager_reports_total{kind="news"}'] >= 2.0
+        # Without an engine nothing is said of it: unknown is not zero.
+        assert "ebbtide_matcher_engine_up" not in found
+
+
+async def test_a_preemption_is_counted_by_its_reason_and_the_queue_told(tmp_path: Path) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent, silent_after_s=60.0) as cluster:
+        await cluster.create(
+            vm("low", cpu_cores=6.0, memory_mib=1000.0, minimum={"cpu_cores": 5.0, "memory_mib": 300.0})
+        )
+        operation = await cluster.create(vm("high", "fixed", cpu_cores=4.0))
+        assert operation.state == "done", operation.sentence
+        assert await cluster.events("preempted")
+        found = await values_of(cluster)
+        assert found['ebbtide_manager_preemptions_total{reason="minimum"}'] == 1.0
+        assert found['ebbtide_cluster_preempted_vms{host="host-a"}'] == 1.0
+        assert found['ebbtide_cluster_preempted_oldest_timestamp_seconds{host="host-a"}'] > 1e9
+
+
+async def test_a_silent_host_stands_with_its_last_report(tmp_path: Path) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent, silent_after_s=0.3) as cluster:
+        await agent.close()
+
+        async def silent() -> bool:
+            return 'ebbtide_cluster_host_state{host="host-a",state="silent"}' in await values_of(cluster)
+
+        await cluster.until(silent)
+        found = await values_of(cluster)
+        assert 'ebbtide_cluster_host_state{host="host-a",state="ready"}' not in found
+        assert found['ebbtide_cluster_host_report_age_seconds{host="host-a"}'] >= 0.3
+        assert found["ebbtide_cluster_capacity_cpu_cores"] > 0
+
+
+async def test_a_hosts_metrics_come_through_the_manager_and_prometheus_hears_where(tmp_path: Path) -> None:
+    async with lab_of(tmp_path) as lab:
+        await lab.create("web")
+        await lab.add_old_host()
+        (here, old) = await lab.cluster.get(metrics.TARGETS)
+        assert old["labels"]["host"] == "host-old"
+        assert here == {
+            "targets": [lab.url.removeprefix("http://")],
+            "labels": {
+                "__scheme__": "http",
+                "__metrics_path__": "/v1/hosts/host-a/metrics",
+                "host": "host-a",
+                "instance": "host-a",
+            },
+        }
+        found = await values_of(lab.cluster, here["labels"]["__metrics_path__"])
+        assert found['ebbtide_vm_nominal_cpu_cores{vm="web"}'] == 3.0
+        assert (await text_of(lab.cluster, "/v1/hosts/nobody/metrics"))[0] == 404
+        assert (await text_of(lab.cluster, "/v1/hosts/host-old/metrics"))[0] == 503
+        engine = await values_of(lab.cluster)
+        assert engine['ebbtide_matcher_tasks{state="waiting"}'] == 0.0
+        assert "ebbtide_matcher_engine_up" in engine
+
+
+async def test_a_manager_that_does_not_lead_says_so_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster_of(tmp_path, host("host-a")) as cluster:
+        assert cluster.manager is not None
+        monkeypatch.setattr(cluster.manager.leadership, "leads", lambda: False)
+        found = await values_of(cluster)
+        assert found["ebbtide_manager_leader"] == 0.0
+        assert not [name for name in found if name.startswith(("ebbtide_cluster", "ebbtide_matcher"))]
+        assert (await text_of(cluster, metrics.TARGETS))[0] == 503
+
+
+async def test_predictions_are_told_by_decile(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, host("host-a")) as cluster:
+        assert cluster.manager is not None
+        calibration: Any = cluster.manager.core_changes.check.calibration
+        for came in (True, True, False):
+            calibration.add(0.95, came)
+        found = await values_of(cluster)
+        assert found['ebbtide_matcher_predictions_total{decile="0.9",of="machines"}'] == 3.0
+        assert found['ebbtide_matcher_predicted_ratio{decile="0.9",of="machines"}'] == pytest.approx(0.95)
+        assert found['ebbtide_matcher_observed_ratio{decile="0.9",of="machines"}'] == pytest.approx(2 / 3)
+        assert found['ebbtide_matcher_brier_score{of="machines"}'] == pytest.approx((2 * 0.05**2 + 0.95**2) / 3)
+
+
+def test_every_metric_has_words_of_its_own() -> None:
+    helps = [metric.help for metric in declared()]
+    assert len(set(helps)) == len(helps)
