@@ -8,26 +8,25 @@ from, which are the modules of its functions and all that they import: numba its
 from __future__ import annotations
 
 import ast
+import fcntl
 import functools
 import hashlib
 import importlib
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeVar, cast
 
 from ebbtide.simulator.errors import MissingExtra
+from ebbtide.simulator.extras import Later
 
-numba: Any
-try:
-    numba = importlib.import_module("numba")
-    importlib.import_module("numba.extending")
-except ImportError:  # an extra
-    numba = None
+numba: Any = Later("numba", "numba.extending")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,6 +35,10 @@ _ROOMS: Final = ("deflation", "matcher", "simulator")
 #: Machine code that was not used for so long is removed.
 _KEPT_S: Final = 30 * 86400.0
 _SHARED: set[FunctionType] = set()
+#: Seconds of compilation before a word is said: what was compiled before is loaded in less.
+_SILENT_S: Final = 1.0
+#: Are told what is compiled, and "" when that is done; from any thread.
+LISTENERS: Final[list[Callable[[str], None]]] = []
 
 
 def shared(function: F) -> F:
@@ -81,6 +84,7 @@ def compiled(function: F, calls: Sequence[Callable[..., Any]] = (), **options: A
     :raises MissingExtra: numba is not installed.
     """
     _check()
+    prepare()
     for called in calls:
         shared(called)
     return _compiled(function, [_module_of(function), *map(_module_of, calls)], options)
@@ -92,6 +96,73 @@ def inner(function: F) -> F:
     :raises MissingExtra: numba is not installed.
     """
     return _compiled(function, [_module_of(function)], {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
+@functools.cache
+def prepare() -> None:
+    """Load what numba loads before it compiles, without scipy: .6 s and 35 MiB for linear algebra that no loop of ours
+    has. Loops of others that have some load it when they are compiled.
+    """
+    if not numba or sys.modules.get("scipy") is not None:
+        return
+    modules: dict[str, Any] = sys.modules
+    modules["scipy"] = None
+    try:
+        arraymath: Any = importlib.import_module("numba.np.arraymath")
+    except ImportError:
+        return
+    finally:
+        del modules["scipy"]
+    arraymath._HAVE_BLAS = bool(Later("scipy"))
+
+
+def announced(loop: F, what: str) -> F:
+    """A compiled loop that says when its first call has to compile; of several processes one compiles, the others load.
+
+    :param what: is compiled, for `LISTENERS`.
+    """
+    if not hasattr(loop, "compile"):  # NUMBA_DISABLE_JIT
+        return loop
+    dispatcher: Any = loop
+    ready = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal ready
+        if not ready:
+            timer = threading.Timer(_SILENT_S, _say, (what,))
+            timer.start()
+            try:
+                with _alone(Path(dispatcher.stats.cache_path)):
+                    dispatcher.compile(tuple(numba.typeof(one) for one in arguments))
+            finally:
+                timer.cancel()
+                timer.join()
+                _say("")
+            ready = True
+        return dispatcher(*arguments)
+
+    return cast(F, call)
+
+
+def _say(what: str) -> None:
+    for listener in LISTENERS:
+        listener(what)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """While no other process compiles into a directory: what one has compiled the next finds there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError:  # numba finds another place, or compiles again
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def plain(function: F) -> F:
@@ -113,7 +184,7 @@ def _compiled(function: F, modules: Iterable[str], options: dict[str, Any]) -> F
 
 
 def _check() -> None:
-    if numba is None:
+    if not numba:
         raise MissingExtra("numba", "sim", "the compiled loops of the simulator")
 
 

@@ -70,6 +70,26 @@ def test_a_command_imports_nothing_heavy_that_it_does_not_need(
     assert loaded & set(HEAVY) == set(heavy)
 
 
+#: What takes a tenth of a second and more, or 30 MiB and more, and is not needed before the first run.
+RUNS_ONLY = {"numba", "pyarrow", "scipy", "matplotlib", "aiohttp", "sqlalchemy", "libvirt", "structlog", "benchmarks"}
+
+
+@pytest.mark.parametrize("name", ["jobs-walk", "waiting", "intervals", "coaster"])
+def test_a_simulation_imports_nothing_before_its_cases_are_checked_that_only_its_runs_need(
+    tmp_path: Path, name: str
+) -> None:
+    """0.5 CPU seconds, not 2 (measured: docs/internals/tests.md)."""
+    tell = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=open('modules', 'w')))\n"
+    file = Path(__file__).parents[2] / "experiments" / f"{name}.toml"
+    words = ("sim", "run", str(file), "--set", "colour=1")
+    done = subprocess.run([sys.executable, "-c", tell + EBB, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "settings.colour is unknown" in done.stderr
+    loaded = set((tmp_path / "modules").read_text().split())
+    assert f"ebbtide.simulator.{name.partition('-')[0]}.model" in loaded
+    assert not loaded & RUNS_ONLY
+
+
 @pytest.mark.parametrize("arguments", [("lab", "status"), ("doctor",)])
 def test_a_command_that_needs_an_extra_names_it(arguments: tuple[str, ...]) -> None:
     found = run(EBB, *arguments)

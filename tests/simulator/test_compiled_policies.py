@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +18,7 @@ from ebbtide.deflation.placement import kernels as placement_kernels
 from ebbtide.deflation.placement import placement_step
 from ebbtide.simulator import compiling
 from ebbtide.simulator.coaster import loop as coaster_loop
-from ebbtide.simulator.compiling import compiled, plain, shared
+from ebbtide.simulator.compiling import announced, compiled, plain, shared
 from ebbtide.simulator.jobs import loop as job_loop
 
 #: Arrays where it is compiled, lists where it is interpreted.
@@ -193,3 +199,61 @@ def test_machine_code_belongs_to_the_sources_that_it_is_made_from() -> None:
     assert compiling._directory(frozenset([coaster_loop.__name__])) != compiling._directory(
         frozenset([job_loop.__name__])
     )
+
+
+def twice(value: float) -> float:
+    return 2.0 * value
+
+
+def test_one_process_compiles_and_says_so_while_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiling, "_SILENT_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiling._directory.cache_clear()
+    said: list[str] = []
+    told = threading.Event()
+
+    def listener(what: str) -> None:
+        said.append(what)
+        told.set()
+
+    monkeypatch.setattr(compiling, "LISTENERS", [listener])
+    loop: Any = compiled(twice)
+    call = announced(loop, "twice")
+    directory = Path(loop.stats.cache_path)
+    assert directory.is_relative_to(tmp_path)
+    directory.mkdir(parents=True, exist_ok=True)
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(call(4.0)))
+    other = os.open(directory / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        thread.start()
+        assert told.wait(60)
+        # Somebody else compiles it: here nothing is compiled meanwhile.
+        assert (said, loop.signatures, found) == (["twice"], [], [])
+    finally:
+        os.close(other)
+    thread.join(60)
+    assert found == [8.0]
+    assert said == ["twice", ""]
+    assert call(5.0) == 10.0
+    assert said == ["twice", ""]
+    # Who comes later loads it.
+    again: Any = compiled(twice)
+    assert announced(again, "twice")(4.0) == 8.0
+    assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_scipy_is_loaded_for_loops_that_need_it_only() -> None:
+    code = """if True:
+        import sys
+        import numpy as np
+        from ebbtide.simulator import compiling
+        compiling.prepare()
+        import numba
+        assert numba.njit(lambda x: x + 1)(1) == 2
+        print("scipy" in sys.modules)
+        print(numba.njit(lambda a: np.dot(a, a))(np.eye(2)).tolist(), "scipy" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False", "[[1.0, 0.0], [0.0, 1.0]] True"]

@@ -14,7 +14,7 @@ from ebbtide.matcher.policies.cloudcoaster import is_long, kept_servers, most_tr
 from ebbtide.simulator.chance import draws_of
 from ebbtide.simulator.coaster import arrays as a
 from ebbtide.simulator.coaster import loop
-from ebbtide.simulator.compiling import compiled
+from ebbtide.simulator.compiling import announced, compiled
 from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.columns import Floats
@@ -237,7 +237,7 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
 
 @functools.cache
 def _compiled() -> Callable[[a.Coaster], float]:
-    return compiled(loop.simulate)
+    return announced(compiled(loop.simulate), "coaster")
 
 
 def _of(values: Floats, how: Callable[[Floats], Any]) -> float:

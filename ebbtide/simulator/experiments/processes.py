@@ -40,6 +40,8 @@ class Event:
     number: int | None
     finished: Finished | None
     under_way: Mapping[int, float]
+    #: What a run has to compile first; empty: nothing.
+    compiling: str = ""
 
 
 def cores() -> int:
@@ -53,6 +55,7 @@ class _Worker:
     connection: Connection
     number: int | None = None
     share: float = 0.0
+    compiling: str = ""
 
 
 class Workers:
@@ -87,14 +90,14 @@ class Workers:
             # A worker that died is at the end of its socket, too.
             ready = wait([one.connection for one in self._workers], LOOK_S)
             if not ready:
-                yield Event(None, None, self._under_way())
+                yield Event(None, None, self._under_way(), self._compiling())
             for one in [w for w in self._workers if w.connection in ready]:
                 number, finished = self._heard(one)
                 if finished is not None and number is not None:
                     left -= 1
-                    yield Event(number, finished, self._under_way())
+                    yield Event(number, finished, self._under_way(), self._compiling())
                 elif number is not None:
-                    yield Event(None, None, self._under_way())
+                    yield Event(None, None, self._under_way(), self._compiling())
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
@@ -147,6 +150,9 @@ class Workers:
         if kind == worker.PROGRESS:
             one.share = content
             return number, None
+        if kind == worker.COMPILING:
+            one.compiling = content
+            return number, None
         one.number = None
         return number, content
 
@@ -156,6 +162,9 @@ class Workers:
         code = one.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         return one.number, None if one.number is None else Finished(error=f"its process {how}")
+
+    def _compiling(self) -> str:
+        return next((one.compiling for one in self._workers if one.compiling), "")
 
     def _under_way(self) -> dict[int, float]:
         return {one.number: one.share for one in self._workers if one.number is not None}

@@ -15,6 +15,7 @@ from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments.experiment import BOUND, ERROR, RUN_S, SEED, Run, Value
 from ebbtide.simulator.experiments.finished import Finished, write_whole
 from ebbtide.simulator.experiments.statistics import Interval, interval
+from ebbtide.simulator.extras import Later
 
 RESULTS: Final = "results.parquet"
 META: Final = "meta.json"
@@ -206,7 +207,8 @@ def load(directory: str | Path) -> Results:
 
 def require_pyarrow() -> None:
     """:raises ExperimentError: it is missing; better said before the first run than after the last."""
-    _arrow({})
+    if not Later("pyarrow"):
+        raise ExperimentError("results", "need pyarrow: pip install 'ebbtide[sim]'")
 
 
 def _axis(values: list[Value]) -> Column:

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 
 from ebbtide.simulator.errors import ExperimentError, Interrupted, InvalidParameter
-from ebbtide.simulator.experiments import code, document, plotting, report
+from ebbtide.simulator.experiments import code, document, plotting
 from ebbtide.simulator.experiments import results as columns
 from ebbtide.simulator.experiments.experiment import Case, Experiment, Run, runs
 from ebbtide.simulator.experiments.finished import Finished, execute, load, save
@@ -144,6 +144,9 @@ def _run(
         **_facts(experiment, sweep, metrics),
     }
     results = Results(values, meta, directory, tables)
+    # With what draws, which nothing before the results needs.
+    from ebbtide.simulator.experiments import report
+
     # An old report beside new results would be worse than none.
     (directory / REPORT).unlink(missing_ok=True)
     columns.save(directory, results, tables)
@@ -223,7 +226,8 @@ def _make(
                 else:
                     _fits(experiment, event.finished.outcome.metrics)
                     save(_file(directory, sweep.runs[number]), event.finished)
-            say(sweep.status("running", sum(event.under_way.values())))
+            stage = f"compiling the loop of {event.compiling} (kept for this code)" if event.compiling else "running"
+            say(sweep.status(stage, sum(event.under_way.values())))
 
 
 @contextmanager

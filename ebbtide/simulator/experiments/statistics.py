@@ -8,7 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+
+from ebbtide.simulator.extras import Later
+
+special: Any = Later("scipy.special")
 
 CONFIDENCE: Final = 0.95
 

@@ -12,6 +12,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from ebbtide.simulator import compiling
 from ebbtide.simulator.experiments.finished import execute, failed
 from ebbtide.simulator.experiments.model import model_named
 
@@ -19,11 +20,21 @@ from ebbtide.simulator.experiments.model import model_named
 _REPORT_S: Final = 0.25
 
 PROGRESS: Final = "progress"
+COMPILING: Final = "compiling"
 FINISHED: Final = "finished"
 
 
 def serve(connection: Connection) -> None:
     """Make runs until the other side hangs up."""
+    number = -1
+    # What is compiled is said by a thread of its own.
+    sending = threading.Lock()
+
+    def send(*message: Any) -> None:
+        with sending:
+            connection.send(message)
+
+    compiling.LISTENERS.append(lambda what: send(COMPILING, number, what))
     name, content = connection.recv()
     model: Any = None
     prepared: Any = None
@@ -44,10 +55,10 @@ def serve(connection: Connection) -> None:
             now_s = time.monotonic()
             if now_s - reported_s >= _REPORT_S:
                 reported_s = now_s
-                connection.send((PROGRESS, number, min(max(float(share), 0.0), 1.0)))
+                send(PROGRESS, number, min(max(float(share), 0.0), 1.0))
 
         finished = broken or execute(model, given, seed, prepared, progress)
-        connection.send((FINISHED, number, finished))
+        send(FINISHED, number, finished)
 
 
 def end_with(descriptor: int) -> None:

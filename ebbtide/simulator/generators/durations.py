@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
-from scipy import special
 
 from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.extras import Later
 from ebbtide.simulator.inputs.batches import Floats
+
+special: Any = Later("scipy.special")
 
 #: Seed 001: durations are whole multiples of 5 min, and at most 720 h.
 ZIPF_STEP_S: Final = 300.0

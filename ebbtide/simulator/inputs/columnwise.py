@@ -7,17 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from ebbtide.simulator.extras import Later
 from ebbtide.simulator.inputs.batches import Indices, Ragged
 from ebbtide.simulator.inputs.tables import Column, Form, Format, Table
 
-try:
-    import pyarrow
-    import pyarrow.compute
-    import pyarrow.csv
-except ImportError:  # an extra: everything but Parquet and zstd goes without it, slower
-    pyarrow = None
+#: An extra: everything but Parquet and zstd goes without it, slower.
+pyarrow: Any = Later("pyarrow", "pyarrow.compute", "pyarrow.csv")
 
-AVAILABLE: Final = pyarrow is not None
+AVAILABLE: Final = bool(pyarrow)
 _SPACE, _LINE_FEED, _TAB = 32, 10, 9
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.extras import Later
 from ebbtide.simulator.inputs import sources
 from ebbtide.simulator.inputs.batches import Ragged
 from ebbtide.simulator.inputs.report import Report
@@ -26,12 +27,7 @@ from ebbtide.simulator.inputs.tables import (
     judge,
 )
 
-try:
-    import pyarrow
-    import pyarrow.compute
-    import pyarrow.parquet
-except ImportError:  # an extra
-    pyarrow = None
+pyarrow: Any = Later("pyarrow", "pyarrow.compute", "pyarrow.parquet")
 
 MAGIC: Final = b"PAR1"
 _BATCH_ROWS: Final = 65_536
@@ -107,7 +103,7 @@ def rows(
 
 
 def _open(path: Path) -> Any:
-    if pyarrow is None:
+    if not pyarrow:
         raise TraceError(str(path), "is Parquet, which needs pyarrow: install ebbtide[sim]")
     sources.open_raw(path).close()
     try:

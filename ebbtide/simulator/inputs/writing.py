@@ -16,13 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from ebbtide.simulator.errors import TraceError
+from ebbtide.simulator.extras import Later
 from ebbtide.simulator.inputs.batches import HINTS, KINDS, TEXTS, Batch, Floats, Ragged
 
-try:
-    import pyarrow
-    import pyarrow.parquet
-except ImportError:  # an extra
-    pyarrow = None
+pyarrow: Any = Later("pyarrow", "pyarrow.parquet")
 
 #: Characters that would end a line of csv, which has a row a line.
 _BREAKS: Final = re.compile("[\n\r]")
@@ -101,7 +98,7 @@ def _number(value: float) -> str:
 
 @contextmanager
 def _parquet(path: Path, kind: str) -> Iterator[Callable[[Batch], None]]:
-    if pyarrow is None:
+    if not pyarrow:
         raise TraceError(str(path), "is Parquet, which needs pyarrow: install ebbtide[sim]")
     names = [field.name for field in fields(KINDS[kind])]
     schema = pyarrow.schema([(name, _type(name)) for name in names], metadata={"ebbtide": kind})

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbtide.simulator import archives
-from ebbtide.simulator.compiling import chosen_by_type, compiled
+from ebbtide.simulator.compiling import announced, chosen_by_type, compiled
 from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
 from ebbtide.simulator.jobs import columns as c
@@ -347,7 +347,7 @@ def build(policy: Policy, compile: bool = True) -> Advance:
         kernels = [kernel_of(policy.state, hook) for hook in HOOKS]
         # Thirty arrays go from function to function: counting who holds them would cost ten times the work.
         options: dict[str, Any] = {"_nrt": policy.allocates, "error_model": "numpy", "forceinline": True}
-        _COMPILED[policy.state] = compiled(loop.advance, kernels, **options)
+        _COMPILED[policy.state] = announced(compiled(loop.advance, kernels, **options), policy.name)
     return _COMPILED[policy.state]
 
 

@@ -131,8 +131,9 @@ class JobsModel:
             facts = _facts(case, found)
             if facts is not None:
                 facts.within(case.engine.from_s, case.engine.to_s)
-            _supply(case, facts, found)
-            progress((number + 1) / len(settings))
+            supply = _supply(case, facts, found)
+            if facts is not None or supply is not None:
+                progress((number + 1) / len(settings))
         return found
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ebbtide.simulator import compiling
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import Input, Outcome, Progress
@@ -29,6 +30,8 @@ class Settings:
     fails_at: float
     dies_at: float
     waits_s: float
+    #: Says that it compiles something of this name.
+    compiles: str
     #: Says nothing of how far it is.
     silent: bool
     #: A directory that gets a file for each run made.
@@ -53,6 +56,7 @@ class Linear:
             noise=fields.number("noise", 0.1, least=0),
             fails_at=fields.number("fails_at", -1.0),
             dies_at=fields.number("dies_at", -1.0),
+            compiles=fields.text("compiles", ""),
             waits_s=fields.number("waits_s", 0.0, least=0),
             silent=fields.flag("silent", False),
             log=fields.text("log", ""),
@@ -73,6 +77,10 @@ class Linear:
         if settings.log:
             # A name of its own each time: a run that is made twice leaves two.
             (Path(settings.log) / f"{settings.x:g}-{seed}-{os.getpid()}-{time.monotonic_ns()}").touch()
+        if settings.compiles:
+            for listener in compiling.LISTENERS:
+                listener(settings.compiles)
+                listener("")
         if settings.x == settings.fails_at:
             raise InvalidParameter("x", "fails\nhere <&>")
         if settings.x == settings.dies_at:

@@ -215,7 +215,7 @@ HEAD = '[experiment]\nname = "a"\nmodel = "jobs"\n'
         (HEAD + "[sweep]\na = {from=0, to=9e3, step=1}\nb = {from=0, to=9e3, step=1}\n", "sweep is 81018001 runs"),
         (HEAD + "[sweep]\npolicy = ['a']\n", "sweep.policy stands in experiment.policies"),
         (HEAD + "policies=['p']\n[settings]\npolicy='q'\n", "settings.policy stands in experiment.policies, too"),
-        (HEAD + "[settings]\na=1\n[sweep]\na = [1]\n", "sweep.a stands in settings, too"),
+        (HEAD + "[settings]\na=1\n[sweep]\na.b = [1]\n", "sweep.a.b stands in settings, too"),
         (HEAD + "policies=[{name='p', a=1}]\n[sweep]\na = [1]\n", "sweep.a stands in experiment.policies.p, too"),
         (HEAD + "[inputs]\na = 3\n", "inputs.a must be a path or a table, but is 3"),
         (HEAD + "[inputs.a]\npath='x'\nformt='y'\n", "inputs.a.formt is unknown"),

@@ -116,11 +116,13 @@ def test_what_is_left_out_is_said_with_its_share_of_the_work(tmp_path: Path) -> 
         found = outcome(model, **ON_TRACES[model], inputs={"jobs": Input(trace(tmp_path))})
         assert found.metrics["jobs_refused"] == 1
         assert found.metrics["refused_work_share"] == pytest.approx(share)
-        assert f"1 of 4 jobs want more cores than the 16 of the largest machine and are left out, with {share:.1%}" in (
-            found.warnings[0]
+        assert (
+            f"1 of 4 jobs want more cores than the 16 of the largest machine and are left out, with {share:.1%}"
+            in (found.warnings[0])
         )
-    assert "4 of 4 jobs want more than one core a task" in (
-        outcome("coaster", **ON_TRACES["coaster"], inputs={"jobs": Input(trace(tmp_path))}).warnings[0]
+    assert (
+        "4 of 4 jobs want more than one core a task"
+        in (outcome("coaster", **ON_TRACES["coaster"], inputs={"jobs": Input(trace(tmp_path))}).warnings[0])
     )
 
 
@@ -156,7 +158,7 @@ def test_a_capacity_input_says_which_machines_there_are(tmp_path: Path) -> None:
 
 def test_a_capacity_trace_may_begin_before_the_jobs(tmp_path: Path) -> None:
     late = Input(capacity(tmp_path, 77.0))
-    whole = [batch for batch in since(Trace(late.path, from_first=True), 600.0)]  # type: ignore[arg-type]
+    whole = list(since(Trace(late.path, from_first=True), 600.0))  # type: ignore[arg-type]
     rows = [(row["machine"], row["at_s"], row["cpu_cores"]) for batch in whole for row in batch.rows()]
     assert rows == [("a", 0.0, 0.0), ("b", 0.0, 4.0), ("a", 300.0, 8.0), ("b", 4400.0, 8.0)]
     found = supplied(late, 600.0, 5400.0)
@@ -165,7 +167,7 @@ def test_a_capacity_trace_may_begin_before_the_jobs(tmp_path: Path) -> None:
     given: dict[str, Any] = {"inputs": {"jobs": Input(trace(tmp_path)), "capacity": late}}
     assert outcome("jobs", **given).metrics["kills"] > 0
     assert outcome("jobs", **given, capacity_from_s=900.0).metrics["kills"] == 0
-    with pytest.raises(InvalidParameter, match="capacity_from_s is 5001, .* comes at 5000 s"):
+    with pytest.raises(InvalidParameter, match=r"capacity_from_s is 5001, .* comes at 5000 s"):
         outcome("jobs", **given, capacity_from_s=5001.0)
 
 
@@ -175,7 +177,9 @@ def test_facts_of_a_trace_are_found_once(tmp_path: Path) -> None:
     assert found.mean_cores == pytest.approx((3600 * 4 + 600 * 2) / 4000)
 
 
-COASTER = "[experiment]\nname='c'\nmodel='coaster'\n{}\n[settings]\nservers=30\nshort_servers=4\nload=0.5\nhours=0.2\n{}"
+COASTER = (
+    "[experiment]\nname='c'\nmodel='coaster'\n{}\n[settings]\nservers=30\nshort_servers=4\nload=0.5\nhours=0.2\n{}"
+)
 
 
 def test_servers_may_be_an_axis_of_coaster_and_its_metrics_are_known_before_the_first_run(tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_servers_may_be_an_axis_of_coaster_and_its_metrics_are_known_before_the_
     assert found.columns["servers_on_demand"].tolist() == [18, 38]
     assert list(model_named("coaster").metrics) == list(found.metrics)  # type: ignore[attr-defined]
     for own, sweep, sentence in (
-        ("", "[sweep]\nsaving=[1]\n", "saving is a metric of the model"),
+        ("", "[sweep]\nservers=[20]\n[[plots]]\nmetric='delay'\n", r"plots\[1\].metrics has 'delay', which the model"),
         ("metrics=['delay']", "", "experiment.metrics has 'delay', which the model does not give"),
     ):
         path.write_text(COASTER.format(own, sweep))

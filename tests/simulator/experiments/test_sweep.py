@@ -331,3 +331,17 @@ def test_time_left_goes_by_the_runs_made_now() -> None:
     assert str(status) == "14 of 20 runs, 10 of them kept from before, about 50 s left"
     assert Status("running", total=5).left_s is None
     assert [in_words(s) for s in (59.4, 59.6, 3599, 7500)] == ["59 s", "1 min 00 s", "59 min 59 s", "2 h 05 min"]
+
+
+def test_progress_names_what_is_compiled(tmp_path: Path) -> None:
+    said: list[str] = []
+    run(
+        put(tmp_path),
+        output=tmp_path / "out",
+        overrides={"compiles": "live", "seeds": 1},
+        workers=1,
+        listener=lambda status: said.append(status.stage),
+    )
+    first = said.index("compiling the loop of live (kept for this code)")
+    assert said[first + 1] == "running"
+    assert said[-1] == "done"
