@@ -72,7 +72,7 @@ def test_its_programs_run_and_nothing_in_it_is_other_than_it_was_packed(debian: 
     imports = "import libvirt, psutil, psycopg, cryptography, distributed; print(libvirt.getVersion() >= 9_000_000)"
     assert debian.run("/usr/lib/ebbtide/bin/python3", "-I", "-c", imports) == "True\n"
     assert debian.run("dpkg", "--verify", "ebbtide", "ebbtide-guest") == ""
-    # Compiled once, by root: the manager's user could not.
+    # Compiled, as the manager's user could not.
     assert list((debian / "/usr/lib/ebbtide/lib/python3.11/site-packages/cluster_manager/__pycache__").glob("*.pyc"))
     named = debian.run("grep", "-rlF", str(ROOT), "/usr/lib/ebbtide", code=1)
     assert named == ""

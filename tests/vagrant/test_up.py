@@ -67,8 +67,8 @@ class Lab:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        # Of a line that was written again and again, the last.
-        said = "".join(line.rsplit("\r", 1)[-1] for line in done.stdout.replace("\r\n", "\n").splitlines(keepends=True))
+        lines = done.stdout.replace("\r", "\n").splitlines()
+        said = "".join(f"{line}\n" for line in lines if line.strip() and "Progress: " not in line)
         with LOG.open("a") as log:
             log.write(f"$ {' '.join(words)}\n{said}[{time.monotonic() - begin_s:.0f} s]\n\n")
         assert done.returncode == 0, said[-4000:]
