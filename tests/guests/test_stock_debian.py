@@ -40,8 +40,8 @@ BOOT_S = 600.0
 TAKEN = 0.5
 #: 16 MiB at a time into memory that stays, until there is so much of it.
 GROW = """set -e
-mkdir -p /run/grown; mount -t tmpfs -o size=100% none /run/grown
-for i in $(seq {chunks}); do head -c 16M /dev/zero >/run/grown/$i; sleep 1; done
+mkdir -p /run/grown; mount -t tmpfs -o size=2G none /run/grown
+for i in $(seq {chunks}); do head -c 16M /dev/zero >/run/grown/$i; sleep 0.5; done
 ls /run/grown | wc -l"""
 UNBIND = "for d in /sys/bus/virtio/drivers/virtio_balloon/virtio*; do echo ${d##*/} >${d%/*}/unbind; done"
 
@@ -116,7 +116,7 @@ async def stock(client: ManagerClient, guest: DebianGuest, kind: GuestKind) -> N
 
     # More than is left to it, at once: it gets it back, and its kernel kills nothing.
     chunks = int(0.75 * unused_mib / 16)
-    growing = asyncio.to_thread(guest.run, GROW.format(chunks=chunks), 0, 400)
+    growing = asyncio.to_thread(guest.run, GROW.format(chunks=chunks), 0, 600)
     assert await growing == f"{chunks}\n"
     assert actual_mib(guest.domain) > small_mib + 50
     assert "Out of memory" not in guest.run("dmesg")
