@@ -31,12 +31,12 @@ from tests.guests.solo import eventually
 from tests.guests.test_lifecycle import client_of, done
 from tests.guests.test_ordinary_guests import AGENT, NAME, QEMU_AGENT, actual_mib, memory_rows, reached, target
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE_MIB = 1024
 LEAST_MIB = 256.0
-BOOT_S = 600.0
+BOOT_S = 900.0
 #: Of what it does not use, this much is taken.
 TAKEN = 0.5
 #: 16 MiB at a time into memory that stays, until there is so much of it.
