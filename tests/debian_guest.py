@@ -47,12 +47,12 @@ class RootShell:
 
     def await_answer(self, limit_s: float = BOOT_S) -> None:
         """:raises ShellError: there is no shell within limit_s."""
-        deadline_s = time.monotonic() + limit_s
+        deadline_s, nonce = time.monotonic() + limit_s, secrets.token_hex(6)
         while not self._answers:
             if time.monotonic() > deadline_s:
                 raise ShellError(f"no shell within {limit_s:g} s; last was {self._text[-500:]!r}")
-            # Without echo and prompts; a line that came while nobody read it is sent again.
-            nonce = secrets.token_hex(6)
+            # Without echo and prompts; a line that came while nobody read it is sent again. An answer that comes late,
+            # on a busy machine, is one, too.
             self._socket.sendall(f"\nexport PS1= HOME=/root LC_ALL=C.UTF-8; stty raw -echo; echo {nonce}-$$\n".encode())
             with contextlib.suppress(TimeoutError):
                 self._until(re.compile(nonce + r"-\d+"), 5)

@@ -47,6 +47,7 @@ def channel(domain: DomainFacts) -> str:
         f"    <target type='virtio' name='{CHANNEL}'/>\n  </channel>\n</devices>",
         virt_xml=f"virt-xml {domain.name} --add-device --channel unix,target.type=virtio,target.name={CHANNEL}",
         vagrant=f"libvirt.channel :type => 'unix', :target_name => '{CHANNEL}', :target_type => 'virtio'",
+        shell=f"ebb guest enable {domain.name}  # at once, where libvirt can plug it",
     )
 
 

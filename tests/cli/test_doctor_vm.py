@@ -50,7 +50,7 @@ def test_the_table_names_every_mechanism_and_each_fix_stands_once(uri: str) -> N
     assert re.search(rf"application +application +BLOCKED +{re.escape(NO_CHANNEL)} *\n", result.output)
     assert re.search(r"hypervisor +disk-bandwidth +available +on all disks together", result.output)
     assert result.output.count("Give the guest agent its channel") == 1
-    channel = ADD_CHANNEL.replace("virt-xml web", "virt-xml bare")
+    channel = re.sub(r"(virt-xml|enable) web", r"\1 bare", ADD_CHANNEL)
     needs_it = "[application, cpu-offline, virtio-mem, dimm, memory-limit]"
     assert f"\n{needs_it}\n{channel}\n" in result.output
     assert f"\n[cpu-offline, cpu-unplug]\n{SECOND_VCPU.replace('virt-xml web', 'virt-xml bare')}\n" in result.output
@@ -68,7 +68,7 @@ def test_as_json_each_mechanism_has_its_reason_and_its_fixes(uri: str) -> None:
         "mechanism": "application",
         "available": False,
         "reason": NO_CHANNEL,
-        "fixes": [ADD_CHANNEL.replace("virt-xml web", "virt-xml ebb-host-a.web")],
+        "fixes": [re.sub(r"(virt-xml|enable) web", r"\1 ebb-host-a.web", ADD_CHANNEL)],
     }
     assert rows["disk-bandwidth"]["available"] is True
 

@@ -56,7 +56,9 @@ Give the guest agent its channel:
   virt-xml:
     virt-xml web --add-device --channel unix,target.type=virtio,target.name=io.ebbtide.guest.0
   Vagrantfile:
-    libvirt.channel :type => 'unix', :target_name => 'io.ebbtide.guest.0', :target_type => 'virtio'"""
+    libvirt.channel :type => 'unix', :target_name => 'io.ebbtide.guest.0', :target_type => 'virtio'
+  shell:
+    ebb guest enable web  # at once, where libvirt can plug it"""
 START_AGENT = """\
 Start the guest agent inside web:
   shell:
