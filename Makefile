@@ -9,7 +9,7 @@ AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo lab lab-down test test-deep test-packages check lint openapi docs packages bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep test-packages test-system check lint openapi docs packages bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -47,13 +47,16 @@ test: install-test ## All checks and all tests, with real guests (root)
 	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: install-test ## The quick tests and lint: no root, no guests, no services
-	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package"
+	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package and not system"
 
 test-deep: install-test ## The long forms of the random searches (root)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile -m deep
 
 test-packages: install-test ## Build the packages, install them into a Debian of its own and remove them (root, network)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m package tests/packages
+
+test-system: install-test ## Two Debian machines with systemd, the packages in them, and VMs that shrink (root, network)
+	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m system tests/system
 
 openapi: install ## Write docs/openapi/*.json
 	@$(BIN)/python -m ebbtide.cli.openapi
