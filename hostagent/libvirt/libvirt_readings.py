@@ -78,8 +78,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
     fresh = read_at - stats.get("last_update", 0) <= FRESH_S
     reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
-        quota_per_cpu=_cores(scheduler, "vcpu"),
-        cap_cores=_cores(scheduler, "global"),
+        quota_per_cpu=limit_cores(scheduler, "vcpu"),
+        cap_cores=limit_cores(scheduler, "global"),
         # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
         balloon_mib=stats["actual"] / 1024 - sum(memory.dimms_mib),
         # What a booting guest has been given and not taken yet is its own already.
@@ -133,7 +133,8 @@ def _statement(stats: dict[str, Any], prefix: str = "") -> Statement | None:
     )
 
 
-def _cores(scheduler: dict[str, Any], whose: str) -> float | None:
+def limit_cores(scheduler: dict[str, Any], whose: str) -> float | None:
+    """A limit out of libvirt's scheduler parameters, "vcpu" or "global"; None: there is none."""
     quota, period = scheduler.get(f"{whose}_quota", -1), scheduler.get(f"{whose}_period", PERIODS_US[0])
     return quota / period if 0 < quota < NO_QUOTA_US and period > 0 else None
 
