@@ -9,8 +9,8 @@ AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo lab lab-down test test-deep test-packages test-vagrant check lint openapi metrics
-.PHONY: docs packages box bench clean
+.PHONY: help install install-test demo lab lab-down test test-deep test-packages test-system test-vagrant check lint
+.PHONY: openapi metrics docs packages box bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
@@ -48,7 +48,7 @@ test: install-test ## All checks and all tests, with real guests (root)
 	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: install-test ## The quick tests and lint: no root, no guests, no services
-	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package and not vagrant"
+	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package and not system and not vagrant"
 
 test-deep: install-test ## The long forms of the random searches (root)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile -m deep
@@ -61,6 +61,9 @@ test-vagrant: install-test packages ## Bring the Vagrant cluster up once and app
 
 box: ## The Vagrant box of manager and hosts, build/ebbtide-debian12.box (root, network)
 	@$(AS_ROOT) vagrant/box/build.sh
+
+test-system: install-test ## Two Debian machines with systemd, the packages in them, and VMs that shrink (root, network)
+	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m system tests/system
 
 openapi: install ## Write docs/openapi/*.json
 	@$(BIN)/python -m ebbtide.cli.openapi

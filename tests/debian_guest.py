@@ -26,6 +26,8 @@ from hostagent.libvirt.disks import create_overlay
 from tests.debian_image import DebianImage
 
 BOOT_S = 300.0
+#: How often a domain is told to go.
+REMOVALS = 10
 KERNEL_ARGUMENTS = "root=/dev/vda rw console=ttyS0 no_timer_check net.ifnames=0 systemd.debug_shell=ttyS1"
 #: What fits into a guest's buffer while its shell still works on the line before.
 MOST_BYTES = 32768
@@ -200,8 +202,6 @@ def running_debian(
     :param connection: of libvirt-python; the guest is persistent there, as a user's.
     :param options: of `debian_xml`.
     """
-    import libvirt
-
     domain = connection.defineXML(debian_xml(image, folder, name, **options))
     try:
         domain.create()
@@ -211,6 +211,22 @@ def running_debian(
         finally:
             shell.close()
     finally:
-        for end in (domain.destroy, domain.undefine):
-            with contextlib.suppress(libvirt.libvirtError):
-                end()
+        _remove(domain)
+
+
+def _remove(domain: Any) -> None:
+    """Until it is gone: on a busy machine libvirt gives up on a process that takes long to end."""
+    import libvirt
+
+    for left in range(REMOVALS - 1, -1, -1):
+        try:
+            if domain.isActive():
+                domain.destroy()
+            domain.undefine()
+            return
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return
+            if not left:
+                raise
+            time.sleep(1)

@@ -23,6 +23,8 @@ PERIODS_US: Final = (100_000, 1_000_000)
 LEAST_QUOTA_US: Final = 1_000
 #: Statistics of the balloon driver older than this say nothing of now, in seconds: some drivers stop updating them.
 FRESH_S: Final = 5.0
+#: What libvirt says for no limit under cgroup v2; -1 under v1 (https://libvirt.org/formatdomain.html#cpu-tuning).
+NO_QUOTA_US: Final = 17592186044415
 #: States in which vCPUs run, or would if they had not been paused (virDomainState); all others are "stopped".
 _STATES: Final = {
     libvirt.VIR_DOMAIN_RUNNING: "running",
@@ -76,8 +78,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
     fresh = read_at - stats.get("last_update", 0) <= FRESH_S
     reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
-        quota_per_cpu=_cores(scheduler, "vcpu"),
-        cap_cores=_cores(scheduler, "global"),
+        quota_per_cpu=limit_cores(scheduler, "vcpu"),
+        cap_cores=limit_cores(scheduler, "global"),
         # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
         balloon_mib=stats["actual"] / 1024 - sum(memory.dimms_mib),
         # What a booting guest has been given and not taken yet is its own already.
@@ -131,9 +133,10 @@ def _statement(stats: dict[str, Any], prefix: str = "") -> Statement | None:
     )
 
 
-def _cores(scheduler: dict[str, Any], whose: str) -> float | None:
+def limit_cores(scheduler: dict[str, Any], whose: str) -> float | None:
+    """A limit out of libvirt's scheduler parameters, "vcpu" or "global"; None: there is none."""
     quota, period = scheduler.get(f"{whose}_quota", -1), scheduler.get(f"{whose}_period", PERIODS_US[0])
-    return quota / period if quota > 0 and period > 0 else None
+    return quota / period if 0 < quota < NO_QUOTA_US and period > 0 else None
 
 
 def balloon_mib_of(domain: Any) -> float:

@@ -18,7 +18,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
-from hostagent.libvirt.libvirt_readings import LEAST_QUOTA_US, quota_parameters
+from hostagent.libvirt.libvirt_readings import LEAST_QUOTA_US, limit_cores, quota_parameters
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt_connection import IN_FLIGHT, LibvirtConnection, start_event_thread
 from hostagent.mechanisms import host_facts
@@ -152,6 +152,11 @@ def test_a_quota_is_never_one_that_libvirt_refuses_or_ignores(cores: float) -> N
     assert LEAST_QUOTA_US <= quota <= period <= 1_000_000
     assert quota / period <= max(cores, LEAST_QUOTA_US / 1_000_000)
     assert quota / period >= cores - 1e-4
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(-1, None), (17592186044415, None), (51500, 0.515)])
+def test_no_limit_is_none_under_both_versions_of_control_groups(quota: int, cores: float | None) -> None:
+    assert limit_cores({"global_quota": quota, "global_period": 100_000}, "global") == cores
 
 
 def intent(**fields: Any) -> Intent:

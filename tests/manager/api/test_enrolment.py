@@ -288,9 +288,13 @@ async def test_a_host_joins_by_the_printed_line_reports_and_renews_its_certifica
             listen = f"127.0.0.1:{probe.getsockname()[1]}"
         config, directory = tmp_path / "hostagent.toml", tmp_path / "enrolment"
         here = ["--config", str(config), "--directory", str(directory), "--id", "host-b", "--listen", listen]
+        # As the package has put it there, with what somebody has set in it before.
+        code, example = await run("-m", "ebbtide.cli.main", "config", "example", "hostagent")
+        assert code == 0, example
+        config.write_text(example.replace("#reserve_mib = 512", "reserve_mib = 600"))
         code, said = await run("-m", "hostagent.main", "join", *words[2:], *here, said=token[:-4] + "0000")
         assert (code, "its CA is another one" in said) == (1, True), said
-        assert not config.exists()
+        assert "Written by" not in config.read_text()
         code, said = await run("-m", "hostagent.main", "join", *words[2:], *here)
         assert (code, "there is no token" in said) == (1, True), said
         code, said = await run("-m", "hostagent.main", "join", *words[2:], *here, said=token + "\n")
@@ -303,6 +307,7 @@ async def test_a_host_joins_by_the_printed_line_reports_and_renews_its_certifica
 
         before = load(directory / "host.pem")
         given = options_of(["--config", str(config)])
+        assert given.options.reserve_mib == 600
         access = access_of(given.options)
         stop, address = asyncio.Event(), address_of(given.options.listen)
         with TemporaryDirectory(prefix="ebb") as place:
