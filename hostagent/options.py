@@ -113,6 +113,11 @@ class HostAgentOptions(DaemonOptions):
         "while it runs",
     )
     migration_listen: str = Field("127.0.0.1", description="the address at which the memory of such a VM arrives")
+    migration_emulated: bool = Field(
+        False,
+        description="emulated VMs leave by the manager's own decision under QEMU before 9.0, too, which may lose "
+        "writes of theirs while they move",
+    )
     accelerator: Literal["auto", "kvm", "qemu"] = Field("auto", description="auto: found by booting a kernel")
     acpi_verdict: Path = Field(
         ACPI_VERDICT, description="what `ebb doctor --probe-acpi` found; without it no vCPU is unplugged"

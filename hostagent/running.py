@@ -101,6 +101,7 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
         adopted=options.state_dir / "adopted.json",
         migration_uri=options.migration_uri,
         migration_listen=options.migration_listen,
+        migration_emulated=options.migration_emulated,
     )
     overhead = OVERHEAD_MIB[kind] if options.overhead_mib is None else options.overhead_mib
     url = options.url or f"{access.scheme}://{address}:{port}"

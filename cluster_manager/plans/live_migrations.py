@@ -215,6 +215,8 @@ def cannot_leave(report: HostReport, found: VMStatus | None) -> str:
     """Why the manager does not move a VM by itself; empty if it does."""
     if why := cannot_move(report, found):
         return why
+    if report.moves_by_command_only:
+        return report.moves_by_command_only
     if found is not None and found.pressure:
         return f"it is under pressure ({found.pressure})"
     return refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)

@@ -61,6 +61,9 @@ class HostReport(Body):
         None, max_length=MOST_VMS, description="null: not said, so any may be there"
     )
     migration: MigrationAddress | None = Field(None, description="null: it takes part in no live migration")
+    moves_by_command_only: Sentence = Field(
+        "", max_length=1000, description="why no VM leaves it live unless somebody asks for that; empty if it may"
+    )
 
 
 class ReportReply(Body):

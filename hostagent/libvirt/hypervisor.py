@@ -298,6 +298,10 @@ class Moves(Protocol):
     def address(self) -> MigrationAddress | None:
         """Where others reach this host; None: it takes part in no live migration."""
 
+    @property
+    def by_command_only(self) -> str:
+        """Why no domain is to leave unless somebody asks for that; empty if it may."""
+
     async def receive(self, domain: str, identity: str, intent: Intent) -> None:
         """Define a domain, with a disk, that one of this identity can move into. Undone on failure."""
 

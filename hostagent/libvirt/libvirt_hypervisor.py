@@ -135,6 +135,7 @@ class LibvirtHypervisor:
         flags = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
         def look(connection: Any) -> dict[str, DomainSummary]:
+            self._moves.qemu_version = connection.getVersion()
             rows, taken = connection.getAllDomainStats(what, flags), self._adoption.names.names()
             ours = ((d, stats) for d, stats in rows if d.name().startswith(prefix) or d.name() in taken)
             return {d.name(): summary_of(d, stats) for d, stats in ours}

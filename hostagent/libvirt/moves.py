@@ -44,6 +44,8 @@ class LibvirtMoves:
         self._settings = settings
         self._connection = connection
         self._definitions = definitions
+        #: As libvirt counts; 0: it has not been asked yet.
+        self.qemu_version = 0
         self._image = _fingerprint(settings.image_dir / "base.qcow2") if settings.migration_uri is not None else ""
 
     @property
@@ -58,6 +60,13 @@ class LibvirtMoves:
             image_dir=str(settings.image_dir),
             image=self._image,
         )
+
+    @property
+    def by_command_only(self) -> str:
+        settings = self._settings
+        if settings.migration_uri is None or settings.migration_emulated:
+            return ""
+        return risk_of(settings.accelerator, self.qemu_version)
 
     async def receive(self, domain: str, identity: str, intent: intents.Intent) -> None:
         directory = self._settings.disk_dir / domain

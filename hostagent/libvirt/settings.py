@@ -36,3 +36,5 @@ class LibvirtSettings:
     #: Where other hosts' libvirt reaches this one, and where memory arrives; None: no live migration.
     migration_uri: str | None = None
     migration_listen: str = "127.0.0.1"
+    #: Whether emulated guests may leave without a command although this QEMU may harm them.
+    migration_emulated: bool = False

@@ -164,6 +164,7 @@ class Host:
                 for template in self.hypervisor.templates()
             ),
             migration=self.hypervisor.moves.address,
+            moves_by_command_only=self.hypervisor.moves.by_command_only,
         )
         if self._last_report is not None and report != self._last_report:
             # Counted where something changed only: the same body again tells the manager that there is no news.

@@ -52,6 +52,8 @@ def lab_of_two() -> Iterator[Lab]:
         with pytest.MonkeyPatch.context() as patch:
             # The lab's guests have disks of their own.
             patch.setenv("EBB_MANAGER_MOVE_FIRST", "copied")
+            # Guests here are emulated.
+            patch.setenv("EBB_HOSTAGENT_MIGRATION_EMULATED", "true")
             made.up([HostSlice.parse(f"live-{tag}-{name}={size}") for name in ("a", "b")], own_libvirt=True)
         assert LIBVIRTD.answers() == before, "the machine's libvirtd is not touched"
         yield made

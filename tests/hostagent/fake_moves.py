@@ -19,6 +19,7 @@ class NoMoves:
     """Of a host that takes part in no live migration."""
 
     address: MigrationAddress | None = None
+    by_command_only = ""
 
     async def receive(self, domain: str, identity: str, intent: Intent) -> None:
         raise HypervisorError("no live migration here")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, Literal
+
 import pytest
 
-from hostagent.libvirt.moves import risk_of
+from hostagent.libvirt.moves import LibvirtMoves, risk_of
+from hostagent.libvirt.settings import LibvirtSettings
+
+NOT_ASKED: Any = None
 
 
 @pytest.mark.parametrize(
@@ -15,3 +21,26 @@ def test_an_emulated_guest_that_moves_under_an_old_qemu_may_lose_writes(
     accelerator: str | None, version: int, risky: bool
 ) -> None:
     assert ("may lose writes" in risk_of(accelerator, version)) == risky
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "version", "allowed", "only"),
+    [
+        ("qemu", 7_002_022, False, True),
+        ("qemu", 0, False, True),
+        ("qemu", 7_002_022, True, False),
+        ("qemu", 9_000_000, False, False),
+        ("kvm", 7_002_022, False, False),
+    ],
+    ids=["old", "not known yet", "old, and allowed", "new", "kvm"],
+)
+def test_where_a_move_may_harm_its_guest_a_host_says_that_it_takes_a_command(
+    accelerator: Literal["kvm", "qemu"], version: int, allowed: bool, only: bool, tmp_path: Path
+) -> None:
+    uri = "qemu+tls://host-a.example/system"
+    settings = LibvirtSettings(
+        "host-a", uri, accelerator, tmp_path, tmp_path, migration_uri=uri, migration_emulated=allowed
+    )
+    moves = LibvirtMoves(settings, NOT_ASKED, NOT_ASKED)
+    moves.qemu_version = version
+    assert bool(moves.by_command_only) == only

@@ -308,8 +308,9 @@ def test_nobody_shrinks_for_a_vm_that_the_manager_moves_by_itself() -> None:
     [
         ({"pressure": "it swaps"}, {}, "it is under pressure (it swaps)"),
         ({}, {"mode": HostMode.PAUSED, "mode_reason": "new disks"}, "a is paused"),
+        ({}, {"moves_by_command_only": "moves may harm it"}, "moves may harm it"),
     ],
-    ids=["pressure", "paused"],
+    ids=["pressure", "paused", "harmed"],
 )
 def test_a_vm_that_is_not_to_be_moved_any_more_when_its_host_is_read_stays(
     vm: dict[str, Any], report: dict[str, Any], why: str
