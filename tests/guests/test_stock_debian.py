@@ -44,6 +44,7 @@ GROW = """set -e
 mkdir -p /run/grown; mount -t tmpfs -o size=2G none /run/grown
 for i in $(seq {chunks}); do head -c 16M /dev/zero >/run/grown/$i; sleep 0.5; done
 ls /run/grown | wc -l"""
+OLD_PYTHON = "/usr/bin/env LD_LIBRARY_PATH=/run/tools/python/lib /run/tools/python/bin/python3"
 UNBIND = "for d in /sys/bus/virtio/drivers/virtio_balloon/virtio*; do echo ${d##*/} >${d%/*}/unbind; done"
 
 
@@ -170,10 +171,13 @@ def zipapp_disk(folder: Path, python: Path) -> Path:
     tree.mkdir()
     shutil.copyfile(folder / "dist/ebb-guestagent.pyz", tree / "ebb-guestagent.pyz")
     if python != Path("/usr"):
-        (tree / "python/bin").mkdir(parents=True)
+        for name in ("bin", "lib"):
+            (tree / "python" / name).mkdir(parents=True)
         shutil.copy2((python / "bin/python3").resolve(), tree / "python/bin/python3")
         (library,) = (python / "lib").glob("python3.*")
         unused = shutil.ignore_patterns("test", "tests", "site-packages", "__pycache__", "config-*", "idlelib")
+        for shared in (python / "lib").glob("libpython3.*.so.*"):
+            shutil.copy2(shared, tree / "python/lib" / shared.name)
         shutil.copytree(library, tree / "python/lib" / library.name, ignore=unused)
     disk = folder / "tools.img"
     run_program(["mke2fs", "-q", "-t", "ext4", "-L", "tools", "-d", tree, disk, "256M"])
@@ -202,7 +206,7 @@ async def test_cloud_init_brings_the_agent_and_the_one_file_runs_under_the_oldes
 
                     guest.run("systemctl disable --now ebb-guestagent; dpkg --purge ebbtide-guest")
                     await eventually(lambda: disconnected(client), "its agent is gone", 60)
-                    program = "/usr/bin/python3" if python == Path("/usr") else "/run/tools/python/bin/python3"
+                    program = "/usr/bin/python3" if python == Path("/usr") else OLD_PYTHON
                     guest.run("mkdir /run/tools && mount -o ro LABEL=tools /run/tools")
                     version = guest.run(f"{program} --version").split()[1]
                     guest.run(f"systemd-run --unit=one-file {program} /run/tools/ebb-guestagent.pyz")
