@@ -45,6 +45,7 @@ systemctl enable --now ebb-manager
 TEMPLATES = """
 mkdir -p /etc/ebbtide/templates && cp /root/packages/small.xml /etc/ebbtide/templates/
 echo 'templates = ["/etc/ebbtide/templates"]' >>/etc/ebbtide/hostagent.toml
+mkdir -p /var/lib/ebbtide/image && qemu-img create -q -f qcow2 /var/lib/ebbtide/image/base.qcow2 16M
 """
 GROUP = "/sys/fs/cgroup/machine.slice/machine-qemu*{}.scope/libvirt"
 
