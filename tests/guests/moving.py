@@ -49,14 +49,15 @@ def lab_of_two() -> Iterator[Lab]:
     try:
         before = LIBVIRTD.answers()
         size = "cpu_cores=2,memory_mib=1600"
+        # Until the end: daemons that are killed are started again with it.
         with pytest.MonkeyPatch.context() as patch:
             # The lab's guests have disks of their own.
             patch.setenv("EBB_MANAGER_MOVE_FIRST", "copied")
             # Guests here are emulated.
             patch.setenv("EBB_HOSTAGENT_MIGRATION_EMULATED", "true")
             made.up([HostSlice.parse(f"live-{tag}-{name}={size}") for name in ("a", "b")], own_libvirt=True)
-        assert LIBVIRTD.answers() == before, "the machine's libvirtd is not touched"
-        yield made
+            assert LIBVIRTD.answers() == before, "the machine's libvirtd is not touched"
+            yield made
     finally:
         made.down()
         shutil.rmtree(directory)
