@@ -129,8 +129,8 @@ class Versions:
         async with self._session.request(method, self.url + path, json=body, headers=headers) as response:
             return response.status, await response.json()
 
-    async def do(self, method: str, path: str, body: Any = None) -> Any:
-        """An operation from its beginning to its end, which must be good."""
+    async def ended(self, method: str, path: str, body: Any = None) -> Any:
+        """An operation from its beginning to its end."""
         self._number += 1
         request_id = f"request-{self._number}"
         if method == "DELETE":
@@ -139,7 +139,11 @@ class Versions:
             body = {"request_id": request_id, **(body or {})}
         status, found = await self.ask(method, path, body)
         assert status == 202, f"{found}\n{self.said()}"
-        _, ended = await self.ask("GET", f"/v1/operations/{found['request_id']}?wait_s=60")
+        return (await self.ask("GET", f"/v1/operations/{found['request_id']}?wait_s=60"))[1]
+
+    async def do(self, method: str, path: str, body: Any = None) -> Any:
+        """An operation from its beginning to its end, which must be good."""
+        ended = await self.ended(method, path, body)
         assert ended["state"] == "done", f"{ended}\n{self.said()}"
         return ended
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,21 @@ async def test_what_clients_may_ask_is_answered_as_documented(tmp_path: Path, se
     assert schema_run.unreached(app, seen, without=WITHOUT) == []
 
 
+def without_closed_objects(document: Any) -> Any:
+    """A schema in which objects may have fields of a later version, as the manager takes them in reports."""
+    if isinstance(document, dict):
+        return {
+            name: without_closed_objects(part)
+            for name, part in document.items()
+            if (name, part) != ("additionalProperties", False)
+        }
+    return [without_closed_objects(part) for part in document] if isinstance(document, list) else document
+
+
 async def test_what_agents_may_report_is_answered_as_documented(tmp_path: Path, seen: schema_run.Seen) -> None:
+    document = tmp_path / "manager.json"
+    written = json.loads((ROOT / "docs/openapi/manager.json").read_text())
+    document.write_text(json.dumps(without_closed_objects(written)))
     async with cluster_of(tmp_path, insecure=True) as cluster:  # the URLs are made up
         assert cluster.server is not None
         url = str(cluster.server.make_url("")).rstrip("/")
@@ -78,7 +93,7 @@ async def test_what_agents_may_report_is_answered_as_documented(tmp_path: Path, 
             url,
             report_token(HOSTS_KEY, "0"),
             tmp_path,
-            document=ROOT / "docs/openapi/manager.json",
+            document=document,
             names={"path.id": ["0"]},
             max_examples=30,
             only=(REPORT,),

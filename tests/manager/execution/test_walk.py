@@ -32,8 +32,11 @@ WALK: Final = [
     *(DRIVE, PERFORM, NEXT, SAVE),
     *(PERFORM, NEXT, SAVE),
 ]
-#: The means: what carries a request, a command or a write, and questions about the hosts.
-MEANS: Final = ("api/forms.py", "api/standby.py", "inventory/", "leadership/", "manager.py", "store/")
+#: The means: what carries a request, a command or a write, what counts, and questions about the hosts.
+MEANS: Final = (
+    *("api/forms.py", "api/standby.py", "execution/plan_totals.py"),
+    *("inventory/", "leadership/", "manager.py", "store/"),
+)
 WRITES: Final = (("store/store.py", "add_plan"), SAVE)
 #: Functions that only compute what their names say; those of the queries of reports and of running plans all do.
 COMPUTING: Final = {
