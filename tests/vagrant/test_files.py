@@ -60,7 +60,12 @@ def taken(xml: str) -> ElementTree.Element:
     """What libvirt makes of a definition."""
     connection = libvirt.open("test:///default")
     try:
-        return ElementTree.fromstring(connection.defineXML(xml).XMLDesc())
+        domain = connection.defineXML(xml)
+        try:
+            return ElementTree.fromstring(domain.XMLDesc())
+        finally:
+            # Every connection of this process to the default test driver sees the same domains.
+            domain.undefine()
     finally:
         connection.close()
 
