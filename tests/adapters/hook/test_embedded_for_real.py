@@ -5,7 +5,9 @@ Each is asked as the guest agent would: it refuses, promises, works, is measured
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,12 @@ from typing import Any
 import pytest
 
 from app_adapters import conformance
+from app_adapters.asgi import HookApplication, hook_application
+from app_adapters.processes.inelastic import InelasticAdapter
 from tests.adapters.cache import free_port
 from tests.adapters.embedded import PICTURES
 from tests.adapters.rest import Rest, address_of
+from tests.guestagent.harness import bench
 
 pytestmark = pytest.mark.service
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,7 +46,7 @@ class Service:
 
     @property
     def rest(self) -> Rest:
-        return Rest(address_of(self.url), "t")
+        return Rest(address_of(self.url), self.token_file.read_text())
 
     def resident_mib(self) -> float:
         """By the kernel, of all its processes that hold pictures."""
@@ -62,9 +67,8 @@ def eventually(holds: Callable[[], Any], limit_s: float = 60.0) -> Any:
 
 
 @contextlib.contextmanager
-def running(form: str, directory: Path) -> Iterator[Service]:
-    token_file, hold = directory / "token", directory / "hold"
-    token_file.write_text("t")
+def running(form: str, token_file: Path) -> Iterator[Service]:
+    hold = token_file.parent / "hold"
     with tempfile.TemporaryDirectory(prefix="ebb") as short:
         path = f"{short}/hook.sock"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONMALLOC": "malloc"}
@@ -97,7 +101,8 @@ def running(form: str, directory: Path) -> Iterator[Service]:
 
 @pytest.fixture(params=FORMS)
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
-    with running(request.param, tmp_path) as one:
+    (tmp_path / "token").write_text("t")
+    with running(request.param, tmp_path / "token") as one:
         yield one
 
 
@@ -152,3 +157,96 @@ def test_it_keeps_to_the_protocol(service: Service, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert status == 0, said
     assert len(re.findall(r"^ok    ", said, re.MULTILINE)) == 9
+
+
+def test_two_applications_of_one_guest_give_their_parts_and_are_measured(tmp_path: Path) -> None:
+    with bench(tmp_path) as guest:
+        host = guest.host()
+        host.hello()
+        token_file = guest.run_dir / "token"
+        with running("threads", token_file) as first, running("gunicorn", token_file) as second:
+            for name, url in (("gallery", first.url), ("shop", second.url)):
+                drop_in = guest.adapters_dir / f"{name}.json"
+                drop_in.write_text(json.dumps({"name": name, "url": url}))
+                drop_in.chmod(0o644)
+            offered = host.result("application.capabilities")["adapters"]
+            assert [row["name"] for row in offered] == ["gallery", "shop"]
+            before = [one.resident_mib() for one in (first, second)]
+            least = sum(row["resources"]["memory_mib"]["minimum"] for row in offered)
+            # 1024 less 424 in use and a reserve of 51.2 is free; the applications' own count to what is in use.
+            rest_mib = 424 - sum(row["resources"]["memory_mib"]["current"] for row in offered) + 51.2
+            params = {"deadline_s": 20, "mode": "ask", "target": {"memory_mib": rest_mib + least + 30}}
+            answer = host.result("application.deflate", request_id="r", bound_mib=1024, **params)
+            assert answer["state"] == "promised", answer
+            status = eventually(lambda: ended(host.result("application.status", request_id="r")))
+            assert status["state"] == "released", status
+            gave = [was - one.resident_mib() for was, one in zip(before, (first, second), strict=True)]
+            assert min(gave) > 10
+            assert sum(gave) == pytest.approx(status["released"]["memory_mib"], abs=3 * SLACK_MIB)
+            assert sum(gave) == pytest.approx(answer["promised"]["memory_mib"], abs=3 * SLACK_MIB)
+
+
+def ended(status: dict[str, Any]) -> dict[str, Any] | None:
+    return None if status["state"] == "running" else status
+
+
+def test_when_the_process_that_leads_is_killed_another_one_takes_over(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    with running("gunicorn", tmp_path / "token") as service:
+        full = size(service)["current"]
+        for victim in service.pids:  # whoever leads is among them; gunicorn starts others in their place
+            os.kill(victim, signal.SIGKILL)
+        members = Path(service.url.removeprefix("unix:") + ".d")
+        fresh = eventually(
+            lambda: [int(one.stem) for one in members.glob("*.sock") if int(one.stem) not in service.pids][1:]
+        )
+        assert fresh
+        eventually(lambda: size(service)["current"] > 0.8 * full)
+        assert not {f"{pid}.sock" for pid in service.pids} & {one.name for one in members.iterdir()}
+        assert service.rest.target("down", "deflate", full - 30)[0] == 202
+        assert service.rest.finished("down")["state"] == "released"
+
+
+def test_two_processes_under_asgi_say_why_that_cannot_work(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+
+    async def asked(server: tuple[str, int], hook: HookApplication) -> tuple[int, dict[str, Any]]:
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        headers = [(b"authorization", b"Bearer t")]
+        scope = {"type": "http", "method": "GET", "path": "/deflation/v1/capabilities", "headers": headers}
+        await hook({**scope, "client": ("127.0.0.1", 5), "server": server}, receive, send)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+    with running("fastapi", tmp_path / "token") as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        hook = hook_application(InelasticAdapter(), str(tmp_path / "token"))
+        status, answer = asyncio.run(asked((host, int(port)), hook))
+        assert (status, "app_adapters.shared.SharedHookServer" in answer["error"]) == (503, True)
+    assert asyncio.run(asked((host, int(port)), hook))[0] == 200  # the other has ended
+
+
+def test_the_example_for_gunicorn_answers_for_both_workers(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOOK": f"{short}/hook.sock"}
+        command = [sys.executable, "-m", "gunicorn", "-w", "2", "-b", f"127.0.0.1:{free_port()}", "--chdir"]
+        process = subprocess.Popen(
+            [*command, str(ROOT / "examples"), "embed_workers:application"],
+            env={**environment, "TOKEN_FILE": str(tmp_path / "token")},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            rest = Rest(f"{short}/hook.sock", "t")
+            eventually(lambda: rest.capabilities()["resources"]["memory_mib"]["current"] == 64)
+            assert rest.target("down", "deflate", 16)[1]["promised"] == {"memory_mib": 48}
+            assert rest.finished("down")["released"] == {"memory_mib": 48}
+        finally:
+            process.terminate()
+            process.wait(60)
