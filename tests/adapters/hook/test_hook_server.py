@@ -424,7 +424,10 @@ NAN: Any = float("nan")
         (None, "deflate: NoneType was returned, and neither a Promise nor a Refusal"),
         (Promise({"memory_mib": NAN}, 1, work), "promised.memory_mib: nan is no finite number >= 0"),
         (Promise({"memory_mib": -1}, 1, work), "promised.memory_mib: -1 is no finite number >= 0"),
-        (Promise({"memory_mib": Decimal("NaN")}, 1, work), "promised.memory_mib: Decimal('NaN') is no finite"),
+        (
+            Promise({"memory_mib": cast(Any, Decimal("NaN"))}, 1, work),
+            "promised.memory_mib: Decimal('NaN') is no finite",
+        ),
         (Promise({"memory_mib": cast(Any, "9")}, 1, work), "promised.memory_mib: '9' is no finite number >= 0"),
         (Promise({"memory_mib": True}, 1, work), "promised.memory_mib: True is no finite number >= 0"),
         (Promise({"disk_mib_s": 1}, 1, work), "promised.disk_mib_s: there is memory_mib and cpu_cores only"),
@@ -461,7 +464,8 @@ def test_wrong_capabilities_are_a_fault_that_names_the_field(token_file: Path, r
 
 
 def test_decimals_and_fractions_become_numbers(token_file: Path) -> None:
-    sizes: Any = SizeRange(Decimal("100.5"), 1, Fraction(401, 2), 1)
+    figures: list[Any] = [Decimal("100.5"), 1, Fraction(401, 2), 1]
+    sizes = SizeRange(*figures)
     offer = Capabilities("x", "1", {"memory_mib": sizes}, 1, True, ["ask"])
     hook = Hook(Answering(Promise({"memory_mib": cast(Any, Decimal("40.25"))}, 1, work), offer), str(token_file))
     told = hook.reply("GET", "/deflation/v1/capabilities", f"Bearer {TOKEN}", b"")[1]
@@ -473,7 +477,8 @@ def test_decimals_and_fractions_become_numbers(token_file: Path) -> None:
 def test_a_fault_is_seen_on_standard_error_without_any_setting_up(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     code = (
-        "import sys; from app_adapters.hook import Hook; from app_adapters.processes.inelastic import InelasticAdapter\n"
+        "import sys; from app_adapters.hook import Hook\n"
+        "from app_adapters.processes.inelastic import InelasticAdapter\n"
         "hook = Hook(InelasticAdapter(resident_mib=lambda: 1 / 0), sys.argv[1])\n"
         f"print(hook.reply('GET', '/deflation/v1/capabilities', 'Bearer {TOKEN}', b'')[0].value)"
     )
