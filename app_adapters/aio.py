@@ -14,9 +14,9 @@ from typing import Callable, TypeVar
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
 from app_adapters.async_adapter import AsyncAdapter, OnLoop
-from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, Reply, require_place
-from app_adapters.operations import silent
-from app_adapters.server import make_way
+from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, TOKEN_FILE, Hook, Reply, require_place
+from app_adapters.logs import say
+from app_adapters.server import make_way, taken
 
 #: Request line and headers together, in bytes.
 HEAD_BYTES = 16384
@@ -34,13 +34,45 @@ class BadRequest(Exception):
         self.status = status
 
 
+class AsyncHook:
+    """`Hook` for the running loop, in which it is made: an Adapter's methods block, so each call has a thread; those of
+    an AsyncAdapter run on the loop itself."""
+
+    def __init__(self, adapter: Adapter | AsyncAdapter, token_file: str, log: Callable[[str], None] = say) -> None:
+        on_threads = adapter if isinstance(adapter, Adapter) else OnLoop(adapter, asyncio.get_running_loop())
+        self._hook = Hook(on_threads, token_file, log)
+        self._calls = threading.BoundedSemaphore(CALLS)
+
+    async def reply(self, method: str, path: str, authorization: str, body: bytes) -> Reply:
+        """As `Hook.reply`, and 503 where too many calls are under way."""
+        if not self._calls.acquire(blocking=False):
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"{CALLS} calls are under way; ask again"}
+
+        def call() -> Reply:
+            try:
+                return self._hook.reply(method, path, authorization, body)
+            finally:
+                self._calls.release()
+
+        # Not cut off with the connection: the thread goes on in any case, and its place is taken until it ends.
+        try:
+            answered = _in_thread(call)
+        except RuntimeError:  # no thread can be started, and so none gives the place back
+            self._calls.release()
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "no thread can be started; ask again"}
+        return await asyncio.shield(answered)
+
+    async def stop(self) -> None:
+        """Cancel what runs, and wait for it for some seconds."""
+        await _in_thread(self._hook.stop)
+
+
 class AsyncHookServer:
     """Serves the hook of one adapter on the running loop, on the Unix socket `path`, which only its user and
     root can hold.
 
     By choice on a `port` of loopback instead, which any process can hold once this one has ended; 0 takes a free one,
-    `address` tells which. An Adapter's methods block, so each call has a thread; those of an AsyncAdapter run on the
-    loop itself. `log` is given a sentence for every target, from any thread.
+    `address` tells which. `log` is given a sentence for every target, from any thread.
 
     Raises: ValueError for neither or both, or a host that is not on loopback.
     """
@@ -49,8 +81,8 @@ class AsyncHookServer:
         self,
         adapter: Adapter | AsyncAdapter,
         path: str = "",
-        token_file: str = "",
-        log: Callable[[str], None] = silent,
+        token_file: str = TOKEN_FILE,
+        log: Callable[[str], None] = say,
         *,
         host: str = "127.0.0.1",
         port: int | None = None,
@@ -60,9 +92,8 @@ class AsyncHookServer:
         self._adapter = adapter
         self._host, self._port, self._token_file, self._log = host, port or 0, token_file, log
         self._server: asyncio.AbstractServer | None = None
-        self._hook: Hook | None = None
+        self._hook: AsyncHook | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._calls = threading.BoundedSemaphore(CALLS)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -75,16 +106,17 @@ class AsyncHookServer:
         return f"unix:{self._path}" if self._path else f"http://{self._host}:{self._port}"
 
     async def start(self) -> AsyncHookServer:
-        """Begin to serve; returns itself. Raises: OSError where the port is taken."""
-        loop = asyncio.get_running_loop()
-        adapter = self._adapter if isinstance(self._adapter, Adapter) else OnLoop(self._adapter, loop)
-        self._hook = Hook(adapter, self._token_file, self._log)
+        """Begin to serve; returns itself. Raises: OSError where another hook listens."""
+        self._hook = AsyncHook(self._adapter, self._token_file, self._log)
         if self._path:
             make_way(self._path)
             self._server = await asyncio.start_unix_server(self._connected, self._path, limit=HEAD_BYTES)
             os.chmod(self._path, 0o600)
             return self
-        server = await asyncio.start_server(self._connected, self._host, self._port, limit=HEAD_BYTES)
+        try:
+            server = await asyncio.start_server(self._connected, self._host, self._port, limit=HEAD_BYTES)
+        except OSError as error:
+            raise taken(error, self._host, self._port) from None
         self._server = server
         if server.sockets:
             self._host, self._port = server.sockets[0].getsockname()[:2]
@@ -101,7 +133,7 @@ class AsyncHookServer:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        await _in_thread(self._hook.stop)
+        await self._hook.stop()
 
     async def __aenter__(self) -> AsyncHookServer:
         return await self.start()
@@ -130,7 +162,10 @@ class AsyncHookServer:
         try:
             head, body = await asyncio.wait_for(_read(reader), REQUEST_TIMEOUT_S)
             lasting = head.lasting
-            status, reply = await self._reply(head, body)
+            hook = self._hook
+            if hook is None:
+                return False
+            status, reply = await hook.reply(head.method, head.path, head.fields.get("authorization", ""), body)
         except BadRequest as error:
             status, reply, lasting = error.status, {"error": str(error)}, False
         text = json.dumps(reply).encode("ascii")
@@ -144,25 +179,6 @@ class AsyncHookServer:
         writer.write("\r\n".join([*lines, "", ""]).encode("ascii") + text)
         await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
         return lasting
-
-    async def _reply(self, head: Head, body: bytes) -> Reply:
-        hook = self._hook
-        if hook is None or not self._calls.acquire(blocking=False):
-            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"{CALLS} calls are under way; ask again"}
-
-        def call() -> Reply:
-            try:
-                return hook.reply(head.method, head.path, head.fields.get("authorization", ""), body)
-            finally:
-                self._calls.release()
-
-        # Not cut off with the connection: the thread goes on in any case, and its place is taken until it ends.
-        try:
-            answered = _in_thread(call)
-        except RuntimeError:  # no thread can be started, and so none gives the place back
-            self._calls.release()
-            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "no thread can be started; ask again"}
-        return await asyncio.shield(answered)
 
 
 class Head:

@@ -94,7 +94,7 @@ class OnLoop(Adapter):
         return self._plain(self._decided(self._adapter.reinflate(target, deadline)), deadline)
 
     def _plain(self, answer: AsyncAnswer, deadline: Deadline) -> Answer:
-        if isinstance(answer, Refusal):
+        if not isinstance(answer, AsyncPromise):  # a refusal; of whatever else it is, checks.py says so
             return answer
         work = answer.work
         return Promise(answer.promised, answer.expected_s, lambda: self._worked(work(), deadline), answer.reason)
@@ -115,6 +115,8 @@ class OnLoop(Adapter):
         async def whole() -> Release:
             try:
                 return await call
+            except SystemExit as error:  # of a task it would end the service's loop
+                raise RuntimeError(f"SystemExit: {error}") from error
             finally:
                 ended.set()
 

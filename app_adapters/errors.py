@@ -15,6 +15,13 @@ class BadBody(AdapterError):
         self.field = field
 
 
+class BadAnswer(AdapterError):
+    """A fault of an adapter: it answered with what cannot be told; the message names the field."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+
+
 class Conflict(AdapterError):
     """A request_id came again with another body."""
 

@@ -6,20 +6,25 @@ server.py, wsgi.py and aio.py carry it; a service with a server of its own can c
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import os
 import re
 import threading
+import zlib
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterable, Tuple
 from urllib.parse import unquote
 
-from app_adapters import __version__
+from app_adapters import __version__, checks
 from app_adapters.adapter import Adapter
 from app_adapters.errors import ApplicationError, BadBody, Conflict
+from app_adapters.logs import fault, say
 from app_adapters.messages import PreemptionNotice, RefusalBody, parse_preemption, parse_target
-from app_adapters.operations import Operations, silent
+from app_adapters.operations import Operations
 
+#: Where the guest agent puts the token of this VM.
+TOKEN_FILE = "/run/ebbtide/token"
 #: Longest body of a request, in bytes.
 BODY_BYTES = 65536
 #: Seconds for which a connection may keep silent.
@@ -33,6 +38,14 @@ STATUS = "/deflation/v1/status"
 TARGETS = "/deflation/v1/targets"
 PREEMPTIONS = "/deflation/v1/preemptions"
 
+#: A proxy before the service hides who asks, so whatever one has touched is refused.
+PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
+#: What an application says that several processes serve without knowing of each other.
+SEVERAL = (
+    "several processes answer here and know nothing of each other's targets; "
+    "have each start app_adapters.shared.SharedHookServer, which asks them all"
+)
+
 Reply = Tuple[int, Dict[str, Any]]
 _LOOPBACK = re.compile(r"localhost|::1|127(?:\.[0-9]{1,3}){3}")
 
@@ -41,6 +54,30 @@ def require_loopback(host: str) -> None:
     """Raises: ValueError for a host to listen on that is not on loopback."""
     if not _LOOPBACK.fullmatch(host):
         raise ValueError(f"host: {host} is not on loopback")
+
+
+def default_port(name: str) -> int:
+    """The port of loopback that an application of this name has, where nothing else is chosen: below those that the
+    kernel hands out, and seldom that of another application."""
+    return 20000 + zlib.crc32(name.encode()) % 10000
+
+
+def foreign(peer: str, headers: Iterable[str]) -> str:
+    """Why a request does not come from this machine's guest agent; empty where it does.
+
+    `headers` are the names of the request's, in lower case.
+    """
+    for name in headers:
+        if name in PROXY_HEADERS:
+            return f"a proxy passed this on ({name.title()}); the hook is for this machine only"
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return "who asks cannot be seen; the hook is for this machine only"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if not (mapped or address).is_loopback:
+        return f"{peer} is not on loopback; the hook is for this machine only"
+    return ""
 
 
 def require_place(path: str, host: str, port: int | None) -> None:
@@ -63,6 +100,12 @@ class TokenFile:
         token = self._read()
         return bool(token) and hmac.compare_digest(b"Bearer " + token, authorization.encode("utf-8", "replace"))
 
+    def need(self) -> str:
+        """What a request lacks that has been turned away."""
+        if self._token:
+            return "needs the token of this VM as Bearer"
+        return f"this hook has no token yet: {self._path} is missing, empty or not to be read by its user"
+
     def _read(self) -> bytes:
         try:
             info = os.stat(self._path)
@@ -79,10 +122,11 @@ class TokenFile:
 class Hook:
     """The hook of one adapter. `reply` may be called from several threads, and blocks while the adapter decides.
 
-    `log` is given a sentence for every target: received, promised or refused, released or failed.
+    `log` is given a sentence for every target: received, promised or refused, released or failed. By default they go to
+    the logger `app_adapters`, as the adapter's faults do always.
     """
 
-    def __init__(self, adapter: Adapter, token_file: str, log: Callable[[str], None] = silent) -> None:
+    def __init__(self, adapter: Adapter, token_file: str = TOKEN_FILE, log: Callable[[str], None] = say) -> None:
         self._adapter = adapter
         self._token = TokenFile(token_file)
         self._operations = Operations(adapter, log)
@@ -98,22 +142,23 @@ class Hook:
         """Status and body for a request. `path` is as the client sent it, percent signs included."""
         try:
             return self._reply(method, path, authorization, body)
-        except Exception as error:  # an adapter's fault must not look like a hook that hangs
+        except (Exception, SystemExit) as error:  # an adapter's fault must not look like a hook that hangs
+            fault(f"{method} {path}: a fault of the adapter", error)
             return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
 
     def _reply(self, method: str, path: str, authorization: str, body: bytes) -> Reply:
         if path == HEALTH and method == "GET":
             return HTTPStatus.OK, {"status": "ok", "version": __version__}
         if not self._token.matches(authorization):
-            return HTTPStatus.UNAUTHORIZED, {"error": "Authorization: needs the token of this VM as Bearer"}
+            return HTTPStatus.UNAUTHORIZED, {"error": "Authorization: " + self._token.need()}
         if path == CAPABILITIES and method == "GET":
             try:
-                return HTTPStatus.OK, asdict(self._adapter.capabilities())
+                return HTTPStatus.OK, asdict(checks.capabilities(self._adapter.capabilities()))
             except ApplicationError as error:
                 return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
         if path == STATUS and method == "GET":
             try:
-                return HTTPStatus.OK, {"sizes": self._adapter.status()}
+                return HTTPStatus.OK, {"sizes": checks.vector(self._adapter.status(), "status")}
             except ApplicationError as error:
                 return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
         if path == TARGETS and method == "POST":

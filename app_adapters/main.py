@@ -12,8 +12,10 @@ from typing import Sequence
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
+from app_adapters.checks import capabilities
 from app_adapters.errors import AdapterError
-from app_adapters.registry import MODULES, place, ready
+from app_adapters.hook import TOKEN_FILE, default_port
+from app_adapters.registry import MODULES, application_name, others, place, ready
 from app_adapters.server import HookServer
 
 #: Where root's adapters listen.
@@ -24,7 +26,9 @@ examples:
   ebb-adapter memcached --check           # can it be asked? what could it give?
   ebb-adapter memcached --print-drop-in > /etc/ebbtide/adapters.d/memcached.json
   ebb-adapter command --run '/usr/local/sbin/shrink-cache' --listen /run/ebbtide/hooks/cache.sock
+  ebb-adapter memcached --name sessions --memcached 127.0.0.1:11212   # a second one: its own socket and drop-in
   ebb-adapter memcached --help            # options of one adapter, with an example
+  ebb-adapter check unix:/run/ebbtide/hooks/memcached.sock            # does a hook keep to the protocol?
 
 Without an installation: python3 -m app_adapters memcached ...
 The guest agent finds an adapter by a drop-in file such as /etc/ebbtide/adapters.d/memcached.json:
@@ -32,18 +36,21 @@ The guest agent finds an adapter by a drop-in file such as /etc/ebbtide/adapters
 """
 
 
-def build_parser(chosen: Sequence[str] = tuple(MODULES)) -> argparse.ArgumentParser:
-    """The options, those of the chosen adapters in full."""
+def build_parser(chosen: str = "") -> argparse.ArgumentParser:
+    """The options: of the chosen adapter, or of all. Raises: AdapterError where the chosen one cannot be loaded."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--listen",
         type=place,
-        metavar="PATH|HOST:PORT",
-        help=f"a Unix socket, or a port on loopback, which any process of the guest can hold when this one has ended "
-        f"(default: {SOCKETS}/ADAPTER.sock)",
+        metavar="PATH|HOST[:PORT]",
+        help=f"a Unix socket, or a port on loopback, which any process of the guest can hold when this one has ended; "
+        f"without a port, one that goes with the name (default: {SOCKETS}/NAME.sock)",
     )
     common.add_argument(
-        "--token-file", default="/run/ebbtide/token", metavar="FILE", help="token of this VM (default: %(default)s)"
+        "--name", type=application_name, help="the application's, also in the drop-in file (default: the adapter's)"
+    )
+    common.add_argument(
+        "--token-file", default=TOKEN_FILE, metavar="FILE", help="token of this VM (default: %(default)s)"
     )
     common.add_argument(
         "--check",
@@ -59,51 +66,65 @@ def build_parser(chosen: Sequence[str] = tuple(MODULES)) -> argparse.ArgumentPar
     )
     parser.add_argument("--version", action="version", version=__version__)
     adapters = parser.add_subparsers(dest="adapter", required=True, metavar="ADAPTER")
-    for name in MODULES:
-        if name in chosen:
+    for name in [chosen] if chosen else [*MODULES, *sorted(others())]:
+        try:
             one = ready(name)
-            options = adapters.add_parser(
-                name,
-                parents=[common],
-                help=one.summary,
-                description=one.description,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
-            one.options(options)
-        else:
-            adapters.add_parser(name, add_help=False)
+        except AdapterError as error:
+            if chosen:
+                raise
+            adapters.add_parser(name, add_help=False, help=str(error).replace("%", "%%"))
+            continue
+        options = adapters.add_parser(
+            name,
+            parents=[common],
+            help=one.summary,
+            description=one.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.options(options)
+    adapters.add_parser("check", add_help=False, help="ask any hook whether it keeps to the protocol")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    # Only what runs is loaded.
-    named = [word for word in argv[:1] if word in MODULES]
-    options = build_parser(named or tuple(MODULES)).parse_args(argv)
-    listen = options.listen or f"{SOCKETS}/{options.adapter}.sock"
+    first = argv[0] if argv else ""
+    if first == "check":
+        from app_adapters import conformance
+
+        return conformance.main(argv[1:])
+    try:  # only what runs is loaded
+        options = build_parser(first if first in MODULES or first in others() else "").parse_args(argv)
+    except AdapterError as error:
+        say(str(error))
+        return 2
+    options.name = options.name or options.adapter
+    listen = options.listen or f"{SOCKETS}/{options.name}.sock"
     path, (host, port) = (listen, ("127.0.0.1", None)) if isinstance(listen, str) else ("", listen)
+    if port == 0:
+        port = default_port(options.name)
     where = path or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if options.print_drop_in:
-        print(json.dumps({"name": options.adapter, "url": f"unix:{path}" if path else f"http://{where}"}))
+        print(json.dumps({"name": options.name, "url": f"unix:{path}" if path else f"http://{where}"}))
         return 0
     try:
         adapter = ready(options.adapter).build(options)
         if options.check:
-            return check(options.adapter, adapter)
+            return check(options.name, adapter)
         server = HookServer(adapter, path, options.token_file, say, host=host, port=port)
         adapter.begin()
     except AdapterError as error:
-        say(f"{options.adapter}: {error}")
+        say(f"{options.name}: {error}")
         return 2
     except (ValueError, OSError) as error:
-        say(f"cannot listen on {where}: {error}")
+        say(f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}")
         return 2
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     server.start()
-    say("{} on {}".format(options.adapter, server.url.replace("http://", "")))
+    say("{} on {}".format(options.name, server.url.replace("http://", "")))
     ended.wait()
     server.stop()
     return 0
@@ -112,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(name: str, adapter: Adapter) -> int:
     """Ask once, as the guest agent would: prints JSON and returns 0, or says why not and returns 1."""
     try:
-        offer = adapter.capabilities()
+        offer = capabilities(adapter.capabilities())
     except AdapterError as error:
         say(f"{name}: cannot be asked: {error}")
         return 1

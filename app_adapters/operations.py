@@ -8,8 +8,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Callable, Union
 
+from app_adapters import checks
 from app_adapters.adapter import Adapter, Answer, Deadline, Promise, Refusal
-from app_adapters.errors import ApplicationError, BadBody, Conflict
+from app_adapters.errors import ApplicationError, BadAnswer, BadBody, Conflict
+from app_adapters.logs import fault, say
 from app_adapters.messages import PromiseBody, RefusalBody, TargetRequest, TargetStatus
 
 OPERATIONS_KEPT = 256
@@ -19,10 +21,6 @@ CALL_OFF_LIMIT_S = 1.5
 
 AnswerBody = Union[PromiseBody, RefusalBody]
 UNITS = {"memory_mib": "MiB", "cpu_cores": "cores"}
-
-
-def silent(sentence: str) -> None:
-    """Say nothing."""
 
 
 def in_words(amounts: dict[str, float]) -> str:
@@ -52,7 +50,7 @@ def attempt(request_id: str) -> tuple[str, str, int]:
 class Operations:
     """Runs what an adapter promises, and remembers answers and results. `log` is given a sentence for every step."""
 
-    def __init__(self, adapter: Adapter, log: Callable[[str], None] = silent) -> None:
+    def __init__(self, adapter: Adapter, log: Callable[[str], None] = say) -> None:
         self._adapter = adapter
         self._log = log
         self._deciding = threading.Lock()  # held while the adapter decides, which may take as long as its application
@@ -69,7 +67,7 @@ class Operations:
         not remembered, so that the same request may come again.
 
         Raises: Conflict where the request_id was used with another body, BadBody where the adapter does not give what
-        the target names.
+        the target names, BadAnswer and whatever the adapter raises for its faults; nothing has begun then.
         """
         foreign = sorted(set(request.target) - set(self._adapter.components))
         if foreign:
@@ -105,12 +103,18 @@ class Operations:
                 f"{request.request_id}: promised {in_words(answer.promised)} in about {answer.expected_s:g} s"
                 + (f": {answer.reason}" if answer.reason else "")
             )
+            before = self._deadline, self._latest
             self._deadline, self._latest = deadline, operation
             worker = threading.Thread(
                 target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
             )
-            # Started first: a caller that stops us at this moment can wait for no thread that has not begun.
-            worker.start()
+            try:  # Started first: a caller that stops us at this moment can wait for no thread that has not begun.
+                worker.start()
+            except RuntimeError:  # nothing will run, so nothing may seem to
+                self._deadline, self._latest = before
+                with self._lock:
+                    del self._operations[request.request_id]
+                return _refusal(request, Refusal("no thread can be started", BUSY_RETRY_S))
             self._worker = worker
             return body
 
@@ -150,20 +154,27 @@ class Operations:
     def _decide(self, request: TargetRequest, deadline: Deadline) -> Answer:
         try:
             if request.direction == "deflate":
-                return self._adapter.deflate(request.target, request.mode, deadline)
-            return self._adapter.reinflate(request.target, deadline)
+                answer = self._adapter.deflate(request.target, request.mode, deadline)
+            else:
+                answer = self._adapter.reinflate(request.target, deadline)
         except ApplicationError as error:
             return Refusal(str(error))
+        return checks.answer(answer, request.direction)
 
     def _run(self, operation: _Operation, promise: Promise) -> None:
         began = time.monotonic()
         request_id = operation.request.request_id
         try:
-            release = promise.work()
-        except Exception as error:  # whatever the adapter does, the request must end
-            reason = str(error) if isinstance(error, ApplicationError) else f"{type(error).__name__}: {error}"
+            release = checks.release(promise.work())
+        except BaseException as error:  # whatever the adapter does, sys.exit() included, the request must end
+            if isinstance(error, (ApplicationError, BadAnswer)):
+                reason = str(error)
+            else:
+                reason = f"the work ended by {type(error).__name__}: {error}"
             operation.status = TargetStatus(request_id, "failed", {}, "", reason)
             self._log(f"{request_id}: failed: {reason}")
+            if not isinstance(error, ApplicationError):
+                fault(f"{request_id}: the adapter's work failed", error)
             return
         reason = f"{release.reason}; took {time.monotonic() - began:.1f} s"
         state = "released" if release.complete else "failed"

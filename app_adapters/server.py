@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -15,8 +16,8 @@ from typing import Any, Callable
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter
-from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, Hook, require_place
-from app_adapters.operations import silent
+from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, TOKEN_FILE, Hook, require_place
+from app_adapters.logs import say
 
 # How often the serving thread looks whether it is to stop: seldom, since a guest pays for every wake-up.
 STOP_LOOK_S = 0.5
@@ -29,15 +30,16 @@ class HookServer:
     By choice on a `port` of loopback instead, which any process can hold once this one has ended; 0 takes a free one,
     `address` tells which. `log` is given a sentence for every target.
 
-    Raises: ValueError for neither or both, or a host that is not on loopback; OSError where it cannot listen.
+    Raises: ValueError for neither or both, or a host that is not on loopback; OSError where it cannot listen, also
+    because another hook does.
     """
 
     def __init__(
         self,
         adapter: Adapter,
         path: str = "",
-        token_file: str = "",
-        log: Callable[[str], None] = silent,
+        token_file: str = TOKEN_FILE,
+        log: Callable[[str], None] = say,
         *,
         host: str = "127.0.0.1",
         port: int | None = None,
@@ -87,7 +89,10 @@ class JsonServer(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # Not HTTPServer's: it asks the name service for the host's name, which may take seconds.
-        socketserver.TCPServer.server_bind(self)
+        try:
+            socketserver.TCPServer.server_bind(self)
+        except OSError as error:
+            raise taken(error, *self.server_address[:2]) from None
         self.server_name, self.server_port = self.server_address[0], self.server_address[1]  # type: ignore[assignment]
 
     @property
@@ -116,7 +121,7 @@ class JsonServer(ThreadingHTTPServer):
 
 
 class UnixJsonServer(JsonServer):
-    """The same on a Unix socket. An old one at its path is replaced; the directory lets its owner in only.
+    """The same on a Unix socket. One that no process listens on is replaced; the directory lets its owner in only.
 
     Raises: OSError where the socket cannot be made.
     """
@@ -125,6 +130,7 @@ class UnixJsonServer(JsonServer):
 
     def __init__(self, path: str, replier: Any, connections: int = CONNECTIONS) -> None:
         self._path = path
+        self._bound = False
         super().__init__(path, replier, connections)  # type: ignore[arg-type]
 
     @property
@@ -134,23 +140,44 @@ class UnixJsonServer(JsonServer):
     def server_bind(self) -> None:
         make_way(self._path)
         self.socket.bind(self._path)
+        self._bound = True
         os.chmod(self._path, 0o600)
         self.server_address = self._path  # type: ignore[assignment]
         self.server_name, self.server_port = "localhost", 0
 
     def server_close(self) -> None:
         super().server_close()
-        with contextlib.suppress(OSError):  # a successor's, or gone
-            os.unlink(self._path)
+        if self._bound:  # not that of another hook, which kept this one from listening
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
 
 
 def make_way(path: str) -> None:
-    """A directory for a socket, and no old socket in it. Raises: OSError where something else is there."""
+    """A directory for a socket, and no old socket in it.
+
+    Raises: OSError where something else is there, or a socket on which a process listens.
+    """
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(f"{path} is there and is no socket")
-        os.unlink(path)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+                return
+            except BlockingIOError:  # one whose queue is full
+                pass
+        raise OSError(errno.EADDRINUSE, f"{path} is taken by another hook that listens there; give this one another")
+
+
+def taken(error: OSError, host: Any, port: Any) -> OSError:
+    """The error of a port on which it cannot be listened, for a person."""
+    if error.errno != errno.EADDRINUSE:
+        return error
+    return OSError(error.errno, f"port {port} of {host} is taken by another process; give this hook another")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -178,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         authorization = self.headers.get("Authorization", "")
         try:
             status, reply = self.server.replier.reply(self.command, self.path, authorization, body)
-        except Exception as error:  # an adapter's fault must not look like a hook that hangs
+        except Exception as error:  # of a replier that is no Hook, which answers for its faults
             status, reply = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
         self._send(status, reply)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from http import HTTPStatus
 from typing import Any, Callable, Dict, Iterable
 from urllib.parse import quote
 
 from app_adapters.adapter import Adapter
-from app_adapters.hook import BODY_BYTES, Hook, Reply
-from app_adapters.operations import silent
-
-#: A proxy before the service hides who asks, so whatever one has touched is refused.
-PROXY_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "HTTP_X_REAL_IP", "HTTP_VIA")
+from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Hook, Reply, foreign
+from app_adapters.logs import say
 
 Environ = Dict[str, Any]
 
@@ -37,12 +33,12 @@ class HookApplication:
         self._hook.stop()
 
     def _reply(self, environ: Environ) -> Reply:
-        obstacle = foreign(environ)
+        names = (name[5:].replace("_", "-").lower() for name in environ if name.startswith("HTTP_"))
+        obstacle = foreign(environ.get("REMOTE_ADDR", ""), names)
         if obstacle:
             return HTTPStatus.FORBIDDEN, {"error": obstacle}
         if environ.get("wsgi.multiprocess"):
-            error = "several processes answer here and know nothing of each other's targets; serve the hook by one"
-            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": error}
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": SEVERAL}
         length = environ.get("CONTENT_LENGTH") or "0"
         if "HTTP_TRANSFER_ENCODING" in environ or not (length.isascii() and length.isdigit()):
             return HTTPStatus.LENGTH_REQUIRED, {"error": "Content-Length: must be a number"}
@@ -56,26 +52,11 @@ class HookApplication:
 
 
 def hook_application(
-    adapter: Adapter, token_file: str = "/run/ebbtide/token", log: Callable[[str], None] = silent
+    adapter: Adapter, token_file: str = TOKEN_FILE, log: Callable[[str], None] = say
 ) -> HookApplication:
     """A WSGI callable for the paths under /deflation/; `log` is given a sentence for every target.
 
     The service must listen on loopback too, and be served by one process: a target is known only where it was taken.
+    One of several processes has `app_adapters.shared.SharedHookServer`.
     """
     return HookApplication(Hook(adapter, token_file, log))
-
-
-def foreign(environ: Environ) -> str:
-    """Why this request does not come from this machine's guest agent; empty where it does."""
-    for name in PROXY_HEADERS:
-        if name in environ:
-            return f"a proxy passed this on ({name[5:].replace('_', '-').title()}); the hook is for this machine only"
-    peer = environ.get("REMOTE_ADDR", "")
-    try:
-        address = ipaddress.ip_address(peer)
-    except ValueError:
-        return "who asks cannot be seen (REMOTE_ADDR); the hook is for this machine only"
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    if not (mapped or address).is_loopback:
-        return f"{peer} is not on loopback; the hook is for this machine only"
-    return ""

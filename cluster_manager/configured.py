@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cluster_manager.alerts.webhooks import read_webhooks
 from cluster_manager.authority import CertificateAuthority
 from cluster_manager.defaults import DAY_S, RebalancingRules, Retention
 from cluster_manager.errors import SettingsError
@@ -69,6 +70,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
         engine=engine,
+        webhooks=read_webhooks(options.alerts_file) if options.alerts_file is not None else (),
         move_first=options.move_first,
         authority=authority,
         certificate_days=options.certificate_days,

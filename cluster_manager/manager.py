@@ -16,6 +16,7 @@ import aiohttp
 import numpy as np
 import structlog
 
+from cluster_manager.alerts.sender import Alerts
 from cluster_manager.errors import RequestError
 from cluster_manager.execution.agent_proxy import AgentProxy
 from cluster_manager.execution.dry_runs import DryRuns
@@ -141,6 +142,7 @@ class Manager:
             self.leadership.check,
             clock,
         )
+        self.alerts = Alerts(settings.webhooks, self.store, self.leadership.check, clock)
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -208,6 +210,7 @@ class Manager:
         self.tasks.start()
         self.acquirer.start()
         self.feed.start()
+        self.alerts.start()
         self._housekeeping.start()
         self.rebalancing.start()
         self._knowledge.start()
@@ -225,7 +228,7 @@ class Manager:
             if session is not None:
                 parts.push_async_callback(session.close)
             last_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.acquirer, self.feed)
-            for part in (*last_first, self.rebalancing):
+            for part in (*last_first, self.rebalancing, self.alerts):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 

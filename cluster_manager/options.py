@@ -66,6 +66,9 @@ class ManagerOptions(DaemonOptions):
     engine_file: Path | None = Field(
         None, description="TOML: the Slurm or Dask that runs tasks (docs/reference/tasks.md)"
     )
+    alerts_file: Path | None = Field(
+        None, description="TOML: webhooks that are told of chosen events (docs/how-to/alerts.md)"
+    )
     most_hosts: Annotated[int, Field(ge=1)] = Field(MOST_HOSTS, description="hosts that are registered at a time")
     move_first: MoveFirst = Field(
         "shared",

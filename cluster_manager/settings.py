@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cluster_manager.alerts.webhooks import Webhook
 from cluster_manager.authority import CertificateAuthority
 from cluster_manager.defaults import (
     CERTIFICATE_DAYS,
@@ -84,6 +85,8 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
     #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.
     url: str | None = None
+    #: Who is told of chosen events, while this manager leads.
+    webhooks: tuple[Webhook, ...] = ()
     #: What runs tasks, and what makes it.
     engine: EngineSettings = field(default_factory=EngineSettings)
     make_engine: Callable[[EngineSettings], Engine | None] = engine_of

@@ -13,6 +13,7 @@ from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.serving import make_server
 
+from app_adapters.hook import TOKEN_FILE, default_port
 from app_adapters.wsgi import hook_application
 
 app = Flask(__name__)
@@ -25,7 +26,7 @@ def size() -> str:
     return f"{buffer.size_mib():g} MiB\n"
 
 
-def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
+def main(port: int = default_port("flask"), token_file: str = TOKEN_FILE) -> None:
     """Serve until standard input ends."""
     # embedding: begin
     hook = hook_application(buffer, token_file)

@@ -14,6 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from embed_hook import Buffer
 
+from app_adapters.hook import TOKEN_FILE, default_port
 from app_adapters.wsgi import hook_application
 
 buffer = Buffer(32)
@@ -38,7 +39,7 @@ class Quiet(WSGIRequestHandler):
         """Nothing."""
 
 
-def main(port: int = 7070, token_file: str = "/run/ebbtide/token") -> None:
+def main(port: int = default_port("wsgi"), token_file: str = TOKEN_FILE) -> None:
     """Serve until standard input ends."""
     # embedding: begin
     hook = hook_application(buffer, token_file)

@@ -187,7 +187,6 @@ def component(text: str) -> str:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", required=True, metavar="'PROG ARGS'", help="the program; no shell sees this")
-    parser.add_argument("--name", default="command", help="what the application is called (default: %(default)s)")
     parser.add_argument(
         "--component",
         type=component,

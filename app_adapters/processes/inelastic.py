@@ -39,7 +39,6 @@ class InelasticAdapter(Adapter):
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", default="inelastic", help="default: %(default)s")
     parser.add_argument("--reason", default="this application gives no memory", help="default: %(default)s")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cluster_manager.alerts.outbox import Drop, Outbox, Outcome
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
@@ -21,9 +22,10 @@ LABELS: Final[Mapping[str, str]] = {
     "host": "the hosts that the manager knows, --most-hosts at the most",
     "state": "4 states of a host, 8 of a VM, 3 of a task, of a machine and of an operation",
     "priority": "3: fixed, deflatable, harvest",
-    "reason": "2: minimum, shortfall",
+    "reason": "2 of preemptions: minimum, shortfall; 3 of alerts: overflow, expired, refused",
+    "webhook": "the webhooks of --alerts-file, 16 at the most",
     "kind": "17 kinds of operations; 2 of reports",
-    "outcome": "3: done, failed, cancelled",
+    "outcome": "3 of tasks: done, failed, cancelled; 3 of alerts: delivered, failed, refused",
     "of": "2: machines, tasks",
     "decile": "10",
     "version": "1",
@@ -48,6 +50,13 @@ class _Manager:
         ("kind", "state"),
     )
     preemptions: Metric = counter("manager_preemptions", "VMs that were preempted.", "reason")
+    alert_tries: Metric = counter(
+        "manager_alert_tries", "Tries to deliver an alert; outcome: delivered, failed, refused.", "webhook", "outcome"
+    )
+    alert_drops: Metric = counter(
+        "manager_alert_drops", "Alerts that were given up; reason: overflow, expired, refused.", "webhook", "reason"
+    )
+    alerts_waiting: Metric = gauge("manager_alerts_waiting", "Alerts that are still to be delivered.", "webhook")
     rebalancing: Metric = gauge("manager_moves", "Moves of the manager's own that are under way.")
 
 
@@ -133,6 +142,7 @@ class TermFacts:
     engine_up: bool | None
     machines: Counter[str]
     usable_cores: int
+    outboxes: Collection[Outbox]
 
 
 def put_term(sheet: Sheet, facts: TermFacts) -> None:
@@ -147,6 +157,12 @@ def put_term(sheet: Sheet, facts: TermFacts) -> None:
         # There from the beginning, so that the first one is an increase.
         sheet.put(MANAGER.preemptions, facts.preempted[reason], reason)
     sheet.put(MANAGER.rebalancing, facts.moves)
+    for outbox in facts.outboxes:
+        for came in Outcome:
+            sheet.put(MANAGER.alert_tries, outbox.tries.get(came, 0), outbox.webhook.name, came.value)
+        for drop in Drop:
+            sheet.put(MANAGER.alert_drops, outbox.drops.get(drop, 0), outbox.webhook.name, drop.value)
+        sheet.put(MANAGER.alerts_waiting, len(outbox.waiting), outbox.webhook.name)
     for host, since in facts.waiting.items():
         sheet.put(CLUSTER.waiting, len(since), host)
         sheet.put(CLUSTER.oldest, since[0] if since else None, host)

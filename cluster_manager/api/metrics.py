@@ -113,6 +113,7 @@ def term_facts(manager: Manager) -> TermFacts:
         engine_up=None if tasks.kind == "none" else tasks.looked_at is not None and not tasks.trouble,
         machines=Counter("down" if not one.up else "drained" if one.drained else "up" for one in machines),
         usable_cores=sum(one.usable_cores for one in machines if one.up),
+        outboxes=tuple(manager.alerts.outboxes.values()),
     )
 
 

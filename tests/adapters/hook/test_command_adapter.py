@@ -225,7 +225,7 @@ def test_its_input_may_be_left_unread(make: Make, tmp_path: Path) -> None:
 
 
 def test_no_shell_sees_the_command_and_bad_options_name_themselves(tmp_path: Path) -> None:
-    parser = build_parser(["command"])
+    parser = build_parser("command")
     mark = tmp_path / "mark"
     options = parser.parse_args(["command", "--run", f"/bin/echo '$(touch {mark})' ; touch {mark}"])
     with pytest.raises(ApplicationError, match="did not write JSON"):

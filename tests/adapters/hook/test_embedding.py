@@ -15,8 +15,9 @@ import pytest
 from tests.adapters.rest import Rest, address_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-#: All but embed_python.py run the same small service.
-ON_A_PORT = ("embed_flask.py", "embed_wsgi.py")
+#: These run the same small service; embed_python.py has one of its own, and gunicorn serves embed_workers.py.
+OTHERS = ("embed_python.py", "embed_workers.py")
+ON_A_PORT = ("embed_flask.py", "embed_wsgi.py", "embed_fastapi.py")
 BUFFERS = ("embed_hook.py", *ON_A_PORT, "embed_asyncio.py")
 
 
@@ -50,10 +51,10 @@ def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Rest]
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("embed_*.py")} == {*BUFFERS, "embed_python.py"}
+    assert {path.name for path in EXAMPLES.glob("embed_*.py")} == {*BUFFERS, *OTHERS}
 
 
-@pytest.mark.parametrize("name", [*BUFFERS, "embed_python.py"])
+@pytest.mark.parametrize("name", [*BUFFERS, *OTHERS])
 def test_embedding_takes_ten_lines_at_most(name: str) -> None:
     text = (EXAMPLES / name).read_text().partition("# embedding: begin\n")[2].partition("# embedding: end")[0]
     assert 0 < len([line for line in text.splitlines() if line.strip()]) <= 10

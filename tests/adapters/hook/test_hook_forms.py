@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import pytest
+import uvicorn
 
+from app_adapters import asgi
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.aio import AsyncHookServer
 from app_adapters.async_adapter import AsyncAdapter, AsyncAnswer, AsyncPromise
@@ -30,6 +37,18 @@ class Scale(Adapter):
     def __init__(self) -> None:
         self.go = threading.Event()
         self.go.set()
+        self.broken = ""
+
+    def end(self) -> Any:
+        """What the work returns, or how it ends."""
+        if self.broken == "nothing":
+            return None
+        if self.broken == "exit":
+            sys.exit(3)
+        if self.broken == "fault":
+            raise KeyError("pictures")
+        released: Any = {"nan": float("nan"), "negative": -1.5, "decimal": Decimal("38.5")}.get(self.broken, 38.5)
+        return Release({"memory_mib": released}, "a scale", "weighed")
 
     def capabilities(self) -> Capabilities:
         return Capabilities("scale", "1", {"memory_mib": SizeRange(100.0, 10.0, 200.0, 1.0)}, 1.0, True, ["ask"])
@@ -46,7 +65,7 @@ class Scale(Adapter):
     def work(self, deadline: Deadline) -> Release:
         while not self.go.wait(0.01) and not deadline.passed:
             pass
-        return Release({"memory_mib": 38.5}, "a scale", "weighed")
+        return cast(Release, self.end())
 
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         return Promise({}, 0.0, lambda: Release({"memory_mib": 0.0}, "nothing", "grown"))
@@ -73,7 +92,7 @@ class AsyncScale(AsyncAdapter):
             self.threads.add(threading.current_thread().name)
             while not self.scale.go.is_set() and not deadline.passed:
                 await asyncio.sleep(0.01)
-            return Release({"memory_mib": 38.5}, "a scale", "weighed")
+            return cast(Release, self.scale.end())
 
         return AsyncPromise(answer.promised, answer.expected_s, work, answer.reason)
 
@@ -139,7 +158,20 @@ def _asyncio(adapter: Adapter | AsyncAdapter, token: str) -> tuple[tuple[str, in
     return server.address, stop
 
 
-FORMS = ("thread", "wsgi", "asyncio", "coroutines")
+def _asgi(adapter: Adapter | AsyncAdapter, token: str) -> tuple[tuple[str, int], Callable[[], None]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(asgi.hook_application(adapter, token), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="the-loop")
+    thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join()
+
+    return listening.getsockname()[:2], stop
+
+
+FORMS = ("thread", "wsgi", "asyncio", "coroutines", "asgi", "asgi coroutines")
 
 
 @pytest.fixture(params=FORMS)
@@ -151,6 +183,8 @@ def form(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Form]:
         "wsgi": lambda: _wsgi(scale, token),
         "asyncio": lambda: _asyncio(scale, token),
         "coroutines": lambda: _asyncio(AsyncScale(scale), token),
+        "asgi": lambda: _asgi(scale, token),
+        "asgi coroutines": lambda: _asgi(AsyncScale(scale), token),
     }
     address, stop = start[request.param]()
     yield Form(scale, Rest(address, TOKEN), address)
@@ -223,3 +257,35 @@ def test_many_at_once_under_one_id_start_one_operation(form: Form) -> None:
         thread.join()
     assert len(answers) == 6
     assert set(answers) == {answers[0]}
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ("nothing", "work: NoneType was returned, and no Release"),
+        ("exit", "SystemExit: 3"),
+        ("fault", "the work ended by KeyError: 'pictures'"),
+        ("nan", "released.memory_mib: nan is no finite number >= 0"),
+        ("negative", "released.memory_mib: -1.5 is no finite number >= 0"),
+    ],
+)
+def test_work_that_ends_wrongly_is_failed_with_its_reason_and_logged(
+    form: Form, broken: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    form.scale.broken = broken
+    assert form.rest.target("r1", "deflate", 60)[0] == 202
+    ended = form.rest.finished("r1")
+    assert (ended["state"], ended["released"]) == ("failed", {})
+    assert reason in ended["reason"]
+    form.scale.broken = ""
+    assert form.rest.target("r2", "deflate", 60)[0] == 202  # and it goes on
+    assert form.rest.finished("r2")["state"] == "released"
+    (record,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert (record.name, record.getMessage()) == ("app_adapters", "r1: the adapter's work failed")
+    assert record.exc_info is not None
+
+
+def test_a_decimal_is_taken(form: Form) -> None:
+    form.scale.broken = "decimal"
+    assert form.rest.target("r1", "deflate", 60)[0] == 202
+    assert form.rest.finished("r1")["released"] == {"memory_mib": 38.5}

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.aio import AsyncHookServer
 from app_adapters.errors import ApplicationError
+from app_adapters.hook import Hook
 from app_adapters.operations import attempt
 from app_adapters.server import HookServer
+from app_adapters.wsgi import hook_application
 from tests.adapters.rest import Rest
 
 TOKEN = "right-token"
@@ -386,3 +395,152 @@ def test_silent_clients_do_not_keep_the_hook_from_others_for_ever(server: HookSe
     assert rest.send("GET", "/healthz")[0] == 200
     for connection in silent:
         connection.close()
+
+
+class Answering(Scripted):
+    """Answers with whatever it is given."""
+
+    def __init__(self, answer: Any, offer: Any = None) -> None:
+        super().__init__()
+        self.answer, self.offer = answer, offer
+
+    def capabilities(self) -> Capabilities:
+        return cast(Capabilities, super().capabilities() if self.offer is None else self.offer)
+
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        return cast(Answer, self.answer)
+
+
+def work() -> Release:
+    return Release({}, "", "")
+
+
+NAN: Any = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (None, "deflate: NoneType was returned, and neither a Promise nor a Refusal"),
+        (Promise({"memory_mib": NAN}, 1, work), "promised.memory_mib: nan is no finite number >= 0"),
+        (Promise({"memory_mib": -1}, 1, work), "promised.memory_mib: -1 is no finite number >= 0"),
+        (
+            Promise({"memory_mib": cast(Any, Decimal("NaN"))}, 1, work),
+            "promised.memory_mib: Decimal('NaN') is no finite",
+        ),
+        (Promise({"memory_mib": cast(Any, "9")}, 1, work), "promised.memory_mib: '9' is no finite number >= 0"),
+        (Promise({"memory_mib": True}, 1, work), "promised.memory_mib: True is no finite number >= 0"),
+        (Promise({"disk_mib_s": 1}, 1, work), "promised.disk_mib_s: there is memory_mib and cpu_cores only"),
+        (Promise(cast(Any, 40), 1, work), "promised: 40 is no dictionary of figures by component"),
+        (Promise({}, float("inf"), work), "expected_s: inf is no finite number >= 0"),
+        (Promise({}, 1, cast(Any, work())), "work: Release("),
+        (Refusal("no", -1), "retry_after_s: -1 is no finite number >= 0"),
+        (Refusal("no", None, {"memory_mib": NAN}), "floor.memory_mib: nan is no finite number >= 0"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_fault_that_names_the_field_and_starts_nothing(
+    token_file: Path, answer: Any, error: str
+) -> None:
+    hook = Hook(Answering(answer), str(token_file))
+    body = json.dumps(GOOD).encode()
+    status, told = hook.reply("POST", "/deflation/v1/targets", f"Bearer {TOKEN}", body)
+    assert (status, error in told["error"]) == (500, True), told
+    assert hook.reply("GET", "/deflation/v1/targets/r1", f"Bearer {TOKEN}", b"")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("resources", "error"),
+    [
+        ({"memory_mib": SizeRange(NAN, 1, 1, 1)}, "resources.memory_mib.current: nan"),
+        ({"memory_mib": SizeRange(1, -1, 1, 1)}, "resources.memory_mib.minimum: -1"),
+        ({"memory_mib": {"current": 1}}, "resources.memory_mib: dict was returned, and no SizeRange"),
+        (["memory_mib"], "resources: ['memory_mib'] is no dictionary"),
+    ],
+)
+def test_wrong_capabilities_are_a_fault_that_names_the_field(token_file: Path, resources: Any, error: str) -> None:
+    hook = Hook(Answering(None, Capabilities("x", "1", resources, 1, True, ["ask"])), str(token_file))
+    status, told = hook.reply("GET", "/deflation/v1/capabilities", f"Bearer {TOKEN}", b"")
+    assert (status, error in told["error"]) == (500, True), told
+
+
+def test_decimals_and_fractions_become_numbers(token_file: Path) -> None:
+    figures: list[Any] = [Decimal("100.5"), 1, Fraction(401, 2), 1]
+    sizes = SizeRange(*figures)
+    offer = Capabilities("x", "1", {"memory_mib": sizes}, 1, True, ["ask"])
+    hook = Hook(Answering(Promise({"memory_mib": cast(Any, Decimal("40.25"))}, 1, work), offer), str(token_file))
+    told = hook.reply("GET", "/deflation/v1/capabilities", f"Bearer {TOKEN}", b"")[1]
+    assert json.loads(json.dumps(told))["resources"]["memory_mib"]["current"] == 100.5
+    told = hook.reply("POST", "/deflation/v1/targets", f"Bearer {TOKEN}", json.dumps(GOOD).encode())[1]
+    assert told["promised"] == {"memory_mib": 40.25}
+
+
+def test_a_fault_is_seen_on_standard_error_without_any_setting_up(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    code = (
+        "import sys; from app_adapters.hook import Hook\n"
+        "from app_adapters.processes.inelastic import InelasticAdapter\n"
+        "hook = Hook(InelasticAdapter(resident_mib=lambda: 1 / 0), sys.argv[1])\n"
+        f"print(hook.reply('GET', '/deflation/v1/capabilities', 'Bearer {TOKEN}', b'')[0].value)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "token")], capture_output=True, text=True)
+    assert ran.stdout == "500\n"
+    assert "a fault of the adapter\nTraceback" in ran.stderr
+    assert "ZeroDivisionError" in ran.stderr
+
+
+@pytest.mark.parametrize("make", [HookServer, AsyncHookServer])
+def test_the_token_is_that_of_the_guest_agent_where_none_is_named(make: Callable[..., Any], tmp_path: Path) -> None:
+    default = inspect.signature(make).parameters["token_file"].default
+    assert default == "/run/ebbtide/token" == inspect.signature(hook_application).parameters["token_file"].default
+
+
+def test_without_a_token_file_the_401_says_so(adapter: Scripted, tmp_path: Path) -> None:
+    hook = Hook(adapter, str(tmp_path / "none"))
+    status, told = hook.reply("GET", "/deflation/v1/capabilities", "Bearer x", b"")
+    assert (status, str(tmp_path / "none") in told["error"]) == (401, True)
+
+
+@pytest.mark.parametrize("kind", ["path", "port"])
+async def test_what_another_hook_listens_on_is_not_taken_from_it(
+    adapter: Scripted, token_file: Path, kind: str
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        path = f"{short}/hook.sock"
+        token = str(token_file)
+        first = HookServer(adapter, path, token) if kind == "path" else HookServer(adapter, token_file=token, port=0)
+        first.start()
+        try:
+            where = {"path": path} if kind == "path" else {"port": first.address[1]}
+            with pytest.raises(OSError, match="is taken by another"):
+                HookServer(adapter, token_file=token, **where)
+            with pytest.raises(OSError, match="is taken by another"):
+                await AsyncHookServer(adapter, token_file=token, **where).start()
+            address = path if kind == "path" else first.address
+            assert (await asyncio.to_thread(Rest(address, TOKEN).capabilities))["name"] == "scripted"
+        finally:
+            await asyncio.to_thread(first.stop)
+
+
+def test_a_socket_that_nobody_listens_on_any_more_is_replaced(adapter: Scripted, token_file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(f"{short}/hook.sock")
+        server = HookServer(adapter, f"{short}/hook.sock", str(token_file)).start()
+        assert Rest(f"{short}/hook.sock", TOKEN).capabilities()["name"] == "scripted"
+        server.stop()
+
+
+def test_work_for_which_no_thread_can_be_started_does_not_seem_to_run(
+    adapter: Scripted, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    hook, body = Hook(adapter, str(token_file)), json.dumps(GOOD).encode()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        status, told = hook.reply("POST", "/deflation/v1/targets", f"Bearer {TOKEN}", body)
+    assert (status, told["reason"]) == (409, "no thread can be started")
+    assert hook.reply("GET", "/deflation/v1/targets/r1", f"Bearer {TOKEN}", b"")[0] == 404
+    assert hook.reply("POST", "/deflation/v1/targets", f"Bearer {TOKEN}", body)[0] == 202
+    hook.stop()

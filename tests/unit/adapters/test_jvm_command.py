@@ -12,7 +12,7 @@ from app_adapters.registry import ready
 
 
 def options(*words: str) -> argparse.Namespace:
-    return build_parser(("jvm",)).parse_args(["jvm", *words])
+    return build_parser("jvm").parse_args(["jvm", *words])
 
 
 @pytest.mark.parametrize(

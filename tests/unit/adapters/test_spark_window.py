@@ -236,7 +236,7 @@ def worker(tmp_path: Path, **more: str) -> list[str]:
     ],
 )
 def test_a_bad_option_is_named(tmp_path: Path, options: dict[str, str], named: str) -> None:
-    parsed = build_parser(["spark-worker"]).parse_args(worker(tmp_path, **options))
+    parsed = build_parser("spark-worker").parse_args(worker(tmp_path, **options))
     with pytest.raises(AdapterError, match=named):
         ready("spark-worker").build(parsed)
 
@@ -253,7 +253,7 @@ def test_options_that_are_no_urls_windows_or_curves_are_errors(
 
 
 def test_the_masters_own_vm_gives_nothing(tmp_path: Path) -> None:
-    parsed = build_parser(["spark"]).parse_args(["spark", "--serve", "127.0.0.1:0"])
+    parsed = build_parser("spark").parse_args(["spark", "--serve", "127.0.0.1:0"])
     adapter: Any = ready("spark").build(parsed)
     try:
         assert adapter.capabilities().resources == {}

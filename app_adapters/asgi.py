@@ -1,0 +1,97 @@
+"""The hook as an ASGI application, for services that have a web server of their own: FastAPI, Starlette, Quart."""
+
+from __future__ import annotations
+
+import json
+import socket
+from http import HTTPStatus
+from typing import Any, Awaitable, Callable, MutableMapping
+from urllib.parse import quote
+
+from app_adapters.adapter import Adapter
+from app_adapters.aio import AsyncHook
+from app_adapters.async_adapter import AsyncAdapter
+from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Reply, foreign
+from app_adapters.logs import say
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class HookApplication:
+    """The hook; `hook_application` makes one. Requests that are not the guest agent's are 403, with the reason."""
+
+    def __init__(self, adapter: Adapter | AsyncAdapter, token_file: str, log: Callable[[str], None]) -> None:
+        self._made = adapter, token_file, log
+        self._hook: AsyncHook | None = None
+        self._claims: dict[str, socket.socket] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":  # served by itself; mounted, it is told of neither end
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self.stop()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            status, reply = await self._reply(scope, receive)
+            text = json.dumps(reply, allow_nan=False).encode("ascii")
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
+            await send({"type": "http.response.start", "status": int(status), "headers": headers})
+            await send({"type": "http.response.body", "body": text})
+
+    async def stop(self) -> None:
+        """Cancel what runs, and wait for it for some seconds."""
+        for claim in self._claims.values():
+            claim.close()
+        self._claims.clear()
+        if self._hook is not None:
+            await self._hook.stop()
+
+    async def _reply(self, scope: Scope, receive: Receive) -> Reply:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        obstacle = foreign((scope.get("client") or ("",))[0], headers)
+        if obstacle:
+            return HTTPStatus.FORBIDDEN, {"error": obstacle}
+        if not self._is_the_only_one(scope):
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": SEVERAL}
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+            if len(body) > BODY_BYTES:
+                return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"body: longer than {BODY_BYTES} bytes"}
+        if self._hook is None:  # here: an AsyncAdapter runs on the loop that serves
+            self._hook = AsyncHook(*self._made)
+        raw = scope.get("raw_path")  # as the client sent it; servers need not tell
+        path = raw.decode("latin-1") if raw else quote(scope["path"], safe="/")
+        return await self._hook.reply(scope["method"], path, headers.get("authorization", ""), body)
+
+    def _is_the_only_one(self, scope: Scope) -> bool:
+        """Whether no other process answers at this address: it would hold the address's abstract socket, which the
+        kernel takes back with its process. ASGI does not tell of several."""
+        name = "ebbtide-hook:{}:{}".format(*(scope.get("server") or ("", "")))
+        if name not in self._claims:
+            claim = socket.socket(socket.AF_UNIX)
+            try:
+                claim.bind("\0" + name)
+            except OSError:
+                claim.close()
+                return False
+            self._claims[name] = claim
+        return True
+
+
+def hook_application(
+    adapter: Adapter | AsyncAdapter, token_file: str = TOKEN_FILE, log: Callable[[str], None] = say
+) -> HookApplication:
+    """An ASGI application for the paths under /deflation/: `app.mount("/deflation", hook_application(adapter))`.
+
+    `log` is given a sentence for every target. The service must listen on loopback too, and be served by one process: a
+    target is known only where it was taken. One of several processes has `app_adapters.shared.SharedHookServer`.
+    """
+    return HookApplication(adapter, token_file, log)
