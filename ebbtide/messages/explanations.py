@@ -74,7 +74,7 @@ class Decision(Body):
     repeated: int = Field(0, description="how often the same was decided again since then, without anything between")
 
 
-class Decisions(Body):
+class DecisionPage(Body):
     """GET /v1/decisions of a host agent: oldest first."""
 
     host: Name = Field(description="whose they are")
