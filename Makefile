@@ -15,7 +15,7 @@ CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed-demo $(VENV)/.installed-test $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml requirements.lock scripts/make-venv.sh
+$(VENV)/.installed-demo $(VENV)/.installed-test $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml requirements.lock scripts/make-venv.sh $(wildcard tests/clients/typescript/package-lock.json)
 	@scripts/make-venv.sh $(VENV) $*
 	@touch $@
 

@@ -34,6 +34,8 @@ case $purpose in
             # promtool and a Prometheus of the tests' own, on loopback
             prometheus
         )
+        # TypeScript clients of the OpenAPI documents; Node.js from elsewhere brings its own npm, and will do
+        command -v node >/dev/null && command -v npm >/dev/null || packages+=(nodejs npm)
         ;;
     *)
         echo "install-deps: unknown purpose '$purpose'; use demo or test" >&2

@@ -40,6 +40,12 @@ else
 fi
 # Tools of development are not pinned.
 case $purpose in
-    test) install --group dev ;;
+    test)
+        install --group dev
+        # Generators of TypeScript, by the hashes in their lock; nothing of theirs is run here.
+        mkdir -p "$venv/npm"
+        cp tests/clients/typescript/package.json tests/clients/typescript/package-lock.json "$venv/npm"
+        npm ci --prefix "$venv/npm" --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+        ;;
     docs) install --group docs ;;
 esac

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import RequestId, problem_of
 from ebbtide.messages.operations import Operation
-from ebbtide.rest.descriptions import Answer
+from ebbtide.rest.descriptions import LOCATION, Answer
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -22,7 +22,7 @@ LONGEST_WAIT_S: Final = 60.0
 LONGEST_DURATION_S: Final = 30 * 86_400.0
 
 #: The answer to a request that a plan, or a host, carries out.
-WENT_OUT: Final = Answer(Operation, "It is under way; the same request again gets the same answer.")
+WENT_OUT: Final = Answer(Operation, "It is under way; the same request again gets the same answer.", headers=LOCATION)
 
 _REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
 
@@ -52,3 +52,13 @@ def request_id_of(text: str) -> str:
 
 def answer(body: BaseModel, status: int = 200) -> web.Response:
     return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")
+
+
+def begun(operation: Operation, where: str = "/v1") -> web.Response:
+    """202 with an operation, and where to look at it.
+
+    :param where: whose operation it is: the manager's, or a host's.
+    """
+    response = answer(operation, 202)
+    response.headers[hdrs.LOCATION] = f"{where}/operations/{operation.request_id}"
+    return response

@@ -8,14 +8,14 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of, request_id_of
+from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of, request_id_of
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import host_version
 from ebbtide.deflation.modes import HostMode
-from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import Name, RequestId
 from ebbtide.messages.hosts import ForgottenHost, HostPage, HostReport, HostStatus, ReportReply
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.requests import ModeRequest
 from ebbtide.rest.descriptions import Parameter, describe
 from ebbtide.rest.pages import AFTER, LIMIT, cursor_of, key_of
 from ebbtide.rest.parameters import check_parameters, parameters_of
@@ -108,15 +108,15 @@ async def forget(request: web.Request) -> web.Response:
     "Change what a host is to do",
     tag="hosts",
     path=(_ID,),
-    body=ModeCommand,
-    example=ModeCommand(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
+    body=ModeRequest,
+    example=ModeRequest(request_id="back", mode=HostMode.ACTIVE, reason="the new disks are in"),
     answers={202: WENT_OUT},
     problems=(404, 409),
 )
 async def set_mode(request: web.Request) -> web.Response:
     check_parameters(request)
-    command = await body_of(request, ModeCommand)
-    return answer(await request.app[MANAGER].agent_proxy.set_mode(request.match_info["id"], command), 202)
+    host_id, wanted = request.match_info["id"], await body_of(request, ModeRequest)
+    return begun(await request.app[MANAGER].agent_proxy.set_mode(host_id, wanted), f"/v1/hosts/{host_id}")
 
 
 @routes.get("/v1/hosts/{id}/operations/{request_id}", allow_head=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of
+from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of
 from cluster_manager.api.vms import NAME
 from cluster_manager.inventory.versions import Precondition, only
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
@@ -63,7 +63,7 @@ async def _begun(
     """Begin a change of the VM that the path names, if it has the version that is asked for."""
     check_parameters(request)
     precondition = only(wanted_versions(request))
-    return answer(await begin(request.match_info["name"], await body_of(request, form), precondition), 202)
+    return begun(await begin(request.match_info["name"], await body_of(request, form), precondition))
 
 
 @routes.post("/v1/vms/{name}/stop")
@@ -110,7 +110,7 @@ async def release(request: web.Request) -> web.Response:
 )
 async def adopt(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(await request.app[MANAGER].lifecycle.adopt(await body_of(request, AdoptRequest)), 202)
+    return begun(await request.app[MANAGER].lifecycle.adopt(await body_of(request, AdoptRequest)))
 
 
 @routes.get("/v1/adoptions", allow_head=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import Field
 
 from cluster_manager.api.forms import MANAGER, answer, body_of
@@ -21,7 +21,7 @@ from ebbtide.messages.tasks import (
     TaskState,
 )
 from ebbtide.rest.access import PRINCIPAL
-from ebbtide.rest.descriptions import Answer, Parameter, describe
+from ebbtide.rest.descriptions import LOCATION, Answer, Parameter, describe
 from ebbtide.rest.pages import AFTER, LIMIT
 from ebbtide.rest.parameters import check_parameters, parameters_of
 
@@ -31,7 +31,9 @@ _MACHINE: Final = Parameter(
     "machine", Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")], "only tasks that run, or ran last, there"
 )
 _PREFIX: Final = Parameter("prefix", Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")], "names that begin so")
-_TAKEN: Final = Answer(ManagedTask, "It is in the store; the same request again gets the same answer.")
+_TAKEN: Final = Answer(
+    ManagedTask, "It is in the store; the same request again gets the same answer.", headers=LOCATION
+)
 
 routes = web.RouteTableDef()
 
@@ -52,7 +54,7 @@ async def submit(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, TaskRequest)
     pages = _pages(request)
-    return answer(pages.shown(await request.app[MANAGER].tasks.submit(wanted, request[PRINCIPAL].name)), 202)
+    return _taken(pages.shown(await request.app[MANAGER].tasks.submit(wanted, request[PRINCIPAL].name)))
 
 
 @routes.get("/v1/tasks", allow_head=False)
@@ -92,12 +94,12 @@ async def explanation(request: web.Request) -> web.Response:
     "Cancel a task; harmless where it has ended",
     tag="tasks",
     path=(NAME,),
-    answers={202: Answer(ManagedTask, "It ends, or has ended.")},
+    answers={202: Answer(ManagedTask, "It ends, or has ended.", headers=LOCATION)},
     problems=(404,),
 )
 async def cancel(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(_pages(request).shown(await request.app[MANAGER].tasks.cancel(request.match_info["name"])), 202)
+    return _taken(_pages(request).shown(await request.app[MANAGER].tasks.cancel(request.match_info["name"])))
 
 
 @routes.get("/v1/engine", allow_head=False)
@@ -112,6 +114,12 @@ async def engine(request: web.Request) -> web.Response:
 async def acquirer(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(request.app[MANAGER].acquirer.status())
+
+
+def _taken(task: ManagedTask) -> web.Response:
+    response = answer(task, 202)
+    response.headers[hdrs.LOCATION] = f"/v1/tasks/{task.name}"
+    return response
 
 
 def _pages(request: web.Request) -> TaskPages:

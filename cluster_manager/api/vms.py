@@ -7,15 +7,14 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, body_of
+from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import only
 from ebbtide.deflation.allocations import Priority
-from ebbtide.messages.commands import TargetCommand
-from ebbtide.messages.common import Name, RequestId, Vector
+from ebbtide.messages.common import Name, PartialVector, RequestId, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
 from ebbtide.messages.explanations import VMExplanation
-from ebbtide.messages.requests import VMRequest
+from ebbtide.messages.requests import TargetRequest, VMRequest
 from ebbtide.messages.vms import ClusterVM, VMPage, VMSpec
 from ebbtide.rest.access import require
 from ebbtide.rest.descriptions import Answer, Parameter, describe
@@ -37,7 +36,6 @@ _SPEC: Final = VMSpec(
     nominal=Vector(cpu_cores=2.0, memory_mib=1024.0),
     minimum=Vector(cpu_cores=0.5, memory_mib=384.0),
 )
-_SIZE: Final = Vector(cpu_cores=1.5, memory_mib=640.0)
 
 routes = web.RouteTableDef()
 
@@ -57,7 +55,7 @@ async def create(request: web.Request) -> web.Response:
     check_admin(request, wanted)
     if wanted.dry_run:
         return answer(await manager.dry_runs.create(wanted))
-    return answer(await manager.operations.create(wanted), 202)
+    return begun(await manager.operations.create(wanted))
 
 
 @routes.get("/v1/vms", allow_head=False)
@@ -109,7 +107,7 @@ async def delete(request: web.Request) -> web.Response:
     manager, name, precondition = request.app[MANAGER], request.match_info["name"], only(wanted_versions(request))
     if query["dry_run"]:
         return answer(await manager.dry_runs.delete(name, query["request_id"], precondition))
-    return answer(await manager.operations.delete(name, query["request_id"], precondition), 202)
+    return begun(await manager.operations.delete(name, query["request_id"], precondition))
 
 
 @routes.put("/v1/vms/{name}/target")
@@ -118,21 +116,21 @@ async def delete(request: web.Request) -> web.Response:
     tag="vms",
     path=(NAME,),
     headers=(IF_MATCH,),
-    body=TargetCommand,
-    example=TargetCommand(request_id="smaller-web", generation=100, target=_SIZE),
+    body=TargetRequest,
+    example=TargetRequest(request_id="smaller-web", target=PartialVector(cpu_cores=1.5, memory_mib=640.0)),
     answers={202: WENT_OUT, 200: Answer(Forecast, "What it would come to: an answer to `dry_run`.")},
     problems=(404, 409, 412),
 )
 async def target(request: web.Request) -> web.Response:
     check_parameters(request)
     manager, name, precondition = request.app[MANAGER], request.match_info["name"], only(wanted_versions(request))
-    command = await body_of(request, TargetCommand)
-    if command.dry_run:
+    wanted = await body_of(request, TargetRequest)
+    if wanted.dry_run:
         row = await manager.operations.existing(name)
         precondition(row)
-        manager.operations.check_size(row, command)
+        command = manager.operations.target_command(row, wanted)
         return answer(await manager.agent_proxy.forecast(await _shown(request), command))
-    return answer(await manager.operations.target(name, command, precondition), 202)
+    return begun(await manager.operations.target(name, wanted, precondition))
 
 
 def check_admin(request: web.Request, body: VMRequest) -> None:

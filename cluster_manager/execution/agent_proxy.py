@@ -19,6 +19,7 @@ from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import EventRow, VMExplanation
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.requests import ModeRequest
 from ebbtide.messages.vms import ClusterVM
 
 T = TypeVar("T")
@@ -77,14 +78,13 @@ class AgentProxy:
         ours = command.model_copy(update={"epoch": self._epoch, "order": 0})
         return await _passed_on(self._agents.forecast(vm.host, vm.name, ours))
 
-    async def set_mode(self, host: str, command: ModeCommand) -> Operation:
+    async def set_mode(self, host: str, wanted: ModeRequest) -> Operation:
         """Change a host's mode.
 
         :raises RequestError: 404 unknown host, the host's refusal, 503 where it does not answer.
         """
         self._known(host)
-        # Orders are the manager's own: a client's high one would have the host refuse the manager's next command.
-        ours = command.model_copy(update={"epoch": self._epoch, "order": 0})
+        ours = ModeCommand(epoch=self._epoch, **wanted.model_dump())
         return await _passed_on(self._agents.set_mode(host, ours))
 
     async def host_operation(self, host: str, request_id: str, wait_s: float) -> Operation:

@@ -7,6 +7,7 @@ the plans stay unfinished in the store and go on with the next start.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -43,6 +44,7 @@ from cluster_manager.plans.plans import (
     ReinflationPending,
     SetPreempted,
     SetSpec,
+    SetTarget,
     SetVM,
     SpawnFollowUp,
     Step,
@@ -71,7 +73,7 @@ from ebbtide.matcher.match.notices import Notice
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.requests import VMRequest
+from ebbtide.messages.requests import TargetRequest, VMRequest
 from ebbtide.messages.vms import VMSpec
 
 log = structlog.get_logger()
@@ -206,17 +208,15 @@ class Operations:
 
         return await self.begin(request_id, f"delete {name}", prepare)
 
-    async def target(self, name: str, command: TargetCommand, precondition: Precondition = ANY_VERSION) -> Operation:
+    async def target(self, name: str, wanted: TargetRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Bring a VM to a size. Raises `RequestError`: 404 unknown, 409 old generation, 412, 503 silent host."""
 
         async def prepare() -> Plan:
             row = await self.existing(name)
             precondition(row)
-            self.check_size(row, command)
             if row.phase is not VMPhase.RUNNING or row.host is None:
                 raise RequestError(409, f"{name} is {row.phase}, not running", "name")
-            reported = self._hosts.vm(row.host, name)
-            newest = max(row.generation, reported.generation if reported is not None else 0)
+            command, newest = self.target_command(row, wanted), self._generation(row)
             if command.generation < newest:
                 sentence = f"generation: {command.generation} is older than {newest}, which {name} has"
                 raise RequestError(409, sentence, "generation")
@@ -224,8 +224,12 @@ class Operations:
                 raise RequestError(503, f"{row.host}, where {name} runs, {why}")
             return start_target(plan_id("target", name), command.request_id, name, row.host, command)
 
-        fingerprint = f"target {name} {command.model_dump_json(exclude={'request_id', 'epoch', 'dry_run'})}"
-        return await self.begin(command.request_id, fingerprint, prepare)
+        # As earlier versions stored it, which had no word for what is left out.
+        asked = TargetCommand(**wanted.model_dump() | {"generation": wanted.generation or 1}).comparable()
+        asked = {"order": 0, **asked, "generation": wanted.generation}
+        del asked["request_id"]
+        fingerprint = f"target {name} {json.dumps(asked, separators=(',', ':'))}"
+        return await self.begin(wanted.request_id, fingerprint, prepare)
 
     async def check_name(self, name: str) -> None:
         """Whether a VM may be created by this name. Raises `RequestError`: 409 where it is taken."""
@@ -242,11 +246,27 @@ class Operations:
             raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
         return row
 
-    def check_size(self, row: StoredVM, command: TargetCommand) -> None:
-        """Whether a VM may be brought to a size. Raises InvalidField."""
+    def target_command(self, row: StoredVM, wanted: TargetRequest) -> TargetCommand:
+        """What a VM's host is asked for, with what the request leaves out. Raises InvalidField."""
         reported = self._hosts.vm(row.host, row.name)
         allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
-        check_target(allocation, command.target.vector())
+        size = wanted.target.size_of(allocation)
+        check_target(allocation, size)
+        return TargetCommand(
+            request_id=wanted.request_id,
+            generation=wanted.generation or self._generation(row) + 1,
+            target=Vector.of(size),
+            deadline_s=wanted.deadline_s,
+            mode=wanted.mode,
+            dry_run=wanted.dry_run,
+        )
+
+    def _generation(self, row: StoredVM) -> int:
+        """Of the latest target of a VM, and of those on their way to it."""
+        reported = self._hosts.vm(row.host, row.name)
+        on_their_way = (running.state.instruction for running in self._running.values() if running.state.vm == row.name)
+        sent = (instruction.generation for instruction in on_their_way if isinstance(instruction, SetTarget))
+        return max(row.generation, reported.generation if reported is not None else 0, *sent)
 
     async def operation(self, request_id: str, wait_s: float) -> Operation | None:
         """The operation of a request, when it has ended or after ``wait_s``; None if there is none."""

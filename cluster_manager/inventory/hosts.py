@@ -26,6 +26,7 @@ from cluster_manager.plans.report_queries import closed
 from cluster_manager.store.store import Store
 from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport, HostStatus
 from ebbtide.messages.vms import VMStatus
 from ebbtide.rest.rates import Buckets, Rate
@@ -193,7 +194,7 @@ class Hosts:
         self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
         self._see(report.id)
 
-    async def _tell(self, kind: str, vm: str | None, host: str, sentence: str) -> None:
+    async def _tell(self, kind: EventKind, vm: str | None, host: str, sentence: str) -> None:
         """Write an event that a report brings: not so many of one host that those of others are pruned for them."""
         if self._told.take(host, _EVENTS, self._monotonic()):
             log.info("event not written: its host has too many", kind=kind, vm=vm, host=host, why=sentence)

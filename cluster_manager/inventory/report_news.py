@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMState
 
@@ -12,7 +13,7 @@ from ebbtide.messages.vms import VMState
 class News:
     """A line for the event log."""
 
-    kind: str
+    kind: EventKind
     vm: str | None
     sentence: str
 

@@ -25,6 +25,7 @@ from cluster_manager.plans.plans import (
     unexpected,
 )
 from cluster_manager.plans.reclaim_steps import status_in
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState
 
@@ -36,7 +37,7 @@ def arrived(state: MovePlan, said: str) -> Step:
     """The VM runs elsewhere."""
     vm, home, sentence = state.vm, state.home, state.moved
     step = instruct(state, ReadHost(host=home), said, stage="clear", waits_until_s=None, failures=())
-    kind = "returned" if state.waits else "migrated"
+    kind: EventKind = "returned" if state.waits else "migrated"
     return step.also(SetVM(vm, VMPhase.RUNNING, state.host, sentence), Note(kind, vm, state.host, sentence))
 
 

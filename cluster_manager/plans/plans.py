@@ -34,6 +34,7 @@ from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
@@ -459,7 +460,7 @@ class Forgotten(Event):
 class Note:
     """A line of the event log."""
 
-    kind: str
+    kind: EventKind
     vm: str | None
     host: str | None
     sentence: str

@@ -38,12 +38,13 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMState, VMStatus
 
 R = TypeVar("R", bound=RoomPlan)
-_PAST: Final[Mapping[str, str]] = {
+_PAST: Final[Mapping[str, EventKind]] = {
     "stop": "stopped",
     "start": "started",
     "resize": "resized",
@@ -260,7 +261,7 @@ def growth(wanted: ResourceVector, has: ResourceVector, overhead_mib: float = 0.
     return wanted.less(has) + ResourceVector(memory_mib=overhead_mib)
 
 
-def resize_notes(kind: str, state: Plan, operation: Operation) -> tuple[Note, ...]:
+def resize_notes(kind: EventKind, state: Plan, operation: Operation) -> tuple[Note, ...]:
     """A line of the event log for each VM that an operation resized, or one if there is none."""
     purpose = f" for {state.vm}" if state.vm is not None and state.kind == "create" else ""
     return tuple(

@@ -129,8 +129,15 @@ def _not_removed(state: RemovalPlan, sentence: str, phase: VMPhase, owed: bool =
 
 def start_target(plan_id: str, request_id: str, vm: str, host: str, command: TargetCommand) -> TargetPlan:
     """One VM to a size that the operator asks for."""
-    asked = {name: getattr(command, name) for name in ("generation", "target", "deadline_s", "mode")}
-    instruction = SetTarget(host=host, step=0, vm=vm, **asked)
+    instruction = SetTarget(
+        host=host,
+        step=0,
+        vm=vm,
+        generation=command.generation,
+        target=command.target.onto(Vector()),
+        deadline_s=command.deadline_s,
+        mode=command.mode,
+    )
     return TargetPlan(id=plan_id, request_id=request_id, instruction=instruction, vm=vm, host=host)
 
 

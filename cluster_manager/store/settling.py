@@ -18,12 +18,13 @@ from cluster_manager.store import schema
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled, restored
 from cluster_manager.store.rows import stored_plan
 from cluster_manager.store.store import plan_columns
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.operations import OperationState
 
 #: By how much the epoch rises: managers begin to lead less often than this between a backup and its use. Far less than
 #: what agents take for implausible (`ebbtide.deflation.fencing`), so that a store can be restored many times.
 EPOCHS: Final = 10_000
-EVENT: Final = "restored"
+EVENT: Final[EventKind] = "restored"
 BUSY: Final = frozenset(
     {VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING},
 )

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cluster_manager.store import schema
 from cluster_manager.store.transactions import Transactions
 from ebbtide.matcher.match.tasks import Task, TaskPhase
+from ebbtide.messages.explanations import EventKind
 
 _TASK = TypeAdapter(Task)
 
@@ -31,7 +32,7 @@ class StoredTask:
 class TaskNote:
     """A line of the event log about a task."""
 
-    kind: str
+    kind: EventKind
     machine: str | None
     sentence: str
 

@@ -37,6 +37,7 @@ from ebbtide.matcher.acquire.acquirer import (
 from ebbtide.matcher.acquire.net_changes import View
 from ebbtide.matcher.acquire.provision import Provider, calls, news, unfinished
 from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.tasks import AcquirerMachineStatus, AcquirerRequestStatus, AcquirerStatus, Standing
 
 log = structlog.get_logger()
@@ -44,9 +45,9 @@ log = structlog.get_logger()
 #: How long a look may go on while the term ends, seconds.
 STOP_S: Final = 1.0
 #: Of the events that say when a period ended.
-_LOOKED: Final = "acquirer-looked"
+_LOOKED: Final[EventKind] = "acquirer-looked"
 #: Of those that say that a machine leaves.
-_DECOMMISSIONED: Final = "acquirer-decommissioned"
+_DECOMMISSIONED: Final[EventKind] = "acquirer-decommissioned"
 
 
 class AcquirerService:

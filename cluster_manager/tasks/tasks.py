@@ -41,12 +41,20 @@ from ebbtide.matcher.match.tasks import (
     outcome,
 )
 from ebbtide.matcher.match.turns import Turn, turn, without
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
 
 log = structlog.get_logger()
 
 #: Unfinished tasks at a time.
 MOST_TASKS: Final = 100_000
+
+#: Events of tasks that have ended.
+_ENDED: Final[Mapping[TaskPhase, EventKind]] = {
+    TaskPhase.DONE: "task-done",
+    TaskPhase.FAILED: "task-failed",
+    TaskPhase.CANCELLED: "task-cancelled",
+}
 
 
 class Machines(Protocol):
@@ -268,10 +276,11 @@ class TaskService:
 
     def _notes(self, changed: Iterable[Task]) -> list[TaskNote]:
         notes = []
+        kind: EventKind
         for task in changed:
             before = self._tasks[task.name]
             if task.final:
-                kind, sentence = f"task-{task.phase.value}", f"{task.name}: {task.sentence}"
+                kind, sentence = _ENDED[task.phase], f"{task.name}: {task.sentence}"
             elif task.preemptions > before.preemptions:
                 kind = "task-preempted"
                 sentence = f"{task.name} was broken off on {before.machine} ({before.sentence}): {task.sentence}"

@@ -18,15 +18,14 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
-from ebbtide.messages.commands import ModeCommand, TargetCommand
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.hosts import ForgottenHost, HostStatus, ManagerHealth, Readiness
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.requests import VMRequest
+from ebbtide.messages.requests import ModeRequest, TargetRequest, VMRequest
 from ebbtide.messages.vms import ClusterVM, VMSpec
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.
@@ -153,19 +152,21 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def set_target(
         self,
         name: str,
-        target: Vector,
+        target: PartialVector | Vector,
         *,
-        generation: int,
+        generation: int | None = None,
         deadline_s: float = 60.0,
         mode: Mode = Mode.ASK,
         version: str | None = None,
         request_id: str | None = None,
     ) -> Operation:
-        """Bring one VM to a size. ``generation`` must be above the VM's. Returns the running operation.
+        """Bring one VM to a size; what a PartialVector leaves out keeps its size. Returns the running operation.
+
+        ``generation``: above the VM's; default: the next one, whatever has changed meanwhile.
 
         ``version``: of the VM that is meant; ManagerRefused with status 412 if it has another by now.
         """
-        body = TargetCommand(
+        body = TargetRequest(
             request_id=request_id or new_request_id(),
             generation=generation,
             target=target,
@@ -175,10 +176,16 @@ class ManagerClient(LifecycleCalls, TaskCalls):
         return await self._one("PUT", f"/v1/vms/{name}/target", Operation, body=body, headers=_if_match(version))
 
     async def forecast(
-        self, name: str, target: Vector, *, generation: int, deadline_s: float = 60.0, mode: Mode = Mode.ASK
+        self,
+        name: str,
+        target: PartialVector | Vector,
+        *,
+        generation: int | None = None,
+        deadline_s: float = 60.0,
+        mode: Mode = Mode.ASK,
     ) -> Forecast:
         """What bringing one VM to a size would come to; nothing is changed."""
-        body = TargetCommand(
+        body = TargetRequest(
             request_id=new_request_id(),
             generation=generation,
             target=target,
@@ -196,7 +203,7 @@ class ManagerClient(LifecycleCalls, TaskCalls):
         self, host: str, mode: HostMode, *, reason: str = "", request_id: str | None = None
     ) -> Operation:
         """Change a host's mode. Returns the running operation, which is the host's: wait for it with ``host``."""
-        body = ModeCommand(request_id=request_id or new_request_id(), mode=mode, reason=reason)
+        body = ModeRequest(request_id=request_id or new_request_id(), mode=mode, reason=reason)
         return await self._one("PUT", f"/v1/hosts/{host}/mode", Operation, body=body)
 
     async def operations(

@@ -11,6 +11,7 @@ from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import (
     LARGEST,
+    MODE_WORDS,
     Body,
     DomainName,
     DryRun,
@@ -18,6 +19,7 @@ from ebbtide.messages.common import (
     RequestId,
     Seconds,
     StopSeconds,
+    Target,
     Vector,
     cleaned_text,
 )
@@ -39,14 +41,14 @@ class Command(Body):
 class CreateCommand(Command):
     """POST /v1/vms of a host agent: start a VM at its nominal size, or deflated."""
 
-    vm: VMSpec
+    vm: VMSpec = Field(description="as it is asked for")
     start_size: Vector | None = Field(None, description="the size to start at; default: nominal")
 
 
 class StopCommand(Command):
     """POST /v1/vms/NAME/stop: ask the guest to power off, and cut its power when it has not within ``limit_s``."""
 
-    limit_s: StopSeconds = 60.0
+    limit_s: StopSeconds = Field(60.0, description="after this the guest's power is cut, seconds")
     reason: Literal["stop", "minimum", "shortfall"] = Field(
         "stop", description="minimum or shortfall: it is preempted, and its guest is told first"
     )
@@ -64,7 +66,7 @@ class WithdrawCommand(Command):
     """POST /v1/vms/NAME/withdrawal: the VM stays, whose guest was told that it is preempted."""
 
     preemption: RequestId = Field(description="the request that preempts it, while its notice runs")
-    reason: Annotated[str, Field(max_length=200), AfterValidator(cleaned_text)] = ""
+    reason: Annotated[str, Field(max_length=200), AfterValidator(cleaned_text)] = Field("", description="for the log")
 
 
 class StartCommand(Command):
@@ -76,7 +78,7 @@ class StartCommand(Command):
 class SpecCommand(Command):
     """PUT /v1/vms/NAME/spec: what the VM is sold from now on."""
 
-    spec: VMSpec
+    spec: VMSpec = Field(description="what it is sold from now on")
     deadline_s: Seconds = 60.0
 
 
@@ -84,12 +86,16 @@ class TargetCommand(Command):
     """PUT /v1/vms/NAME/target of a host agent: bring a VM to a size."""
 
     generation: int = Field(
-        ge=1, le=LARGEST, strict=True, description="rises with every target; a lower one is refused"
+        ge=1, le=LARGEST, strict=True, description="rises with every target of a VM; a lower one is refused"
     )
-    target: Vector
+    target: Target = Field(description="the size to reach, never an amount; what is left out keeps its size")
     deadline_s: Seconds = 60.0
-    mode: Mode = Mode.ASK
+    mode: Mode = Field(Mode.ASK, description=MODE_WORDS)
     dry_run: DryRun = False
+
+    def comparable(self) -> dict[str, Any]:
+        # As earlier versions stored it, which had no word for what is left out.
+        return super().comparable() | {"target": Vector(**self.target.model_dump(exclude_none=True)).model_dump()}
 
 
 class ReclaimCommand(Command):
@@ -97,7 +103,7 @@ class ReclaimCommand(Command):
 
     need: Vector = Field(description="amounts to free beyond what is free now")
     deadline_s: Seconds = 60.0
-    mode: Mode = Mode.ASK
+    mode: Mode = Field(Mode.ASK, description=MODE_WORDS)
     dry_run: DryRun = False
     exclude: tuple[Name, ...] = Field((), description="VMs that give nothing: the room is for them")
 
@@ -116,8 +122,8 @@ class AdoptCommand(Command):
 
     domain: DomainName
     name: Name
-    priority: Priority = Priority.DEFLATABLE
-    minimum: Vector = Vector()
+    priority: Priority = Field(Priority.DEFLATABLE, description="as which it is looked after")
+    minimum: Vector = Field(Vector(), description="never less than this")
 
 
 class ReleaseCommand(Command):
@@ -127,9 +133,9 @@ class ReleaseCommand(Command):
 
 
 class ModeCommand(Command):
-    """PUT /v1/mode of a host agent, PUT /v1/hosts/ID/mode of the manager: what the host is to do from now on."""
+    """PUT /v1/mode of a host agent: what the host is to do from now on."""
 
-    mode: HostMode
+    mode: HostMode = Field(description="what it is to do from now on")
     reason: Annotated[
         str, Field(max_length=200, description="shown wherever the mode is"), AfterValidator(cleaned_text)
     ] = ""
@@ -147,12 +153,12 @@ class Budget(Body):
     epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
     order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
     number: int = Field(ge=1, le=LARGEST, strict=True, description="rises with every budget; a lower one is refused")
-    room: Vector
+    room: Vector = Field(description="above their minimums, together")
 
 
 class BudgetStatus(Body):
     """The answer: the budget in force, which is nothing once a reclaim, a creation or a growth of others revoked it."""
 
-    number: int
-    room: Vector
+    number: int = Field(description="of the latest budget")
+    room: Vector = Field(description="what is left of it")
     held: Vector = Field(description="what the harvest VMs hold above their minimums now")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
+from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
 
@@ -28,7 +29,16 @@ _PATTERN_WORDS: Final = {
     DOMAIN_NAME_PATTERN: "must be 1 to 128 letters, digits and . _ + -, with a letter or digit first",
 }
 RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN, description="makes a repeated request harmless")]
-Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False, strict=True)]
+Seconds = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        strict=True,
+        description="by when it is to have ended, seconds from now; what has not been done by then falls short",
+    ),
+]
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
 #: The most that one VM or host has of anything; sums over `MOST_VMS` still are an `Amount`.
 MOST: Final = 1e9
@@ -53,6 +63,8 @@ Address = Annotated[
 ]
 
 
+#: What the modes of a deflation are.
+MODE_WORDS: Final = "ask: applications may say no; force: what they do not give is taken all the same"
 #: Characters of a sentence of another daemon.
 LONGEST: Final = 4000
 
@@ -87,10 +99,10 @@ class Body(BaseModel):
 class Vector(Body):
     """A resource vector; what is left out is 0."""
 
-    cpu_cores: Amount = 0.0
-    memory_mib: Amount = 0.0
-    disk_mib_s: Amount = 0.0
-    network_mib_s: Amount = 0.0
+    cpu_cores: Amount = Field(0.0, description="cores, in steps of 0.01")
+    memory_mib: Amount = Field(0.0, description="MiB")
+    disk_mib_s: Amount = Field(0.0, description="MiB/s of its disk; 0: not limited, or not declared")
+    network_mib_s: Amount = Field(0.0, description="MiB/s of its network; 0: not limited, or not declared")
 
     @classmethod
     def of(cls, vector: ResourceVector) -> Self:
@@ -114,14 +126,28 @@ Size = Annotated[Vector, AfterValidator(_of_one)]
 class PartialVector(Body):
     """Components to change; what is left out stays."""
 
-    cpu_cores: Amount | None = None
-    memory_mib: Amount | None = None
-    disk_mib_s: Amount | None = None
-    network_mib_s: Amount | None = None
+    cpu_cores: Amount | None = Field(None, description="cores; left out: it is not concerned")
+    memory_mib: Amount | None = Field(None, description="MiB; left out: it is not concerned")
+    disk_mib_s: Amount | None = Field(None, description="MiB/s of its disk; left out: it is not concerned")
+    network_mib_s: Amount | None = Field(None, description="MiB/s of its network; left out: it is not concerned")
 
     def onto(self, vector: Vector) -> Vector:
         """The vector with these components."""
         return vector.model_copy(update=self.model_dump(exclude_none=True))
+
+    def size_of(self, vm: Allocation) -> ResourceVector:
+        """The size of a VM with these components; what is left out keeps its size, as far as the VM may have it."""
+        lowest = vm.nominal if vm.priority is Priority.FIXED else vm.minimum
+        kept = vm.current.larger(lowest).smaller(vm.upper)
+        return ResourceVector.of({**kept.as_dict(), **self.model_dump(exclude_none=True)})
+
+
+def _as_parts(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, Vector) else value
+
+
+#: What a target may be made from, too: a whole vector.
+Target = Annotated[PartialVector, BeforeValidator(_as_parts)]
 
 
 class Problem(Body):
@@ -154,7 +180,7 @@ def problem_of(error: ValidationError | InvalidField) -> Problem:
 class Health(Body):
     """The server runs."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok"] = Field("ok", description="always this word")
 
 
 class Page(Body):

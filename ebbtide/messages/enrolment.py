@@ -22,7 +22,14 @@ class InvitationRequest(Body):
     """POST /v1/invitations of the manager."""
 
     host: Name | None = Field(None, description="the only host that may use it; default: any that is not known yet")
-    expires_s: float = Field(3600.0, ge=10, le=LONGEST_INVITATION_S, allow_inf_nan=False, strict=True)
+    expires_s: float = Field(
+        3600.0,
+        ge=10,
+        le=LONGEST_INVITATION_S,
+        allow_inf_nan=False,
+        strict=True,
+        description="how long it can be used, seconds",
+    )
 
 
 class Invitation(Body):
@@ -30,21 +37,23 @@ class Invitation(Body):
 
     token: str = Field(description="with the CA's fingerprint behind a point, where there is TLS")
     url: str = Field(description="where the host reaches this manager")
-    host: Name | None
+    host: Name | None = Field(description="the only one that may use it; null: any")
     expires_at: float = Field(description="seconds since the epoch")
 
 
 class Authority(Body):
     """GET /v1/ca of the manager: whoever asks compares it with the fingerprint in the invitation."""
 
-    ca: Pem
+    ca: Pem = Field(description="its certificate")
 
 
 class EnrolmentRequest(Body):
     """POST /v1/enrolments of the manager, which needs no other token than the one in it."""
 
-    token: Annotated[str, Field(min_length=20, max_length=200)]
-    host: Name
+    token: Annotated[str, Field(min_length=20, max_length=200)] = Field(
+        description="of the invitation, without the fingerprint"
+    )
+    host: Name = Field(description="the host's id from now on")
     address: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:-]{0,252}$")] = Field(
         description="IP address or name at which its agent listens"
     )
@@ -54,35 +63,37 @@ class EnrolmentRequest(Body):
 class Enrolment(Body):
     """What a host has from then on: tokens of both directions, which are good for no other host, and a certificate."""
 
-    host: Name
-    command_token: str
-    report_token: str
+    host: Name = Field(description="the host's id")
+    command_token: str = Field(description="what the manager sends to the host's agent")
+    report_token: str = Field(description="what the host's agent sends to the manager")
     managers: tuple[str, ...] = Field(description="where it reports")
-    certificate: Pem | None = None
-    ca: Pem | None = None
+    certificate: Pem | None = Field(None, description="the host's own; null: there is no TLS")
+    ca: Pem | None = Field(None, description="who signs the certificates of this cluster; null: there is no TLS")
 
 
 class RenewalRequest(Body):
     """POST /v1/hosts/ID/certificate of the manager, by the host agent itself."""
 
-    csr: Pem
-    address: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:-]{0,252}$")]
+    csr: Pem = Field(description="PKCS #10: common name HOST")
+    address: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:-]{0,252}$")] = Field(
+        description="IP address or name at which its agent listens"
+    )
 
 
 class Renewal(Body):
     """The host's next certificate."""
 
-    certificate: Pem
+    certificate: Pem = Field(description="the next one")
 
 
 class RevocationRequest(Body):
     """POST /v1/hosts/ID/revocation of the manager."""
 
-    reason: Annotated[Sentence, Field(min_length=1, max_length=200)]
+    reason: Annotated[Sentence, Field(min_length=1, max_length=200)] = Field(description="for the log")
 
 
 class Revocation(Body):
     """Answer to that."""
 
-    host: Name
-    sentence: str
+    host: Name = Field(description="the host's id")
+    sentence: str = Field(description="what follows from it")

@@ -16,45 +16,48 @@ from ebbtide.messages.vms import VMStatus
 class HostTemplate(Body):
     """A template that a host has."""
 
-    name: Name
+    name: Name = Field(description="by which a VM asks for it")
     shared_disk: bool = Field(False, description="its VMs' disks are on storage that other hosts reach too")
 
 
 class TemplateInfo(HostTemplate):
     """One row of GET /v1/templates."""
 
-    description: str = ""
+    description: str = Field("", description="as the host's operator wrote it")
     most: Vector | None = Field(None, description="largest size of its VMs; a component that is 0 is not limited")
 
 
 class TemplateList(Body):
     """GET /v1/templates of a host agent, GET /v1/hosts/ID/templates of the manager; by name."""
 
-    templates: Rows[TemplateInfo]
+    templates: Rows[TemplateInfo] = Field(description="by name")
 
 
 class HostReport(Body):
     """What an agent tells its manager, regularly and after every change."""
 
-    id: Name
+    id: Name = Field(description="the host's id")
     url: Address = Field(description="where the agent's REST API listens: scheme, host and port")
     incarnation: Sentence = Field(description="differs after each start of the agent")
     sequence: int = Field(
         0, ge=0, le=LARGEST, description="rises with each change that this incarnation reports; 0: not counted"
     )
-    capacity: Size
-    free: Size
-    deflatable: Vector
-    vm_overhead_mib: float = Field(ge=0, le=1e6)
-    accelerator: Sentence
-    mode: HostMode = HostMode.ACTIVE
-    mode_reason: Sentence = ""
+    capacity: Size = Field(description="what it hands out to VMs")
+    free: Size = Field(
+        description="what it could give away now: capacity less what its VMs are charged, and no more memory than the "
+        "machine has available less its reserve"
+    )
+    deflatable: Vector = Field(description="what could still be taken from its VMs")
+    vm_overhead_mib: float = Field(ge=0, le=1e6, description="memory that each VM is charged beyond its size, MiB")
+    accelerator: Sentence = Field(description="kvm or qemu (software emulation)")
+    mode: HostMode = Field(HostMode.ACTIVE, description="what the host is to do")
+    mode_reason: Sentence = Field("", description="as it was given")
     unavailable: Sentence = Field(
         "", max_length=1000, description="why its hypervisor does not answer; empty if it does"
     )
     overcommitted: Vector = Field(Vector(), description="what its VMs are charged beyond its capacity")
-    vms: Rows[VMStatus]
-    core_changes: Rows[CoreChange] = ()
+    vms: Rows[VMStatus] = Field(description="all VMs of the host, off ones too")
+    core_changes: Rows[CoreChange] = Field((), description="that are not acknowledged yet, oldest first")
     budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
     budget_number: int = Field(0, ge=0, lt=LARGEST, description="of the latest budget that was granted")
     templates: tuple[HostTemplate, ...] | None = Field(
@@ -69,35 +72,35 @@ class HostReport(Body):
 class ReportReply(Body):
     """The manager's answer to a report."""
 
-    epoch: int
+    epoch: int = Field(description="of the manager that leads")
     acknowledged: int = Field(description="core changes up to this sequence need not be sent again")
 
 
 class HostStatus(Body):
     """A host as the manager sees it."""
 
-    id: Name
-    url: str
+    id: Name = Field(description="the host's id")
+    url: str = Field(description="where its agent listens")
     state: Literal["ready", "overcommitted", "unavailable", "silent"] = Field(
         description="only a ready host gets new VMs; overcommitted: its VMs hold more than it has; unavailable: its "
         "hypervisor does not answer; a silent one does not report, and is never assumed empty"
     )
-    state_reason: str = ""
-    seen_at: float
-    capacity: Vector
-    free: Vector
-    deflatable: Vector
-    accelerator: str
-    mode: HostMode = HostMode.ACTIVE
-    mode_reason: str = ""
-    vms: tuple[str, ...]
+    state_reason: str = Field("", description="why it is in that state")
+    seen_at: float = Field(description="when it reported last, seconds since the epoch")
+    capacity: Vector = Field(description="what it hands out to VMs")
+    free: Vector = Field(description="what it could give away")
+    deflatable: Vector = Field(description="what could still be taken from its VMs")
+    accelerator: str = Field(description="kvm or qemu (software emulation)")
+    mode: HostMode = Field(HostMode.ACTIVE, description="what the host is to do")
+    mode_reason: str = Field("", description="as it was given")
+    vms: tuple[str, ...] = Field(description="names of its VMs")
     version: str = Field("", description="differs when its capacity, address or mode does")
 
 
 class HostPage(Page):
     """GET /v1/hosts of the manager: by id."""
 
-    hosts: tuple[HostStatus, ...]
+    hosts: tuple[HostStatus, ...] = Field(description="by id")
 
 
 class ForgottenHost(Body):
@@ -105,16 +108,16 @@ class ForgottenHost(Body):
 
     id: Name
     vms: tuple[Name, ...] = Field(description="VMs that are gone with it")
-    sentence: str
+    sentence: str = Field(description="what was forgotten")
 
 
 class ModeStatus(Body):
     """GET /v1/mode of a host agent."""
 
-    mode: HostMode
-    reason: str = ""
+    mode: HostMode = Field(description="what it is to do")
+    reason: str = Field("", description="as it was given")
     since: float | None = Field(None, description="seconds since the epoch; null: never changed")
-    sentence: str
+    sentence: str = Field(description="the same in words")
     unfinished: tuple[str, ...] = Field((), description="what is still to be undone, a sentence a VM; mode off only")
 
 
@@ -124,12 +127,12 @@ ManagerRole = Literal["leader", "standby"]
 class ManagerHealth(Health):
     """The manager runs, and which role it has at this moment."""
 
-    role: ManagerRole
+    role: ManagerRole = Field(description="leader, or standby, which answers nothing else")
 
 
 class Readiness(Body):
     """The manager leads, and its store answers."""
 
-    ready: Literal[True] = True
-    epoch: int
-    sentence: str
+    ready: Literal[True] = Field(True, description="always true: else it is 503")
+    epoch: int = Field(description="counts take-overs")
+    sentence: str = Field(description="the same in words")

@@ -14,43 +14,45 @@ class CoreChange(Body):
 
     sequence: int = Field(ge=1, le=LARGEST, description="counts up on each host; the manager acknowledges by it")
     machine: Name
-    host: Sentence
+    host: Sentence = Field(description="where it was")
     at: float = Field(ge=0, le=1e11, description="seconds since the epoch")
-    cores_before: float = Field(ge=0, le=1e6)
-    cores_after: float = Field(ge=0, le=1e6)
-    cause: Sentence
+    cores_before: float = Field(ge=0, le=1e6, description="verified")
+    cores_after: float = Field(ge=0, le=1e6, description="verified")
+    cause: Sentence = Field(description="of which operation, or why else")
 
 
 class CoreChangePage(Page):
     """GET /v1/core-changes of the manager: newest first."""
 
-    core_changes: tuple[CoreChange, ...]
+    core_changes: tuple[CoreChange, ...] = Field(description="newest first")
 
 
 class MachineRanking(Body):
     """How likely one machine keeps its cores for a task of a given duration (Agarwal et al. 2023, Eq. 1)."""
 
-    machine: Name
-    host: str | None
-    cores: int
+    machine: Name = Field(description="its name")
+    host: str | None = Field(description="where it runs")
+    cores: int = Field(description="usable now, whole")
     since_change_s: float | None = Field(None, description="time since the last core change; null if there was none")
-    last_change: Literal["growth", "shrink"] | None = None
-    duration_s: float
+    last_change: Literal["growth", "shrink"] | None = Field(
+        None, description="its last core change; null: there was none"
+    )
+    duration_s: float = Field(description="of the task that was asked about, seconds")
     completion_probability: float | None = Field(None, description="null without history: neither 0 nor 1")
 
 
 class MachinePage(Page):
     """GET /v1/machines of the manager: best first."""
 
-    machines: tuple[MachineRanking, ...]
+    machines: tuple[MachineRanking, ...] = Field(description="best first")
 
 
 class Decile(Body):
     """Predictions of one class: what was predicted on average, and what came true."""
 
     low: float = Field(description="predictions from here to below 0.1 more; the last class with 1")
-    count: int
-    predicted: float
+    count: int = Field(description="predictions in this class")
+    predicted: float = Field(description="on average")
     observed: float = Field(description="the share that came true")
 
 

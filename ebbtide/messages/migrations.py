@@ -33,18 +33,20 @@ class MigrationAddress(Body):
 class ArrivalCommand(Command):
     """POST /v1/vms/NAME/arrival of a host agent: keep room for a VM, and a definition that it can move into."""
 
-    vm: VMSpec
+    vm: VMSpec = Field(description="as it was asked for")
     size: Size = Field(description="what it has, and keeps while it moves")
-    boot_memory_mib: float = Field(ge=0, le=MOST)
-    generation: int = Field(0, ge=0, le=LARGEST)
-    uuid: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+    boot_memory_mib: float = Field(ge=0, le=MOST, description="memory that cannot be unplugged, MiB")
+    generation: int = Field(0, ge=0, le=LARGEST, description="of its latest target")
+    uuid: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] = Field(
+        description="of its domain"
+    )
 
 
 class DepartureCommand(Command):
     """POST /v1/vms/NAME/departure of a host agent: move a running VM to another host."""
 
-    to: Name
-    address: MigrationAddress
+    to: Name = Field(description="that host's id")
+    address: MigrationAddress = Field(description="where that host takes it")
     copy_storage: bool = Field(False, strict=True, description="its disk is not shared, and is copied")
     bandwidth_mib_s: float = Field(0.0, ge=0, le=MOST, allow_inf_nan=False, description="at most; 0: no limit")
     deadline_s: Seconds = Field(120.0, description="what has not moved by then is called off")

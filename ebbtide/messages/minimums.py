@@ -19,10 +19,10 @@ class Shares(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cpu_cores: Share = 0.0
-    memory_mib: Share = 0.0
-    disk_mib_s: Share = 0.0
-    network_mib_s: Share = 0.0
+    cpu_cores: Share = Field(0.0, description="of nominal")
+    memory_mib: Share = Field(0.0, description="of nominal")
+    disk_mib_s: Share = Field(0.0, description="of nominal")
+    network_mib_s: Share = Field(0.0, description="of nominal")
 
     def vector(self) -> ResourceVector:
         return ResourceVector(**self.model_dump())
@@ -47,11 +47,13 @@ class Utility(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cpu_cores: Curve | None = None
-    memory_mib: Curve | None = None
-    disk_mib_s: Curve | None = None
-    network_mib_s: Curve | None = None
-    at_least: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+    cpu_cores: Curve | None = Field(None, description="its curve over the share of cores")
+    memory_mib: Curve | None = Field(None, description="its curve over the share of memory")
+    disk_mib_s: Curve | None = Field(None, description="its curve over the share of the disk's bandwidth")
+    network_mib_s: Curve | None = Field(None, description="its curve over the share of the network's bandwidth")
+    at_least: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = Field(
+        description="what it must still be worth"
+    )
 
     def shares(self) -> ResourceVector:
         """The smallest share of each component that is useful enough.

@@ -15,13 +15,13 @@ from ebbtide.messages.common import Body, Name, Page, RequestId, Rows, Sentence,
 class LedgerRow(Body):
     """One layer and one resource of one deflation; amounts in the unit of the resource's name."""
 
-    layer: Layer
-    resource: Sentence
-    asked: float
-    promised: float
-    verified: float
-    seconds: float
-    reason: Sentence
+    layer: Layer = Field(description="which")
+    resource: Sentence = Field(description="the component of the vector")
+    asked: float = Field(description="of this layer")
+    promised: float = Field(description="by the layer before it was measured")
+    verified: float = Field(description="what was measured: the only figure that counts")
+    seconds: float = Field(description="how long it took")
+    reason: Sentence = Field(description="why not all")
 
     @classmethod
     def of(cls, entry: LedgerEntry) -> Self:
@@ -39,15 +39,15 @@ class LedgerRow(Body):
 class VMOutcome(Body):
     """What an operation did to one VM. ``before`` and ``after`` are bounds, measured."""
 
-    name: Name
-    generation: int
-    before: Vector
-    after: Vector
-    target: Vector
-    shortfall: Vector
-    ledger: tuple[LedgerRow, ...]
-    seconds: float
-    sentence: Sentence
+    name: Name = Field(description="the VM's name")
+    generation: int = Field(description="of the target")
+    before: Vector = Field(description="the bound before it, measured")
+    after: Vector = Field(description="the bound after it, measured")
+    target: Vector = Field(description="the size to reach")
+    shortfall: Vector = Field(description="what is missing")
+    ledger: tuple[LedgerRow, ...] = Field(description="by layer and resource")
+    seconds: float = Field(description="how long it took")
+    sentence: Sentence = Field(description="what was done and why")
     errors: tuple[Sentence, ...] = Field(
         (), description="calls of the hypervisor that failed: what is missing because of them is no lack of room"
     )
@@ -99,19 +99,19 @@ class Operation(Body):
         "arrive",
         "depart",
         "live-migrate",
-    ]
-    state: OperationState
-    sentence: Sentence
-    vm: str | None = None
-    host: str | None = None
-    vms: Rows[VMOutcome] = ()
-    shortfall: Vector = Vector()
+    ] = Field(description="what was asked for")
+    state: OperationState = Field(description="where it stands")
+    sentence: Sentence = Field(description="what it did and why, or how far it is")
+    vm: str | None = Field(None, description="which VM it is about; null: it is about none, or several")
+    host: str | None = Field(None, description="where it is at work; null: nowhere yet")
+    vms: Rows[VMOutcome] = Field((), description="what it did to each VM")
+    shortfall: Vector = Field(Vector(), description="what is missing, of all VMs")
     started_at: float = Field(description="seconds since the epoch")
-    seconds: float = 0.0
+    seconds: float = Field(0.0, description="how long it has taken")
     progress: Rows[Sentence] = Field((), description="what has been done so far, a sentence a step")
 
 
 class OperationPage(Page):
     """GET /v1/operations of the manager: newest first."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[Operation, ...] = Field(description="newest first")

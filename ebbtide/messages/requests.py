@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import (
+    LARGEST,
+    MODE_WORDS,
     MOST,
     Body,
     DomainName,
@@ -19,16 +23,18 @@ from ebbtide.messages.common import (
     RequestId,
     Seconds,
     StopSeconds,
+    Target,
     Vector,
+    cleaned_text,
 )
-from ebbtide.messages.vms import OnPreemption, VMSpec
+from ebbtide.messages.vms import NOTICE_WORDS, PREEMPTION_WORDS, PRIORITY_WORDS, OnPreemption, VMSpec
 
 
 class VMRequest(Body):
     """POST /v1/vms of the manager: place a VM, deflating others where that is needed."""
 
     request_id: RequestId
-    vm: VMSpec
+    vm: VMSpec = Field(description="as it is asked for")
     policy: PlacementPolicy | None = Field(None, description="default: as the manager is configured")
     deadline_s: Seconds = 60.0
     dry_run: DryRun = False
@@ -38,6 +44,34 @@ class VMRequest(Body):
         if self.vm.start == "deflated" and self.vm.priority is Priority.FIXED:
             raise InvalidField("vm.start", "is deflated, but a fixed VM always has its nominal size")
         return self
+
+
+class TargetRequest(Body):
+    """PUT /v1/vms/NAME/target of the manager: bring a VM to a size."""
+
+    request_id: RequestId
+    generation: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST,
+        strict=True,
+        description="numbers the targets of a VM, so that one that comes late does not undo a later one: one below "
+        "that of the VM is refused; default: the next one, when the request is taken",
+    )
+    target: Target = Field(description="the size to reach, never an amount; what is left out keeps its size")
+    deadline_s: Seconds = 60.0
+    mode: Mode = Field(Mode.ASK, description=MODE_WORDS)
+    dry_run: DryRun = False
+
+
+class ModeRequest(Body):
+    """PUT /v1/hosts/ID/mode of the manager: what the host is to do from now on."""
+
+    request_id: RequestId
+    mode: HostMode = Field(description="what it is to do from now on")
+    reason: Annotated[
+        str, Field(max_length=200, description="shown wherever the mode is"), AfterValidator(cleaned_text)
+    ] = ""
 
 
 class StopRequest(Body):
@@ -60,12 +94,12 @@ class ResizeRequest(Body):
     """PATCH /v1/vms/NAME of the manager: what the VM is sold from now on; what is left out stays."""
 
     request_id: RequestId
-    nominal: PartialVector | None = None
-    minimum: PartialVector | None = None
-    ceiling: PartialVector | None = None
-    priority: Priority | None = None
-    on_preemption: OnPreemption | None = None
-    preemption_notice_s: StopSeconds | None = None
+    nominal: PartialVector | None = Field(None, description="what it is sold")
+    minimum: PartialVector | None = Field(None, description="never less than this")
+    ceiling: PartialVector | None = Field(None, description="harvest VMs only: up to where it may grow")
+    priority: Priority | None = Field(None, description=PRIORITY_WORDS)
+    on_preemption: OnPreemption | None = Field(None, description=PREEMPTION_WORDS)
+    preemption_notice_s: StopSeconds | None = Field(None, description=NOTICE_WORDS)
     deadline_s: Seconds = 60.0
 
     def onto(self, spec: VMSpec) -> VMSpec:
@@ -135,11 +169,11 @@ class AdoptRequest(Body):
     """POST /v1/adoptions of the manager."""
 
     request_id: RequestId
-    host: Name
+    host: Name = Field(description="where the domain runs")
     domain: DomainName
     name: Name | None = Field(None, description="its name from now on; default: the domain's")
-    priority: Priority = Priority.DEFLATABLE
-    minimum: Vector = Vector()
+    priority: Priority = Field(Priority.DEFLATABLE, description="as which it is looked after")
+    minimum: Vector = Field(Vector(), description="never less than this")
 
 
 class ReleaseRequest(Body):

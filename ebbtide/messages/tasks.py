@@ -48,9 +48,9 @@ class TaskState(StrEnum):
 class TaskSpec(Body):
     """A task as it is asked for."""
 
-    name: Name
+    name: Name = Field(description="its name, used once")
     command: tuple[Word, ...] = Field(min_length=1, max_length=64, description="a program and its arguments; no shell")
-    cores: Cores = 1
+    cores: Cores = Field(1, description="it holds while it runs")
     duration_s: Duration | None = Field(None, description="how long it is expected to run; null: unknown")
     restartable: bool = Field(
         False, strict=True, description="it may be begun again after it was broken off; else it begins once at the most"
@@ -81,39 +81,39 @@ class TaskRequest(Body):
     """POST /v1/tasks."""
 
     request_id: RequestId
-    task: TaskSpec
+    task: TaskSpec = Field(description="as it is asked for")
 
 
 class ManagedTask(Body):
     """A task as the manager has it. Times are seconds since the epoch."""
 
-    name: Name
-    state: TaskState
-    cores: int
-    duration_s: float | None
-    restartable: bool
-    max_attempts: int
-    preemption_aversion: float = 0.0
-    checkpoint_s: float | None = None
-    checkpoint_signal: CheckpointSignal | None = None
-    checkpoint_grace_s: float | None = None
-    command: tuple[str, ...]
+    name: Name = Field(description="its name")
+    state: TaskState = Field(description="where it stands")
+    cores: int = Field(description="it holds while it runs")
+    duration_s: float | None = Field(description="how long it is expected to run; null: unknown")
+    restartable: bool = Field(description="whether it may be begun again")
+    max_attempts: int = Field(description="so often it is begun at the most")
+    preemption_aversion: float = Field(0.0, description="as it was asked for")
+    checkpoint_s: float | None = Field(None, description="it saves its work every so often")
+    checkpoint_signal: CheckpointSignal | None = Field(None, description="its command gets it before its machine goes")
+    checkpoint_grace_s: float | None = Field(None, description="so long it needs to save its work then")
+    command: tuple[str, ...] = Field(description="a program and its arguments")
     machine: str | None = Field(None, description="where it runs, or ran last")
     attempts: int = Field(ge=0, description="how often it has begun")
     preemptions: int = Field(ge=0, description="how often it was broken off")
-    submitted_at: float
+    submitted_at: float = Field(description="when it came")
     started_at: float | None = Field(None, description="when its last attempt began")
     told_at: float | None = Field(None, description="when the command of that attempt got its checkpoint signal")
-    ended_at: float | None = None
-    exit_code: int | None = None
+    ended_at: float | None = Field(None, description="null: it has not")
+    exit_code: int | None = Field(None, description="of its command; null: it has not ended by itself")
     output: str | None = Field(None, description="the file with what its last attempt prints, on the machines")
-    sentence: str
+    sentence: str = Field(description="what happened to it last, and why")
 
 
 class TaskPage(Page):
     """GET /v1/tasks of the manager: newest first."""
 
-    tasks: tuple[ManagedTask, ...]
+    tasks: tuple[ManagedTask, ...] = Field(description="newest first")
 
 
 class MachineOffer(Body):
@@ -135,9 +135,9 @@ class MachineOffer(Body):
 class TaskExplanation(Body):
     """GET /v1/tasks/{name}/explanation: why a task waits, and what it waits for."""
 
-    task: ManagedTask
+    task: ManagedTask = Field(description="the task")
     waits_for: str | None = Field(None, description="the machine; null: it does not wait for one")
-    sentence: str
+    sentence: str = Field(description="the same in words")
     ahead: int = Field(ge=0, description="waiting tasks that get their turn before it")
     offers: tuple[MachineOffer, ...] = Field(
         (), description="of the machines that will have room, best first, 22 at the most"
@@ -147,8 +147,8 @@ class TaskExplanation(Body):
 class EngineMachineStatus(Body):
     """A machine as the engine has it."""
 
-    name: str
-    up: bool
+    name: str = Field(description="as the engine calls it")
+    up: bool = Field(description="whether the engine can use it")
     cores: int = Field(description="usable now, whole")
     most_cores: int = Field(description="what the engine was configured with")
     known: bool = Field(description="whether it is a VM of this manager, which says how many cores it has")
@@ -171,7 +171,7 @@ class AcquirerMachineStatus(Body):
     name: Name
     standing: Standing = Field(description="held; leaving: it takes no new task; empty: it is being given back")
     cores: int | None = Field(None, description="usable now, whole; null: no host tells, or it is leaving")
-    came_at: float
+    came_at: float = Field(description="when it was placed, seconds since the epoch")
     unchanged_s: float | None = Field(None, description="since its last core change; null: more than a day, or leaving")
     leaves_at: float | None = Field(None, description="when it began to leave")
     tasks: tuple[Name, ...] = Field(description="that hold cores there")
@@ -181,30 +181,30 @@ class AcquirerMachineStatus(Body):
 class AcquirerRequestStatus(Body):
     """A machine that was asked for, and has not come."""
 
-    number: int
-    at: float
+    number: int = Field(description="counts up")
+    at: float = Field(description="when it was asked for, seconds since the epoch")
     replaces: Name | None = Field(None, description="the machine that leaves when it has come")
-    sentence: str
+    sentence: str = Field(description="why it was asked for")
 
 
 class AcquirerStatus(Body):
     """GET /v1/acquirer of the manager: the harvest VMs that it keeps for tasks, and why."""
 
-    on: bool
+    on: bool = Field(description="whether this manager keeps machines for tasks")
     sentence: str = Field(description="what the last look came to")
     next_at: float | None = Field(None, description="when it looks again at what to replace and how many to keep")
     utilisation: float | None = Field(None, description="wanted cores / cores, at the last look")
     cores: int = Field(description="of the machines that are held")
     wanted_cores: int = Field(description="of all tasks that have not ended")
-    machines: tuple[AcquirerMachineStatus, ...]
-    requests: tuple[AcquirerRequestStatus, ...]
+    machines: tuple[AcquirerMachineStatus, ...] = Field(description="that it has")
+    requests: tuple[AcquirerRequestStatus, ...] = Field(description="that have not come yet")
 
 
 class EngineStatus(Body):
     """GET /v1/engine of the manager: what runs the tasks."""
 
     kind: str = Field(description="slurm, dask, or none")
-    reachable: bool
-    sentence: str
+    reachable: bool = Field(description="whether it answers")
+    sentence: str = Field(description="what is the matter, or that all is well")
     looked_at: float | None = Field(None, description="when it answered last, seconds since the epoch")
-    machines: tuple[EngineMachineStatus, ...]
+    machines: tuple[EngineMachineStatus, ...] = Field(description="by name")

@@ -40,6 +40,11 @@ RESERVED_TEMPLATES: Final = (XML_TEMPLATE, ADOPTED_TEMPLATE)
 KIND_WORDS: Final = (
     "what of the guest answers: our agent (its domain has the channel), qemu-guest-agent only, or its balloon driver"
 )
+PRIORITY_WORDS: Final = (
+    "fixed: never touched; deflatable: shrinks to its minimum; harvest: grows into what its host leaves"
+)
+PREEMPTION_WORDS: Final = "what becomes of it when there is no room any more"
+NOTICE_WORDS: Final = "how long it has to end its work when it is preempted, seconds"
 #: How long a VM that is preempted has to end its work, where nothing else is said, seconds.
 NOTICE_S: Final = 30.0
 
@@ -58,15 +63,18 @@ class OnPreemption(StrEnum):
 class VMSpec(Body):
     """A VM as it is asked for."""
 
-    name: Name
-    priority: Priority = Priority.DEFLATABLE
-    nominal: Size
-    minimum: Size = Vector()
+    name: Name = Field(description="the VM's name")
+    priority: Priority = Field(
+        Priority.DEFLATABLE,
+        description=PRIORITY_WORDS,
+    )
+    nominal: Size = Field(description="what it is sold")
+    minimum: Size = Field(Vector(), description="never less than this; raised to the hard floors")
     minimum_share: AnyShares | None = Field(None, description="the minimum as a share of nominal, instead of minimum")
     utility: Utility | None = Field(None, description="the minimum by the application's utility, instead of minimum")
     start: Literal["nominal", "deflated"] = Field("nominal", description="deflated: smaller where nominal does not fit")
     ceiling: Size | None = Field(None, description="harvest VMs only: up to where they may grow")
-    template: Name = "lab"
+    template: Name = Field("lab", description="of its host, by name")
     xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
     on_preemption: OnPreemption = Field(
@@ -152,21 +160,21 @@ class NotYetDeflatable(Body):
 class VMStatus(Body):
     """One VM on one host, as its agent sees it."""
 
-    name: Name
-    host: Sentence
+    name: Name = Field(description="the VM's name")
+    host: Sentence = Field(description="the host's id")
     domain: Sentence = Field(description="the name in libvirt")
-    state: VMState
-    priority: Priority
-    nominal: Size
+    state: VMState = Field(description="what it is doing")
+    priority: Priority = Field(description=PRIORITY_WORDS)
+    nominal: Size = Field(description="what it was sold")
     minimum: Size = Field(description="effective: raised to the hard floors")
-    ceiling: Size | None = None
+    ceiling: Size | None = Field(None, description="harvest VMs only: up to where it may grow")
     current: Size = Field(description="the committed bound")
-    overhead_mib: float = Field(ge=0, le=1e6)
-    generation: int = Field(ge=0, le=LARGEST)
-    guest_connected: bool
+    overhead_mib: float = Field(ge=0, le=1e6, description="memory that it is charged beyond its size, MiB")
+    generation: int = Field(ge=0, le=LARGEST, description="of its latest target")
+    guest_connected: bool = Field(description="whether its guest agent answers")
     guest_kind: GuestKind = Field(GuestKind.AGENT, description=KIND_WORDS)
-    template: Name = "lab"
-    boot_memory_mib: float = Field(ge=0, le=MOST)
+    template: Name = Field("lab", description="of its host, by name")
+    boot_memory_mib: float = Field(ge=0, le=MOST, description="memory that cannot be unplugged, MiB")
     not_yet: NotYetDeflatable | None = Field(None, description="memory that can be taken soon; null: now, or never")
     pressure: Sentence | None = Field(None, description="why the guest is under pressure; null if it is not")
     pressure_budget_s: float = Field(
@@ -217,7 +225,7 @@ class VMStatus(Body):
 class VMStatusPage(Page):
     """GET /v1/vms of a host agent: by name."""
 
-    vms: tuple[VMStatus, ...]
+    vms: tuple[VMStatus, ...] = Field(description="by name")
 
 
 ManagedState = Literal[
@@ -239,21 +247,21 @@ class ClusterVM(Body):
     """A VM as the manager sees it."""
 
     name: Name
-    host: str | None
-    state: ManagedState
-    priority: Priority
-    nominal: Vector
-    minimum: Vector
-    ceiling: Vector | None = None
-    current: Vector
-    generation: int
-    guest_connected: bool = False
+    host: str | None = Field(description="where it is; null: on none")
+    state: ManagedState = Field(description="what it is doing")
+    priority: Priority = Field(description=PRIORITY_WORDS)
+    nominal: Vector = Field(description="what it was sold")
+    minimum: Vector = Field(description="never less than this; raised to the hard floors")
+    ceiling: Vector | None = Field(None, description="harvest VMs only: up to where it may grow")
+    current: Vector = Field(description="what its host lets it hold, as it was committed last")
+    generation: int = Field(description="of its latest target; the next one is higher")
+    guest_connected: bool = Field(False, description="whether its guest agent answers")
     guest_kind: GuestKind = Field(GuestKind.AGENT, description=KIND_WORDS)
     sentence: str = Field(description="what happened to it last, and why")
     version: str = Field("", description="differs when anything that a client can change does: for If-Match")
     at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
-    on_preemption: OnPreemption = OnPreemption.STOP
-    preemption_notice_s: float = NOTICE_S
+    on_preemption: OnPreemption = Field(OnPreemption.STOP, description=PREEMPTION_WORDS)
+    preemption_notice_s: float = Field(NOTICE_S, description=NOTICE_WORDS)
     preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
     saved_mib: float | None = Field(
         None, description="suspended: what its saved memory takes on its host's disk; null: it is not"
@@ -263,4 +271,4 @@ class ClusterVM(Body):
 class VMPage(Page):
     """GET /v1/vms of the manager: by name."""
 
-    vms: tuple[ClusterVM, ...]
+    vms: tuple[ClusterVM, ...] = Field(description="by name")

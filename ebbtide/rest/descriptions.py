@@ -15,6 +15,8 @@ H = TypeVar("H", bound=Handler)
 Security = Literal["client", "agent", "none"]
 
 JSON: Final = "application/json"
+#: Of an answer that something has begun.
+LOCATION: Final[Mapping[str, str]] = {"Location": "where to look at what has begun"}
 _ATTRIBUTE: Final = "_rest_description"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from ebbtide.messages.common import Problem
@@ -20,9 +20,11 @@ EVERYWHERE: Final[Mapping[int, str]] = {
     400: "A parameter or a field is wrong; the sentence names it.",
     401: "The token is missing or wrong.",
     403: "The token's role may not do this.",
+    405: "The path takes other methods, which Allow names.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     429: "Too many requests; Retry-After says when to come again.",
+    500: "A defect of the server, whose log says more.",
     503: "Not now: the server, or the host that is asked, is not ready.",
 }
 #: Of single routes.
@@ -32,7 +34,7 @@ SOMEWHERE: Final[Mapping[int, str]] = {
     412: "It has another version by now; nothing has changed.",
 }
 #: Without a token there are neither roles nor principals.
-_OPEN: Final = (400, 408, 413, 429, 503)
+_OPEN: Final = (400, 405, 408, 413, 429, 500, 503)
 _NAME_IN_PATH: Final = re.compile(r"{([^}]+)}")
 
 
@@ -41,8 +43,8 @@ class Document(BaseModel):
 
     model_config = {"extra": "allow"}
 
-    openapi: str
-    paths: dict[str, Any]
+    openapi: str = Field(description="the version of OpenAPI")
+    paths: dict[str, Any] = Field(description="the routes")
 
 
 def document_of(app: web.Application, title: str, summary: str) -> dict[str, Any]:
@@ -94,7 +96,16 @@ def _routes(app: web.Application) -> Iterator[tuple[str, str, str, Description]]
 
 
 class _Plain(GenerateJsonSchema):
-    """Without a title for every field, which only repeats its name."""
+    """Without a title for every field, which only repeats its name. Answers have every field, and may have more."""
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        made = super().model_schema(schema)
+        if self.mode == "serialization":
+            made.pop("additionalProperties", None)
+        return made
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return self.mode == "serialization" or super().field_is_required(field, total)
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -119,7 +130,22 @@ def _schema_names(descriptions: Iterator[Description]) -> tuple[Models, dict[str
     references, definitions = models_json_schema(
         inputs, ref_template="#/components/schemas/{model}", schema_generator=_Plain
     )
-    return {(model, mode): schema for (model, mode), schema in references.items()}, definitions.get("$defs", {})
+    schemas = {
+        _own_name(name): {**schema, "title": _own_name(name)} for name, schema in definitions.get("$defs", {}).items()
+    }
+    return {key: _renamed(reference) for key, reference in references.items()}, _renamed(schemas)
+
+
+def _own_name(name: str) -> str:
+    """``X`` where it is answered, ``XInput`` where it is asked for in another form."""
+    return name.removesuffix("-Output").replace("-Input", "Input")
+
+
+def _renamed(part: Any) -> Any:
+    """A part of the document with all references by the schemas' own names."""
+    if isinstance(part, dict):
+        return {key: _own_name(inner) if key == "$ref" else _renamed(inner) for key, inner in part.items()}
+    return [_renamed(inner) for inner in part] if isinstance(part, list) else part
 
 
 def _operation(identifier: str, path: str, description: Description, models: Models) -> dict[str, Any]:

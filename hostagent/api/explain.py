@@ -10,7 +10,7 @@ from pydantic import Field
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import Name
-from ebbtide.messages.explanations import Decisions, Explanation
+from ebbtide.messages.explanations import DecisionPage, Explanation
 from ebbtide.messages.hosts import ModeStatus
 from ebbtide.rest.descriptions import Parameter, describe
 from ebbtide.rest.pages import LIMIT
@@ -35,14 +35,14 @@ async def _explain(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/decisions", allow_head=False)
-@describe("What was decided and why", tag="host", query=(_VM, _SINCE, LIMIT), answers={200: Decisions})
+@describe("What was decided and why", tag="host", query=(_VM, _SINCE, LIMIT), answers={200: DecisionPage})
 async def _decisions(request: web.Request) -> web.Response:
     query = parameters_of(request)
     vm, since = query["vm"], query["since"]
     host = request.app[AGENT].host
     history = host.history
     return answer(
-        Decisions(
+        DecisionPage(
             host=host.slice.host_id,
             incarnation=host.incarnation,
             decisions=history.decisions(vm, since, query["limit"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from ebbtide.messages.commands import Budget, Command
@@ -67,4 +67,11 @@ async def begin(
     if dry_run is not None and getattr(command, "dry_run", False):
         request[WOULD_BE] = True
         return answer(await dry_run(*path, command))
-    return answer(await take(*path, command), 202)
+    return begun(await take(*path, command))
+
+
+def begun(operation: Operation) -> web.Response:
+    """202 with an operation, and where to look at it."""
+    response = answer(operation, 202)
+    response.headers[hdrs.LOCATION] = f"/v1/operations/{operation.request_id}"
+    return response

@@ -21,11 +21,11 @@ from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMSpec, VMStatus, VMStatusPage
 from ebbtide.rest.access import require
-from ebbtide.rest.descriptions import Answer, Parameter, describe
+from ebbtide.rest.descriptions import LOCATION, Answer, Parameter, describe
 from ebbtide.rest.pages import AFTER, LIMIT, key_of, page_of
 from ebbtide.rest.parameters import check_parameters, parameters_of
 from ebbtide.rest.roles import Role
-from hostagent.api.forms import AGENT, answer, begin, body_of, check_leads
+from hostagent.api.forms import AGENT, answer, begin, begun, body_of, check_leads
 from hostagent.errors import RequestRefused
 
 MAX_WAIT_S: Final = 30.0
@@ -42,7 +42,7 @@ _WAIT: Final = Parameter(
     "wait_s", Annotated[float, Field(ge=0, le=MAX_WAIT_S)], "how long to wait for its end, seconds", default=0.0
 )
 DRY_RUN: Final = Answer(Forecast, "What it would come to: an answer to `dry_run`.")
-STARTED: Final = Answer(Operation, "It is under way; the same request again gets the same answer.")
+STARTED: Final = Answer(Operation, "It is under way; the same request again gets the same answer.", headers=LOCATION)
 
 _SPEC: Final = VMSpec(
     name="web",
@@ -100,7 +100,7 @@ async def _create(request: web.Request) -> web.Response:
     command = await body_of(request, CreateCommand)
     if command.vm.xml is not None:
         require(request, Role.ADMIN, "vm.xml")
-    return answer(await request.app[AGENT].creations.create(command), 202)
+    return begun(await request.app[AGENT].creations.create(command))
 
 
 @routes.delete("/v1/vms/{name}")
@@ -117,7 +117,7 @@ async def _delete(request: web.Request) -> web.Response:
     command = Command(request_id=query["request_id"], epoch=query["epoch"], order=query["order"])
     check_leads(request, command.epoch, command.order)
     name = request.match_info["name"]
-    return answer(await request.app[AGENT].creations.delete(name, command, query["reason"], query["notice_s"]), 202)
+    return begun(await request.app[AGENT].creations.delete(name, command, query["reason"], query["notice_s"]))
 
 
 @routes.put("/v1/vms/{name}/target")

@@ -44,7 +44,7 @@ class DryRun:
         vm = self._host.vm(name)
         self._size_commands.check_target(vm, command, self._harvest.spare(name))
         self._host.check_resizable(vm)
-        targets, event = {name: command.target.vector()}, target_event(vm, command)
+        targets, event = {name: command.target.size_of(vm.allocation())}, target_event(vm, command)
         return await self._answer(command.request_id, "target", targets, command.deadline_s, event)
 
     async def reclaim(self, command: ReclaimCommand) -> Forecast:

@@ -67,7 +67,7 @@ class SizeCommands:
         :raises RequestRefused: an old generation, or no room to grow.
         :raises InvalidField: a target outside its range.
         """
-        wanted, free = command.target.vector(), self._host.free() + spare
+        wanted, free = command.target.size_of(vm.allocation()), self._host.free() + spare
         check_target(vm.allocation(), wanted)
         if command.generation <= vm.intent.generation:
             raise RequestRefused(
@@ -127,13 +127,14 @@ class SizeCommands:
     # --- how they run --------------------------------------------------------------------------------------------
 
     async def _target(self, operation: Operation, vm: ManagedVM, command: TargetCommand, request: Request) -> Operation:
-        until, wanted = now() + command.deadline_s, command.target.vector()
+        until, wanted = now() + command.deadline_s, command.target.size_of(vm.allocation())
         await self._harvest.make_room(wanted.less(vm.allocation().current), f"{vm.name} grows", vm.name)
         async with self._host.locked_until(vm, until):
             await self._host.sample()
             # Again: other operations may have ended since this one was taken on.
             self._host.check_resizable(vm)
             self.check_target(vm, command)
+            wanted = command.target.size_of(vm.allocation())
             vm.record.plan(wanted, request.cause(vm.allocation().current), command.generation)
             await self._persist([vm], request)
             outcomes = await self._host.resize([vm], left(until), command.mode)
@@ -196,4 +197,6 @@ async def _as_found(operation: Operation, vm: ManagedVM) -> Operation:
 
 def target_event(vm: ManagedVM, command: TargetCommand) -> HostEvent:
     """What a target is to the host's mode: whether it takes something."""
-    return HostEvent.GROW if vm.allocation().current.fits_in(command.target.vector()) else HostEvent.SHRINK
+    allocation = vm.allocation()
+    grows = allocation.current.fits_in(command.target.size_of(allocation))
+    return HostEvent.GROW if grows else HostEvent.SHRINK

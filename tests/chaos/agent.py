@@ -305,11 +305,12 @@ class ChaosAgent(FakeAgent):
         """Why a VM cannot be brought to a size; empty if it can."""
         if name not in self.vms or not runs(self.vms[name]):
             return f"no VM {name} runs here"
+        size = command.target.size_of(self.vms[name].allocation())
         try:
-            check_target(self.vms[name].allocation(), command.target.vector())
+            check_target(self.vms[name].allocation(), size)
         except InvalidField as error:
             return str(error)
-        growth = command.target.vector().less(self.vms[name].current.vector())
+        growth = size.less(self.vms[name].current.vector())
         return "" if growth.fits_in(self.free()) else f"{growth} is more than what is free"
 
     async def _finish(self, request_id: str) -> None:

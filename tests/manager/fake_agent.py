@@ -338,9 +338,11 @@ class FakeAgent(FakeLifecycle):
     async def _target(self, request: web.Request) -> web.StreamResponse:
         command = TargetCommand.model_validate_json(await request.read())
         name = request.match_info["name"]
-        return await self._carry_out(
-            command, "target", name, lambda: self._resize({name: command.target.vector()}, command.generation, True)
-        )
+
+        def work() -> dict[str, Any]:
+            return self._resize({name: command.target.size_of(row_of(self.vms[name]))}, command.generation, True)
+
+        return await self._carry_out(command, "target", name, work)
 
     async def _reclaim(self, request: web.Request) -> web.StreamResponse:
         command = ReclaimCommand.model_validate_json(await request.read())

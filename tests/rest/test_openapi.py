@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,6 +90,83 @@ def test_every_schema_is_one_and_every_example_fits_its_own(name: str) -> None:
             jsonschema.Draft202012Validator(schema).validate(content["example"])
             examples += 1
     assert examples > 2
+
+
+def parts_of(part: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object in a document, with its path."""
+    if isinstance(part, dict):
+        yield where, part
+    for key, inner in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+        yield from parts_of(inner, f"{where}/{key}")
+
+
+def reached(document: dict[str, Any], part: Any) -> set[str]:
+    """The schemas that a part refers to, also by others."""
+    found: set[str] = set()
+    waiting = [part]
+    while waiting:
+        for _, inner in parts_of(waiting.pop()):
+            name = str(inner.get("$ref", "")).removeprefix("#/components/schemas/")
+            if name and name not in found:
+                found.add(name)
+                waiting.append(document["components"]["schemas"][name])
+    return found
+
+
+@pytest.mark.parametrize("name", ["manager.json", "hostagent.json"])
+class TestWhatGeneratorsNeed:
+    def test_every_schema_has_its_name_as_its_title_and_a_description(self, name: str) -> None:
+        schemas = documents()[name]["components"]["schemas"]
+        assert {title: schema["title"] for title, schema in schemas.items()} == {title: title for title in schemas}
+        assert [title for title, schema in schemas.items() if not schema.get("description")] == []
+        assert all(title.isidentifier() for title in schemas)
+
+    def test_every_property_and_parameter_is_described(self, name: str) -> None:
+        document = documents()[name]
+        bare = [
+            f"{title}.{field}"
+            for title, schema in document["components"]["schemas"].items()
+            for field, found in schema.get("properties", {}).items()
+            if not found.get("description")
+        ]
+        bare += [where for where, part in parts_of(document["paths"]) if "in" in part and not part.get("description")]
+        assert bare == []
+
+    def test_answers_may_have_more_fields_and_always_have_those_that_are_described(self, name: str) -> None:
+        document = documents()[name]
+        answered = reached(document, [o["responses"] for o in operations_of(document)])
+        asked = reached(document, [o.get("requestBody", {}) for o in operations_of(document)])
+        assert answered & asked <= {title for title in answered if "enum" in document["components"]["schemas"][title]}
+        for title in answered:
+            schema = document["components"]["schemas"][title]
+            assert schema.get("additionalProperties") is not False, title
+            assert set(schema.get("required", ())) == set(schema.get("properties", {})), title
+        for title in asked:
+            schema = document["components"]["schemas"][title]
+            assert schema.get("additionalProperties") is False or "enum" in schema, title
+
+    def test_what_begins_something_says_where_to_look_at_it(self, name: str) -> None:
+        for operation in operations_of(documents()[name]):
+            answer = operation["responses"].get("202", {"headers": {"Location": None}})
+            assert "Location" in answer["headers"]
+
+    def test_kinds_of_what_happened_are_listed(self, name: str) -> None:
+        schemas = documents()[name]["components"]["schemas"]
+        assert {"deflate", "pressure"} <= set(schemas["Decision"]["properties"]["kind"]["enum"])
+        if name == "manager.json":
+            assert {"placed", "preempted", "task-done"} <= set(schemas["Event"]["properties"]["kind"]["enum"])
+
+
+def test_what_managers_tell_hosts_is_no_business_of_clients() -> None:
+    document = documents()["manager.json"]
+    asked = reached(document, [o.get("requestBody", {}) for o in operations_of(document)])
+    fields = {field for title in asked for field in document["components"]["schemas"][title].get("properties", {})}
+    assert "generation" in fields
+    assert not fields & {"epoch", "order"}
+
+
+def operations_of(document: Any) -> list[dict[str, Any]]:
+    return [operation for methods in document["paths"].values() for operation in methods.values()]
 
 
 def app_with(path: str, method: str = "GET", **description: Any) -> web.Application:

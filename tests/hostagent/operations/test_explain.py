@@ -9,7 +9,7 @@ import pytest
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Mechanism
 from ebbtide.deflation.ledger import Layer
 from ebbtide.messages.common import Vector
-from ebbtide.messages.explanations import Decisions, Explanation, PastResize
+from ebbtide.messages.explanations import DecisionPage, Explanation, PastResize
 from ebbtide.messages.operations import VMOutcome
 from ebbtide.messages.vms import VMSpec, VMState
 from hostagent.operations.explain import NO_APPLICATION, REGISTER, SILENT, why_this_size
@@ -45,11 +45,11 @@ async def explain(client: Client, name: str = "low-1") -> Explanation:
     return Explanation.model_validate_json(text)
 
 
-async def decisions(client: Client, **query: Any) -> Decisions:
+async def decisions(client: Client, **query: Any) -> DecisionPage:
     response = await client.get("/v1/decisions", params=query)
     text = await response.text()
     assert response.status == 200, text
-    return Decisions.model_validate_json(text)
+    return DecisionPage.model_validate_json(text)
 
 
 # --- why this size ---------------------------------------------------------------------------------------------------

@@ -337,6 +337,15 @@ async def test_room_that_is_being_given_back_cannot_be_sold_meanwhile(
     assert sum(vm.allocation().charge.cpu_cores for vm in host.vms.values()) <= host.slice.capacity.cpu_cores
 
 
+async def test_a_component_that_a_target_leaves_out_is_not_concerned(
+    command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    before = host.vms["low-1"].intent.committed
+    body: dict[str, Any] = {"request_id": "t1", "generation": 2, "target": {"cpu_cores": 1.0}}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    assert host.vms["low-1"].intent.committed == before.model_copy(update={"cpu_cores": 1.0})
+
+
 async def test_of_two_targets_that_fit_only_alone_one_is_refused(
     client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 
 from cluster_manager.execution.agent_proxy import AgentProxy
 from ebbtide.messages.commands import TargetCommand
@@ -16,6 +17,7 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import ClusterVM
 from hostagent.control import reconciler
 from hostagent.vm import guest_link
+from tests.manager.cluster import TOKEN
 from tests.manager.with_agent import Lab, lab_of
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -136,9 +138,41 @@ async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: La
     assert "host-a is off" in refused.sentence
 
 
+async def test_what_a_target_leaves_out_keeps_its_size_and_its_number_is_the_next(lab: Lab) -> None:
+    await lab.create("low-1")
+    before = ClusterVM.model_validate(await lab.cluster.get("/v1/vms/low-1"))
+    body = {"request_id": "t", "target": {"cpu_cores": 1.5}}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with ClientSession(lab.url, headers=headers) as session, session.put("/v1/vms/low-1/target", json=body) as a:
+        assert (a.status, a.headers["Location"]) == (202, "/v1/operations/t")
+    assert (await lab.cluster.ended("t")).state == "done"
+    intent = lab.agent.host.vms["low-1"].intent
+    assert (intent.committed.cpu_cores, intent.committed.memory_mib) == (1.5, before.current.memory_mib)
+    assert intent.generation == before.generation + 1
+    # The same request again is the same, whatever number would come next.
+    status, answer = await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body)
+    assert (status, answer["state"]) == (202, "done")
+    assert lab.agent.host.vms["low-1"].intent.generation == before.generation + 1
+    body = {"request_id": "t2", "target": {"cpu_cores": 0.0}}
+    status, answer = await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body)
+    assert (status, answer["field"]) == (400, "target.cpu_cores")
+
+
+async def test_two_targets_without_numbers_are_carried_out_one_after_the_other(lab: Lab) -> None:
+    await lab.create("low-1")
+    for number, cores in enumerate((1.5, 2.0)):
+        body = {"request_id": f"t{number}", "target": {"cpu_cores": cores}}
+        assert (await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
+    assert [(await lab.cluster.ended(f"t{number}")).state for number in range(2)] == ["done", "done"]
+    assert lab.agent.host.vms["low-1"].intent.committed.cpu_cores == 2.0
+
+
 async def test_a_clients_order_does_not_fence_the_manager(lab: Lab) -> None:
     await lab.create("low-1")
     body = {"request_id": "m", "mode": "active", "order": 1_000_000}
+    status, answer = await lab.cluster.call("PUT", "/v1/hosts/host-a/mode", json=body)
+    assert (status, answer["field"]) == (400, "order")
+    del body["order"]
     assert (await lab.cluster.call("PUT", "/v1/hosts/host-a/mode", json=body))[0] == 202
     await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
     assert (await lab.cluster.ended("t")).state == "done"
