@@ -48,8 +48,8 @@ def goes_before(left_s: float, other_left_s: float, other_bypassed: int, most_by
 
 
 def slack_s(estimate_s: float, delayed_s: float, most_delays: float) -> float:
-    """By how much those that pass a job may still delay it: ``most_delays`` times the estimate of one of its tasks, less
-    what they took already; s."""
+    """By how much those that pass a job may still delay it: ``most_delays`` times the estimate of one of its tasks,
+    less what they took already; s."""
     return most_delays * estimate_s - delayed_s
 
 
