@@ -12,7 +12,9 @@ from ebbtide.matcher.policies.cloudcoaster import (
     least_loaded,
     long_load,
     most_transients,
+    passes,
     probes,
+    slack_s,
     wanted,
 )
 
@@ -66,3 +68,11 @@ def test_shortest_remaining_passes_over_so_often_and_no_more() -> None:
     assert goes_before(5.0, 80.0, 4, 5)
     assert not goes_before(5.0, 80.0, 5, 5)
     assert not goes_before(80.0, 80.0, 0, 5)
+
+
+def test_who_waits_is_delayed_by_five_of_its_own_tasks_at_most() -> None:
+    assert slack_s(4.0, 0.0, 5.0) == 20.0
+    assert slack_s(4.0, 18.0, 5.0) == 2.0
+    assert passes(left_s=6.0, best_left_s=8.0, estimate_s=2.0, least_slack_s=2.0)
+    assert not passes(left_s=6.0, best_left_s=8.0, estimate_s=3.0, least_slack_s=2.0)
+    assert not passes(left_s=8.0, best_left_s=8.0, estimate_s=1.0, least_slack_s=2.0)

@@ -47,6 +47,18 @@ def goes_before(left_s: float, other_left_s: float, other_bypassed: int, most_by
     return left_s < other_left_s and other_bypassed < most_bypassed
 
 
+def slack_s(estimate_s: float, delayed_s: float, most_delays: float) -> float:
+    """By how much those that pass a job may still delay it: ``most_delays`` times the estimate of one of its tasks,
+    less what they took already; s."""
+    return most_delays * estimate_s - delayed_s
+
+
+def passes(left_s: float, best_left_s: float, estimate_s: float, least_slack_s: float) -> bool:
+    """Whether a job takes the turn, as in Eagle's published simulator: it has less work left than the best so far, and
+    one of its tasks takes no more than the least slack of all who came before it."""
+    return left_s < best_left_s and estimate_s <= least_slack_s
+
+
 def most_transients(short_servers: int, cost_ratio: float, replaced_share: float) -> int:
     """K = r N p (§3.1): transient servers for the money of the on-demand ones that they replace.
 

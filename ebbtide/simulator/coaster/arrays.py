@@ -77,6 +77,8 @@ class Knobs(NamedTuple):
     broken: int = 17
     #: What was entered into the heap of ends so far.
     entered: int = 18
+    #: 1: turns are taken as in Eagle's published simulator.
+    published: int = 19
 
 
 KNOB: Final = Knobs()
@@ -97,6 +99,7 @@ class Numbers(NamedTuple):
     longest_s: int = 7
     busy_s: int = 8
     now_s: int = 9
+    most_delays: int = 10
 
 
 NUMBER: Final = Numbers()
@@ -128,6 +131,8 @@ class Coaster(NamedTuple):
     since_s: Floats
     open: Ints
     entries: Ints
+    #: Of entries: estimates of the tasks that passed them.
+    delayed_s: Floats
 
 
 RULES: Final = (

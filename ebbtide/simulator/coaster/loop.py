@@ -6,9 +6,18 @@ Messages take no time. At one instant ends come before arrivals.
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TypeAlias
 
-from ebbtide.matcher.policies.cloudcoaster import goes_before, is_long, least_loaded, probes, wanted
+from ebbtide.matcher.policies.cloudcoaster import (
+    goes_before,
+    is_long,
+    least_loaded,
+    passes,
+    probes,
+    slack_s,
+    wanted,
+)
 from ebbtide.simulator.coaster.arrays import ASKED_FOR, DRAINING, ENTRY, KNOB, NUMBER, OFF, ON, SERVER, Coaster
 from ebbtide.simulator.coaster.checking import check
 from ebbtide.simulator.nodes.draws import draw
@@ -48,6 +57,12 @@ def append(s: Coaster, server: int, job: int, long: int) -> None:
     s.servers[server, SERVER.last] = entry
 
 
+def begun(s: Coaster, entry: int) -> bool:
+    """Whether an entry is a probe of a job all of whose tasks have begun."""
+    job = s.entries[entry, ENTRY.job]
+    return bool(s.entries[entry, ENTRY.long] == 0 and s.begun[job] >= s.offsets[job + 1] - s.offsets[job])
+
+
 def left_s(s: Coaster, entry: int) -> float:
     """Work that the job of an entry has not begun, as it is estimated; of a long task its own estimate; s."""
     job = s.entries[entry, ENTRY.job]
@@ -64,8 +79,7 @@ def take(s: Coaster, server: int) -> int:
     entry = s.servers[server, SERVER.first]
     while entry >= 0:
         after = s.entries[entry, ENTRY.next]
-        job = s.entries[entry, ENTRY.job]
-        if s.entries[entry, ENTRY.long] == 0 and s.begun[job] >= s.offsets[job + 1] - s.offsets[job]:
+        if begun(s, entry):
             s.knobs[KNOB.void] += 1
             unlink(s, server, before, entry)
             entry = after
@@ -87,6 +101,51 @@ def take(s: Coaster, server: int) -> int:
     while other != best:
         s.entries[other, ENTRY.bypassed] += 1
         other = s.entries[other, ENTRY.next]
+    unlink(s, server, best_before, best)
+    return best
+
+
+def take_published(s: Coaster, server: int) -> int:
+    """`take` as in Eagle's published simulator: a probe that got a task keeps its place, and each turn is open to all.
+
+    The first in the queue takes it if it is a long task; one further behind counts with all that its job has left.
+    """
+    best = -1
+    best_before = -1
+    best_left_s = math.inf
+    least_slack_s = math.inf
+    before = -1
+    entry = s.servers[server, SERVER.first]
+    while entry >= 0:
+        after = s.entries[entry, ENTRY.next]
+        if begun(s, entry):
+            s.knobs[KNOB.void] += 1
+            unlink(s, server, before, entry)
+            entry = after
+            continue
+        job = s.entries[entry, ENTRY.job]
+        long = s.entries[entry, ENTRY.long] != 0
+        job_left_s = float((s.offsets[job + 1] - s.offsets[job] - s.begun[job]) * s.mean_s[job])
+        first = long and before < 0
+        if first or passes(job_left_s, best_left_s, s.mean_s[job], least_slack_s):
+            best, best_before, best_left_s = entry, before, job_left_s
+            if first or s.knobs[KNOB.shortest] == 0:
+                break
+        if not long:
+            slack = slack_s(s.mean_s[job], s.delayed_s[entry], s.numbers[NUMBER.most_delays])
+            least_slack_s = min(least_slack_s, slack)
+        before = entry
+        entry = after
+    if best < 0:
+        return -1
+    job = s.entries[best, ENTRY.job]
+    if s.entries[best, ENTRY.long] == 0:
+        other = s.servers[server, SERVER.first]
+        while other != best:
+            s.delayed_s[other] += s.mean_s[job]
+            other = s.entries[other, ENTRY.next]
+        if s.knobs[KNOB.sticky] != 0 and s.begun[job] + 1 < s.offsets[job + 1] - s.offsets[job]:
+            return best
     unlink(s, server, best_before, best)
     return best
 
@@ -121,7 +180,7 @@ def run_task(s: Coaster, server: int, job: int, long: int, now_s: float) -> floa
 
 def goes_on(s: Coaster, server: int, now_s: float) -> float:
     """What an idle server does next; when that ends, -1: it has nothing to do."""
-    entry = take(s, server)
+    entry = take_published(s, server) if s.knobs[KNOB.published] != 0 else take(s, server)
     if entry < 0:
         if s.servers[server, SERVER.state] == DRAINING:
             leaves(s, server, now_s)
@@ -209,6 +268,12 @@ def server_comes(s: Coaster, server: int, now_s: float) -> bool:
     return True
 
 
+def goes_on_with(s: Coaster, job: int) -> bool:
+    """Whether a server that ends a short task takes the next one of the same job, whoever waits."""
+    sticky = s.knobs[KNOB.sticky] != 0 and s.knobs[KNOB.published] == 0
+    return bool(sticky and s.begun[job] < s.offsets[job + 1] - s.offsets[job])
+
+
 def task_ends(s: Coaster, ends: Ends, server: int, now_s: float) -> bool:
     """A server's task has ended, and it goes on with another; whether it was a long task."""
     job = s.servers[server, SERVER.job]
@@ -222,8 +287,7 @@ def task_ends(s: Coaster, ends: Ends, server: int, now_s: float) -> bool:
         s.expected_s[server] = 0.0
         s.knobs[KNOB.long] -= 1
         opens(s, server)
-    elif s.knobs[KNOB.sticky] != 0 and s.begun[job] < s.offsets[job + 1] - s.offsets[job]:
-        # Sticky: the next task of the same job.
+    elif goes_on_with(s, job):
         push(s, ends, run_task(s, server, job, 0, now_s), server)
         return False
     go_on(s, ends, server, now_s)

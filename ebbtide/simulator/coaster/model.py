@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ebbtide.simulator.coaster.running import METRICS, POLICIES, Terms, run
+from ebbtide.simulator.coaster.running import METRICS, POLICIES, RULES, Terms, run
 from ebbtide.simulator.coaster.workload import Mixed
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
@@ -50,6 +50,8 @@ class CoasterModel:
                 cutoff_s=g.number("cutoff_s", usual.cutoff_s, above=0),
                 probe_ratio=g.number("probe_ratio", usual.probe_ratio, least=1, most=1000),
                 least_probes=g.whole("least_probes", usual.least_probes, least=1, most=10_000),
+                rules=g.choice("rules", RULES, usual.rules),
+                most_delays=g.number("most_delays", usual.most_delays, least=0, most=_MOST),
                 bypasses=g.whole("bypasses", usual.bypasses, least=0, most=_MOST),
                 shortest=g.flag("shortest", usual.shortest),
                 sticky=g.flag("sticky", usual.sticky),

@@ -27,6 +27,8 @@ METRICS: Final = (
     *("transient_lifetime_max_h", "probes_void", "span_h", "normalised_mean", "saving"),
 )
 POLICIES: Final = ("eagle", "cloudcoaster", "always-on")
+#: Eagle as its paper tells it, and as its published simulator does it.
+RULES: Final = ("paper", "simulator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class Terms:
     :param policy: ``eagle``: all servers on demand; ``cloudcoaster``: transient ones in place of some; ``always-on``:
         as many as those are at most, on demand and all the time.
     :param cutoff_s: mean of the tasks from which a job is long.
+    :param rules: ``paper``: a task is passed over ``bypasses`` times at most, and a server runs the job that it has to
+        its end; ``simulator``: those who pass a task may take ``most_delays`` times its own estimate together, the job
+        that a server has competes with those that wait, and durations and estimates are cut to whole seconds.
     :param bypasses: how often shortest remaining first may pass over a task; ``shortest``: whether there is such an
         order at all; ``sticky``: whether a server goes on with the job that it has.
     :raises InvalidParameter: names the field.
@@ -51,7 +56,9 @@ class Terms:
     cutoff_s: float = 90.5811
     probe_ratio: float = 2.0
     least_probes: int = 20
+    rules: str = "paper"
     bypasses: int = 5
+    most_delays: float = 5.0
     shortest: bool = True
     sticky: bool = True
     validate: bool = False
@@ -59,6 +66,8 @@ class Terms:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise InvalidParameter("policy", f"must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if self.rules not in RULES:
+            raise InvalidParameter("rules", f"must be one of {', '.join(RULES)}, not {self.rules!r}")
         if not 0 < self.short_servers < self.servers:
             raise InvalidParameter("short_servers", f"must be above 0 and below servers, but is {self.short_servers}")
         if not 0 <= self.replaced_share <= 1:
@@ -67,7 +76,7 @@ class Terms:
             raise InvalidParameter("probe_ratio", "must be at least 1, so that every task has a probe")
         if not self.cost_ratio > 0:
             raise InvalidParameter("cost_ratio", f"must be above 0, but is {self.cost_ratio:g}")
-        for name in ("provisioning_s", "least_probes", "bypasses"):
+        for name in ("provisioning_s", "least_probes", "bypasses", "most_delays"):
             if not getattr(self, name) >= 0:
                 raise InvalidParameter(name, f"must not be negative, but is {getattr(self, name):g}")
         if self.policy == "cloudcoaster" and kept_servers(self.short_servers, self.replaced_share) < 1:
@@ -181,6 +190,8 @@ def run(batches: Iterable[JobBatch], terms: Terms, seed: int, compile: bool = Tr
         mean.append(np.where(np.isfinite(batch.runtime_s), batch.runtime_s, tasks.means()))
         counts.append(tasks.lengths)
         runtimes.append(tasks.values[tasks.offsets[0] : tasks.offsets[-1]])
+    if terms.rules == "simulator":
+        mean, runtimes = [np.floor(part) for part in mean], [np.floor(part) for part in runtimes]
     if not at or not sum(len(part) for part in at):
         raise InvalidParameter("jobs", "are none")
     tasks_of = np.concatenate(counts).astype(np.int64)
@@ -204,7 +215,9 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
     knobs[a.KNOB.fixed], knobs[a.KNOB.short], knobs[a.KNOB.most] = fixed, short, most
     knobs[a.KNOB.least_probes], knobs[a.KNOB.bypasses] = terms.least_probes, terms.bypasses
     knobs[a.KNOB.sticky], knobs[a.KNOB.shortest], knobs[a.KNOB.validate] = terms.sticky, terms.shortest, terms.validate
+    knobs[a.KNOB.published] = terms.rules == "simulator"
     numbers = np.zeros(a.NUMBERS)
+    numbers[a.NUMBER.most_delays] = terms.most_delays
     numbers[a.NUMBER.cutoff_s], numbers[a.NUMBER.probe_ratio] = terms.cutoff_s, terms.probe_ratio
     numbers[a.NUMBER.threshold], numbers[a.NUMBER.provisioning_s] = terms.threshold, terms.provisioning_s
     numbers[a.NUMBER.since_s] = at_s[0]
@@ -232,6 +245,7 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
         since_s=np.zeros(fixed + most),
         open=np.zeros(fixed + most, np.int64),
         entries=made,
+        delayed_s=np.zeros(entries),
     )
 
 

@@ -52,6 +52,7 @@ def sound() -> Coaster:
         since_s=np.zeros(FIXED + MOST),
         open=opened,
         entries=entries,
+        delayed_s=np.zeros(4),
     )
 
 

@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 
-from ebbtide.simulator.coaster.running import Run, Terms, run
+from ebbtide.simulator.coaster.running import Terms
 from ebbtide.simulator.errors import InvalidParameter
-from tests.simulator.jobs.scenes import batches, job
-
-
-def told(jobs: Any, seed: int = 1, **terms: Any) -> Run:
-    """Interpreted and validated; a job is long from 100 s on."""
-    given = {"cutoff_s": 100.0, "validate": True} | terms
-    return run(batches(jobs), Terms(**given), seed, compile=False)
+from tests.simulator.coaster.scenes import told
+from tests.simulator.jobs.scenes import job
 
 
 def test_long_tasks_take_the_general_servers_and_short_ones_those_without() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ebbtide.simulator.coaster.model import MODEL
-from ebbtide.simulator.coaster.running import POLICIES, Run, Terms, run
+from ebbtide.simulator.coaster.running import POLICIES, RULES, Run, Terms, run
 from ebbtide.simulator.coaster.workload import Mixed
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.model import checked, model_named
@@ -25,8 +25,9 @@ def told(seed: int, compile: bool, policy: str = "cloudcoaster", hours: float = 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", POLICIES)
-def test_servers_run_one_task_at_a_time_and_long_ones_where_they_may(seed: int, policy: str) -> None:
-    found = told(seed, True, policy)
+@pytest.mark.parametrize("rules", RULES)
+def test_servers_run_one_task_at_a_time_and_long_ones_where_they_may(seed: int, policy: str, rules: str) -> None:
+    found = told(seed, True, policy, rules=rules)
     state, (fixed, short, most) = found.state, found.terms.sizes
     jobs = np.repeat(np.arange(len(state.at_s)), np.diff(state.offsets))
     begun = state.at_s[jobs] + state.waited_s
@@ -44,7 +45,17 @@ def test_servers_run_one_task_at_a_time_and_long_ones_where_they_may(seed: int, 
         assert 0 < found.metrics["transient_mean"] <= most
 
 
-@pytest.mark.parametrize("options", [{}, {"shortest": False}, {"sticky": False}, {"provisioning_s": 0.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shortest": False},
+        {"sticky": False},
+        {"provisioning_s": 0.0},
+        {"rules": "simulator"},
+        {"rules": "simulator", "shortest": False, "sticky": False},
+    ],
+)
 def test_compiled_and_interpreted_agree(options: dict[str, Any]) -> None:
     one, other = (told(9, how, hours=0.7, **options) for how in (False, True))
     assert one.state.waited_s.tolist() == other.state.waited_s.tolist()
