@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 import benchmarks
-from ebbtide.cli.commands.options import Json
 from ebbtide.cli.output import Steps, print_json, print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -22,7 +21,7 @@ def bench(
         int, typer.Option(min=1, help="Measurements of each thing; under 5, nothing to quote.")
     ] = benchmarks.LEAST_RUNS,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short, not to quote.")] = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
     if name is not None and name not in benchmarks.ALL:

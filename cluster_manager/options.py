@@ -29,7 +29,7 @@ class ManagerOptions(DaemonOptions):
         json_schema_extra={"example": "/etc/ebbtide/token"},
     )
     hosts_key_file: Path = Field(
-        description="key of which the tokens of all hosts are made, each its own: see `ebb invite --help`",
+        description="key of which the tokens of all hosts are made, each its own: see `ebb host tokens --help`",
         json_schema_extra={"example": "/etc/ebbtide/hosts.key"},
     )
     database: str = Field(

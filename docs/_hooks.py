@@ -24,7 +24,7 @@ import cluster_manager.main
 import guestagent.main
 import hostagent.main
 from cluster_manager.options import ManagerOptions
-from ebbtide.cli.main import app
+from ebbtide.cli.main import ALIASES, EXIT_CODES, app
 from ebbtide.rest.options import DaemonOptions
 from hostagent.options import HostAgentOptions
 
@@ -99,16 +99,22 @@ def commands(command: Any, path: str, depth: int) -> Iterator[str]:
     rows = list(parameters(command))
     if rows:
         yield table(("argument or option", "meaning", "default"), rows)
-    for name in inner:
-        # Asked for: a command's module is imported when it is.
-        below = command.get_command(None, name)
-        yield from commands(below, f"{path} {name}", min(depth + 1, 3))
+    for name, found in inner.items():
+        if not found.hidden:
+            # Asked for: a command's module is imported when it is.
+            yield from commands(command.get_command(None, name), f"{path} {name}", min(depth + 1, 3))
 
 
 def cli() -> str:
     """The page of the commands."""
     made = "\n".join(commands(typer.main.get_command(app), "ebb", 2))
-    return f"# Commands\n\n{MADE.format('the Typer application in `ebbtide/cli/main.py`')}\n{made}"
+    short = table(("in short", "is"), [(f"`ebb {word}`", f"`ebb {words}`") for word, words in ALIASES.items()])
+    codes = table(("exit code", "meaning"), list(EXIT_CODES.items()))
+    return (
+        f"# Commands\n\n{MADE.format('the Typer application in `ebbtide/cli/main.py`')}\n"
+        "How they print, which manager they ask and what scripts should know: [command line](command-line.md).\n\n"
+        f"{short}\n{codes}\n{made}"
+    )
 
 
 def daemon_options(model: type[DaemonOptions]) -> str:

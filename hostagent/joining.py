@@ -283,4 +283,4 @@ def _start(given: argparse.Namespace) -> None:
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise HostAgentError(f"{command}: {done.stderr.strip() or done.returncode}; see journalctl -u ebb-hostagent")
-    print("the service ebb-hostagent runs: the host appears in `ebb hosts` with its first report", file=sys.stdout)
+    print("the service ebb-hostagent runs: the host appears in `ebb host list` with its first report", file=sys.stdout)

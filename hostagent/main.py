@@ -18,13 +18,13 @@ example:
   ebb-hostagent --id host-a --capacity cpu_cores=6,memory_mib=4096 \\
       --token-file /etc/ebbtide/host-a.command-token \\
       --manager http://127.0.0.1:7100 --manager-token-file /etc/ebbtide/host-a.report-token
-  both tokens: `ebb invite host-a`, at the manager
+  both tokens: `ebb host tokens host-a`, at the manager
   ebb-hostagent join https://10.0.0.1:7100 - <<<TOKEN
       as `ebb host invite` prints it at the manager: makes key and certificate, writes /etc/ebbtide/hostagent.toml and
       starts the service; see `ebb-hostagent join --help`
   ebb-hostagent release
       with the options of /etc/ebbtide/hostagent.toml, where no agent runs: undo what was taken from every VM, as
-      `ebb off` does, and end; 1 where something is left. Done before the Debian package is removed.
+      `ebb host undeflate` does, and end; 1 where something is left. Done before the Debian package is removed.
   beyond loopback, with TLS: docs/reference/security.md
 
 The agent manages only domains that it made itself or was told to adopt; it knows them by the intent in their libvirt

@@ -142,5 +142,7 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
         if not is_protected(url):
             raise AccessError(f"--manager {url} would get the token over plain HTTP: give https://")
     if options.manager and options.manager_token_file is None:
-        raise AccessError("--manager needs --manager-token-file: a host has a token for each direction (`ebb invite`)")
+        raise AccessError(
+            "--manager needs --manager-token-file: a host has a token for each direction (`ebb host tokens`)"
+        )
     return replace(settings, server_ca=options.manager_ca, caller=caller)

@@ -78,7 +78,9 @@ async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
         try:
             place.bind((address.strip("[]"), port))
         except OSError as error:
-            raise HostAgentError(f"an agent runs at {options.listen}: stop it first, or `ebb off`") from error
+            raise HostAgentError(
+                f"an agent runs at {options.listen}: stop it first, or `ebb host undeflate`"
+            ) from error
     print(await give_back(await _agent(options, access)))
 
 

@@ -74,11 +74,12 @@ def command_line() -> str:
     """The page of `ebb`: every command with its options."""
     import typer
 
-    from ebbtide.cli.main import COMMANDS, GROUPS, app
+    from ebbtide.cli.main import ALIASES, COMMANDS, EXIT_CODES, GROUPS, app
 
     def below(command: Any, path: str) -> Iterator[str]:
-        for name in getattr(command, "commands", {}):
-            yield from below(command.get_command(None, name), f"{path} {name}")
+        for name, found in getattr(command, "commands", {}).items():
+            if not found.hidden:
+                yield from below(command.get_command(None, name), f"{path} {name}")
         if not hasattr(command, "commands"):
             yield f".SS {quoted(path)}\n{quoted((command.help or '').split(chr(12))[0].strip())}"
             for parameter in command.params:
@@ -98,7 +99,9 @@ def command_line() -> str:
         section("DESCRIPTION", quoted(f"{len(COMMANDS)} commands; each has a page of its own with --help.")),
         section("OPTIONS", *general),
         section("COMMANDS", *below(root, "ebb")),
-        section("EXIT STATUS", quoted("0: done. 1: it failed, and says why. 2: a wrong call. 130: Ctrl-C.")),
+        section("IN SHORT", *(listed(f"ebb {short}", f"ebb {words}") for short, words in ALIASES.items())),
+        section("EXIT STATUS", *(listed(str(code), meaning) for code, meaning in EXIT_CODES.items())),
+        section("FILES", listed("~/.config/ebbtide/contexts.toml", "Managers by name, of `ebb context`.")),
         section("SEE ALSO", ".BR ebb\\-manager (8),", ".BR ebb\\-hostagent (8)"),
     ]
     return page("ebb", 1, GROUPS[""], parts)

@@ -71,5 +71,5 @@ def _of_vms(report: HostReport, known: HostReport | None) -> list[News]:
         if vm.state is VMState.PAUSED:
             news.append(News("paused", vm.name, f"{vm.name} is paused {where}"))
         else:
-            news.append(News("stopped", vm.name, f"{vm.name} is off {where}; `ebb start {vm.name}` starts it"))
+            news.append(News("stopped", vm.name, f"{vm.name} is off {where}; `ebb vm start {vm.name}` starts it"))
     return news

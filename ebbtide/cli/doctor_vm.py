@@ -1,4 +1,4 @@
-"""`ebb doctor VM`: which layers a VM has, why not the others, and what to copy to put it right. Changes nothing.
+"""`ebb vm doctor VM`: which layers a VM has, why not the others, and what to copy to put it right. Changes nothing.
 
 Works for any domain of a libvirt on this machine, ours or not, running or not. libvirt is imported where it is used:
 the doctor has to run where it is missing, too.

@@ -1,4 +1,7 @@
-"""OpenAPI documents of both REST interfaces: ``make openapi``, or ``python -m ebbtide.cli.openapi DIRECTORY``."""
+"""OpenAPI documents of both REST interfaces, and schemas of the commands: ``make openapi``.
+
+Or ``python -m ebbtide.cli.openapi DIRECTORY``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from aiohttp import web
 
 from cluster_manager.api import itself
 from cluster_manager.api.app import ROUTES as MANAGER_ROUTES
+from ebbtide.cli import schemas
 from ebbtide.rest.openapi import text_of
 from hostagent.api import openapi as api_openapi
 from hostagent.api.app import ROUTES as AGENT_ROUTES
@@ -25,7 +29,11 @@ def documents() -> Mapping[str, dict[str, Any]]:
         manager.add_routes(routes)
     for routes in AGENT_ROUTES:
         agent.add_routes(routes)
-    return {"manager.json": itself.document(manager), "hostagent.json": api_openapi.document(agent)}
+    return {
+        "manager.json": itself.document(manager),
+        "hostagent.json": api_openapi.document(agent),
+        "cli.json": schemas.document(),
+    }
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Output of the commands: tables or JSON on stdout, progress and errors on stderr."""
+"""Output of the commands: tables, JSON, YAML or names on stdout, progress and errors on stderr."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ebbtide.errors import EbbError
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from ebbtide.messages.common import Vector
+
+Row = TypeVar("Row")
 
 
 def print_json(data: Any) -> None:
@@ -24,14 +25,35 @@ def print_json(data: Any) -> None:
     print(json.dumps(plain(data), indent=2))
 
 
-def text_of(body: BaseModel) -> str:
+def text_of(data: Any) -> str:
     """A body as one line of JSON."""
-    return json.dumps(plain(body))
+    return json.dumps(plain(data))
+
+
+def yaml_of(data: Any) -> str:
+    """A document of YAML."""
+    import yaml
+
+    text: str = yaml.safe_dump(plain(data), sort_keys=False, allow_unicode=True, width=110)
+    return "---\n" + text.rstrip("\n")
+
+
+def print_yaml(data: Any) -> None:
+    """Print one YAML document, with what `print_json` prints."""
+    print(yaml_of(data).removeprefix("---\n"))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines for a program that reads them as they come. Raises BrokenPipeError where none reads any more."""
+    for line in lines:
+        print(shown(line), flush=True)
+    if reader_is_gone():
+        raise BrokenPipeError
 
 
 def clock(at: float) -> str:
-    """A time of day, in the zone of this machine."""
-    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+    """Date and time of day, in the zone of this machine."""
+    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def plain(data: Any) -> Any:
@@ -45,30 +67,65 @@ def plain(data: Any) -> Any:
     return data
 
 
+def name_of(row: Any) -> str:
+    """What a thing goes by: its name, its request id, its number."""
+    return next((str(row[key]) for key in ("name", "request_id", "machine", "id", "domain") if key in row), "")
+
+
+def names_of(data: Any) -> list[str]:
+    """The names in a document: of a list's rows, or its own."""
+    data = plain(data)
+    rows = next((value for value in data.values() if isinstance(value, list)), [])
+    return [own] if (own := name_of(data)) else [name_of(row) for row in rows]
+
+
 def shown(text: str) -> str:
     """Words of guests, hosts and other people, without what a terminal would obey."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+@dataclass(frozen=True)
+class Table(Generic[Row]):
+    """The columns of a list: how each is got of a row, the ones that `-o wide` has besides."""
+
+    columns: Mapping[str, Callable[[Row], object]]
+    wide: Mapping[str, Callable[[Row], object]]
+    #: The sentence for a list without rows.
+    empty: str
+
+    def print(self, rows: Iterable[Row], *, wide: bool = False, headed: bool = True) -> None:
+        columns = {**self.columns, **(self.wide if wide else {})}
+        cells = [[of(row) for of in columns.values()] for row in rows]
+        print_table(tuple(columns), cells, self.empty, headed=headed)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, headed: bool = True) -> None:
     """Print rows under their headings; the sentence ``empty`` where there are none. Nothing is cut off in a pipe."""
     rows = list(rows)
     if not rows:
         print(shown(empty))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=max(200, *(sum(len(str(c)) + 3 for c in row) for row in rows)))
-    table = Table(box=None, pad_edge=False, header_style="bold")
+        widest = [max(map(len, map(str, column))) for column in zip(columns, *rows, strict=True)]
+        console = Console(highlight=False, width=max(200, sum(widest) + 3 * len(widest)))
+    table = RichTable(box=None, pad_edge=False, header_style="bold", show_header=headed)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(str(cell))) for cell in row))
     console.print(table)
+
+
+def clear() -> None:
+    """Begin the terminal anew."""
+    from rich.console import Console
+
+    Console().clear()
 
 
 def size(vector: Vector) -> str:

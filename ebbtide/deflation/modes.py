@@ -83,7 +83,7 @@ _WHY: Final[Mapping[HostMode, str]] = {
     HostMode.OFF: "is off: its VMs are left alone",
 }
 #: How to leave a mode, as it stands in every refusal.
-RESUME: Final = "`ebb resume {host}` makes it active again"
+RESUME: Final = "`ebb host resume {host}` makes it active again"
 
 
 def reaction(mode: HostMode, event: HostEvent) -> Reaction:

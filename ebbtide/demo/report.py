@@ -1,4 +1,4 @@
-"""Report of the demo: the document that `ebb demo --json` prints."""
+"""Report of the demo: the document that `ebb demo -o json` prints."""
 
 from __future__ import annotations
 

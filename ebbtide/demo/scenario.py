@@ -147,7 +147,7 @@ class Demo:
         if others:
             raise DemoFailed(
                 f"the lab holds VMs already ({', '.join(others)}), which would shrink with those of the demo; "
-                f"`ebb delete {others[0]}` removes one"
+                f"`ebb vm delete {others[0]} --yes` removes one"
             )
 
     async def _high_spec(self) -> VMSpec:

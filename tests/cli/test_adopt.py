@@ -1,4 +1,4 @@
-"""`ebb adopt` without minimums: what it shows, whom it asks, and that nothing happens without a yes."""
+"""`ebb vm adopt` without minimums: what it shows, whom it asks, and that nothing happens without a yes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from ebbtide.cli.commands import lifecycle
+from ebbtide.cli.commands import options
 from ebbtide.cli.commands.lifecycle import minimums_by_use, proposal
 from ebbtide.cli.main import app
 from ebbtide.errors import EbbError
@@ -40,7 +40,7 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
 async def adopt(lab: Lab, *words: str, says: str = "") -> Any:
     options = ["--manager", lab.url, "--token-file", str(lab.token_file)]
     return await asyncio.to_thread(
-        CliRunner().invoke, app, ["adopt", "old", "--host", "host-a", *words, *options], input=says
+        CliRunner().invoke, app, ["vm", "adopt", "old", "--host", "host-a", *words, *options], input=says
     )
 
 
@@ -60,7 +60,7 @@ async def test_a_script_takes_the_minimums_by_use_with_yes_and_resize_changes_th
     assert "old has 1 cores, 512 MiB and used 0 cores, 150 MiB in 0.2 s; it keeps 0.1 cores, 246 MiB" in done.stdout
     assert kept(lab) == Vector(cpu_cores=0.1, memory_mib=USED_MIB + 96)
     options = ["--manager", lab.url, "--token-file", str(lab.token_file)]
-    words = ["resize", "old", "--minimum-memory-mib", "300", *options]
+    words = ["vm", "resize", "old", "--minimum-memory-mib", "300", *options]
     resized = await asyncio.to_thread(CliRunner().invoke, app, words)
     assert resized.exit_code == 0, resized.output
     assert kept(lab) == Vector(cpu_cores=0.1, memory_mib=300.0)
@@ -70,7 +70,7 @@ async def test_a_person_is_asked_and_a_no_changes_nothing(lab: Lab, monkeypatch:
     alone = await adopt(lab)
     assert isinstance(alone.exception, EbbError)
     assert "give --yes, or the minimums" in str(alone.exception)
-    monkeypatch.setattr(lifecycle, "is_person_there", lambda: True)
+    monkeypatch.setattr(options, "is_person_there", lambda: True)
     refused = await adopt(lab, says="n\n")
     assert str(refused.exception) == "nothing was changed"
     assert (kept(lab), domain_of(lab).intent) == (None, "")
@@ -80,7 +80,7 @@ async def test_a_person_is_asked_and_a_no_changes_nothing(lab: Lab, monkeypatch:
 
 
 async def test_minimums_that_are_given_are_taken_as_they_are(lab: Lab) -> None:
-    done = await adopt(lab, "--minimum-cpu-cores", "0.5", "--minimum-memory-mib", "300", "--json")
+    done = await adopt(lab, "--minimum-cpu-cores", "0.5", "--minimum-memory-mib", "300", "-o", "json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["state"] == "done"
     assert kept(lab) == Vector(cpu_cores=0.5, memory_mib=300.0)

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import pytest_asyncio
 import structlog
+import typer
+import yaml
 from typer.testing import CliRunner
 
 from cluster_manager.api.app import make_app
-from ebbtide.cli.main import app
+from ebbtide.cli import main
+from ebbtide.cli.commands.options import Output
+from ebbtide.cli.main import COMMANDS, app
+from ebbtide.cli.schemas import DOCUMENTS, schema_of
 from ebbtide.client import ManagerClient
+from ebbtide.errors import EbbError
 from ebbtide.rest.descriptions import description_of
 from tests import schema_run
 from tests.manager import cluster as tests_cluster
@@ -38,53 +47,53 @@ JOINING = {("GET", "/v1/ca"), ("POST", "/v1/enrolments")}
 SIZES = ["--cpu-cores", "1", "--memory-mib", "512"]
 #: The client's method and the command of each route, in an order that works: ``web`` is made first and deleted last.
 COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
-    ("POST", "/v1/vms"): ("create", ["create", "web", *SIZES]),
+    ("POST", "/v1/vms"): ("create", ["vm", "create", "web", *SIZES]),
     ("GET", "/healthz"): ("health", ["health"]),
     ("GET", "/readyz"): ("readiness", ["health", "--ready"]),
     ("GET", "/v1/backup"): ("backup", ["backup", "FILE"]),
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
-    ("GET", "/v1/hosts"): ("hosts", ["hosts", "--state", "ready", "--mode", "active"]),
-    ("GET", "/v1/hosts/{id}"): ("host", ["host", "host-a"]),
-    ("PUT", "/v1/hosts/{id}/mode"): ("set_mode", ["resume", "host-a"]),
+    ("GET", "/v1/hosts"): ("hosts", ["host", "list", "--state", "ready", "--mode", "active"]),
+    ("GET", "/v1/hosts/{id}"): ("host", ["host", "show", "host-a"]),
+    ("PUT", "/v1/hosts/{id}/mode"): ("set_mode", ["host", "resume", "host-a"]),
     ("GET", "/v1/hosts/{id}/operations/{request_id}"): (
         "operation",
-        ["operation", "--host", "host-a", "REQUEST", "--wait-s", "1"],
+        ["plan", "show", "--host", "host-a", "REQUEST", "--wait-s", "1"],
     ),
-    ("GET", "/v1/vms"): ("vms", ["vms", "--host", "host-a", "--state", "running", "--prefix", "w"]),
-    ("GET", "/v1/vms/{name}"): ("vm", ["vm", "web"]),
-    ("GET", "/v1/vms/{name}/explain"): ("explain", ["explain", "web"]),
-    ("PUT", "/v1/vms/{name}/target"): ("set_target", ["target", "web", "--cpu-cores", "0.5"]),
-    ("GET", "/v1/operations"): ("operations", ["operations", "--kind", "create", "--since", "2026-01-31T12:00"]),
-    ("GET", "/v1/operations/{id}"): ("operation", ["operation", "CREATED"]),
-    ("GET", "/v1/core-changes"): ("core_changes", ["core-changes", "--machine", "web"]),
-    ("GET", "/v1/machines"): ("machines", ["machines"]),
-    ("GET", "/v1/calibration"): ("calibration", ["calibration"]),
-    ("GET", "/v1/machines/{name}"): ("machine", ["machine", "web"]),
-    ("GET", "/v1/events"): ("events", ["events", "--limit", "5", "--kind", "placed"]),
-    STREAM: ("follow_events", ["events", "--follow"]),
-    ("GET", "/v1/hosts/{id}/templates"): ("templates", ["templates", "host-a"]),
-    ("PATCH", "/v1/vms/{name}"): ("resize", ["resize", "web", "--minimum-cpu-cores", "0.3"]),
-    ("POST", "/v1/vms/{name}/stop"): ("stop", ["stop", "web"]),
-    ("POST", "/v1/vms/{name}/start"): ("start", ["start", "web"]),
-    ("POST", "/v1/vms/{name}/migrate"): ("migrate", ["migrate", "web", "--lose-disk"]),
-    ("GET", "/v1/rebalancing"): ("dry_run_rebalancing", ["rebalance", "--dry-run", "--lasted-s", "60"]),
-    ("GET", "/v1/adoptions"): ("adoptable", ["adopt", "other", "--host", "host-a", "--yes"]),
+    ("GET", "/v1/vms"): ("vms", ["vm", "list", "--host", "host-a", "--state", "running", "--prefix", "w"]),
+    ("GET", "/v1/vms/{name}"): ("vm", ["vm", "show", "web"]),
+    ("GET", "/v1/vms/{name}/explain"): ("explain", ["vm", "explain", "web"]),
+    ("PUT", "/v1/vms/{name}/target"): ("set_target", ["vm", "target", "web", "--cpu-cores", "0.5"]),
+    ("GET", "/v1/operations"): ("operations", ["plan", "list", "--kind", "create", "--since", "2026-01-31T12:00"]),
+    ("GET", "/v1/operations/{id}"): ("operation", ["plan", "show", "CREATED"]),
+    ("GET", "/v1/core-changes"): ("core_changes", ["machine", "changes", "--machine", "web"]),
+    ("GET", "/v1/machines"): ("machines", ["machine", "list"]),
+    ("GET", "/v1/calibration"): ("calibration", ["machine", "calibration"]),
+    ("GET", "/v1/machines/{name}"): ("machine", ["machine", "show", "web"]),
+    ("GET", "/v1/events"): ("events", ["event", "list", "--limit", "5", "--kind", "placed"]),
+    STREAM: ("follow_events", ["event", "list", "--watch"]),
+    ("GET", "/v1/hosts/{id}/templates"): ("templates", ["host", "templates", "host-a"]),
+    ("PATCH", "/v1/vms/{name}"): ("resize", ["vm", "resize", "web", "--minimum-cpu-cores", "0.3"]),
+    ("POST", "/v1/vms/{name}/stop"): ("stop", ["vm", "stop", "web"]),
+    ("POST", "/v1/vms/{name}/start"): ("start", ["vm", "start", "web"]),
+    ("POST", "/v1/vms/{name}/migrate"): ("migrate", ["vm", "migrate", "web", "--lose-disk"]),
+    ("GET", "/v1/rebalancing"): ("dry_run_rebalancing", ["plan", "rebalance", "--dry-run", "--lasted-s", "60"]),
+    ("GET", "/v1/adoptions"): ("adoptable", ["vm", "adopt", "other", "--host", "host-a", "--yes"]),
     ("POST", "/v1/adoptions"): (
         "adopt",
-        ["adopt", "old", "--host", "host-a", "--minimum-cpu-cores", "0.3", "--minimum-memory-mib", "256"],
+        ["vm", "adopt", "old", "--host", "host-a", "--minimum-cpu-cores", "0.3", "--minimum-memory-mib", "256"],
     ),
-    ("POST", "/v1/vms/{name}/release"): ("release", ["release", "old"]),
-    ("POST", "/v1/tasks"): ("submit_task", ["tasks", "submit", "train", "--checkpoint-signal", "USR1", "sleep", "60"]),
-    ("GET", "/v1/tasks"): ("tasks", ["tasks", "list", "--state", "waiting", "--prefix", "t", "--limit", "5"]),
-    ("GET", "/v1/tasks/{name}"): ("task", ["tasks", "show", "train"]),
-    ("GET", "/v1/tasks/{name}/explanation"): ("explain_task", ["tasks", "explain", "train"]),
-    ("DELETE", "/v1/tasks/{name}"): ("cancel_task", ["tasks", "cancel", "train"]),
-    ("GET", "/v1/engine"): ("engine", ["tasks", "engine"]),
-    ("GET", "/v1/acquirer"): ("acquirer", ["tasks", "acquirer"]),
-    ("DELETE", "/v1/vms/{name}"): ("delete", ["delete", "web"]),
+    ("POST", "/v1/vms/{name}/release"): ("release", ["vm", "release", "old", "--yes"]),
+    ("POST", "/v1/tasks"): ("submit_task", ["task", "submit", "train", "--checkpoint-signal", "USR1", "sleep", "60"]),
+    ("GET", "/v1/tasks"): ("tasks", ["task", "list", "--state", "waiting", "--prefix", "t", "--limit", "5"]),
+    ("GET", "/v1/tasks/{name}"): ("task", ["task", "show", "train"]),
+    ("GET", "/v1/tasks/{name}/explanation"): ("explain_task", ["task", "explain", "train"]),
+    ("DELETE", "/v1/tasks/{name}"): ("cancel_task", ["task", "cancel", "train"]),
+    ("GET", "/v1/engine"): ("engine", ["task", "engine"]),
+    ("GET", "/v1/acquirer"): ("acquirer", ["task", "acquirer"]),
+    ("DELETE", "/v1/vms/{name}"): ("delete", ["vm", "delete", "web", "--yes"]),
     ("POST", "/v1/invitations"): ("invite_host", ["host", "invite", "host-new"]),
-    ("POST", "/v1/hosts/{id}/revocation"): ("revoke_host", ["host", "revoke", "host-old"]),
-    ("DELETE", "/v1/hosts/{id}"): ("forget_host", ["forget", "host-old"]),
+    ("POST", "/v1/hosts/{id}/revocation"): ("revoke_host", ["host", "revoke", "host-old", "--yes"]),
+    ("DELETE", "/v1/hosts/{id}"): ("forget_host", ["host", "forget", "host-old", "--yes"]),
 }
 
 
@@ -142,63 +151,150 @@ async def test_every_command_asks_its_route_and_every_client_method_is_there(run
             continue
         before = +running.seen
         failing = int(route == NOWHERE)
-        printed = await running.ebb(*(ids.get(word, word) for word in words), "--json", exit_code=failing)
+        named = " ".join(words[:2]) if " ".join(words[:2]) in DOCUMENTS else words[0]
+        printed = await running.ebb(*(ids.get(word, word) for word in words), "-o", "json", exit_code=failing)
         asked = {(verb, path) for (verb, path, status) in running.seen - before if status in (200, 202)}
         assert route in asked, (words, asked)
         answer = json.loads(printed)
-        if words[0] == "create":
+        jsonschema.validate(answer, schema_of(named))
+        if named == "vm create":
             ids["CREATED"] = answer["request_id"]
-        elif words[0] == "resume":
+        elif named == "host resume":
             ids["REQUEST"] = answer["request_id"]
 
 
 async def test_every_table_can_be_printed_too(running: Running) -> None:
-    created = json.loads(await running.ebb("create", "table", *SIZES, "--json"))["request_id"]
+    await running.ebb("vm", "create", "there", *SIZES)
+    created = json.loads(await running.ebb("vm", "create", "table", *SIZES, "-o", "json"))["request_id"]
 
     async def reported() -> bool:
-        return "table" in await running.ebb("core-changes")
+        return "table" in await running.ebb("machine", "changes")
 
     await running.lab.cluster.until(reported)
     for words in (
-        ["vms"], ["vm", "table"], ["hosts"], ["host", "host-a"], ["operations"], ["operation", created], ["health"],
-        ["core-changes"], ["machines"], ["machine", "table"], ["events"], ["tasks", "submit", "table", "true"],
-        ["tasks", "list"], ["tasks", "show", "table"], ["tasks", "explain", "table"], ["tasks", "cancel", "table"],
-        ["tasks", "engine"], ["calibration"],
+        "vms", "vm show table", "vm explain table", "plan list", f"plan show {created}", "machine changes",
+        "machine list", "machine show table", "event list", "task submit table true", "task list", "task show table",
+        "task explain table", "task cancel table",
     ):  # fmt: skip
-        printed = await running.ebb(*words)
-        assert "table" in printed or words[0] in ("hosts", "host", "health", "calibration") or "engine" in words, (
-            words,
-            printed,
-        )
+        assert "table" in await running.ebb(*words.split()), words
+    for words, said in (
+        ("host list", "host-a"), ("host show host-a", "host-a"), ("host templates host-a", "lab"),
+        ("health", "the manager runs"), ("machine calibration", "Brier"), ("task engine", "machine"),
+    ):  # fmt: skip
+        assert said in await running.ebb(*words.split()), words
+
+
+#: What a command needs beside the name of its thing.
+NEEDED = {
+    "vm shrink": "--cpu-cores 1", "vm target": "--cpu-cores 1", "vm resize": "--cpu-cores 1",
+    "wait vm": "--for running", "wait host": "--for ready", "wait task": "--for done",
+}  # fmt: skip
+#: They make, or foretell, what does not exist yet; or ask for nothing by its name.
+MAKING = {"vm create", "vm adopt", "host invite", "task submit", "backup", "context add"}
+
+
+def named_things() -> list[str]:
+    """The commands that ask the manager for one thing by its name."""
+    found = []
+    for words, _, _ in COMMANDS:
+        command: Any = typer.main.get_command(app)
+        for word in words.split():
+            command = command.get_command(None, word)
+        options = {option for parameter in command.params for option in parameter.opts}
+        if "--token-file" in options and any(option[0] != "-" for option in options) and words not in MAKING:
+            found.append(words)
+    return found
+
+
+@pytest.mark.parametrize("words", named_things())
+async def test_a_thing_that_is_missing_is_one_sentence_and_exit_3(running: Running, words: str) -> None:
+    yes = ["--yes"] if words in ("vm delete", "vm release", "host forget", "host revoke") else []
+    argv = [*words.split(), "not-there", *NEEDED.get(words, "").split(), *yes, *running.options()]
+    result = await asyncio.to_thread(CliRunner().invoke, app, argv)
+    assert isinstance(result.exception, EbbError), result.output
+    assert main.exit_code_of(result.exception) == 3
+    assert "not-there" in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("words", ["vm delete web", "vm release web", "host forget host-a", "host revoke host-a"])
+async def test_nothing_is_destroyed_where_nobody_can_be_asked(running: Running, words: str) -> None:
+    before = +running.seen
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*words.split(), *running.options()])
+    assert isinstance(result.exception, EbbError)
+    assert main.exit_code_of(result.exception) == 2
+    assert str(result.exception).endswith("give --yes")
+    assert not any(
+        verb == "DELETE" or "release" in path or "revocation" in path for verb, path, _ in running.seen - before
+    )
+
+
+LISTS = ["vm list", "host list", "task list", "machine list", "machine changes", "plan list", "event list"]
+
+
+def shape(document: Any) -> Any:
+    """A document without its figures, which change while one looks."""
+    if isinstance(document, dict):
+        return {key: shape(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [shape(value) for value in document]
+    return "a number" if isinstance(document, float) else document
+
+
+@pytest.mark.parametrize("words", [*LISTS, "host templates host-a", "vm show there", "host show host-a"])
+async def test_lists_and_shows_have_each_form(running: Running, words: str) -> None:
+    printed = {form: await running.ebb(*words.split(), "-o", form) for form in Output}
+    document = json.loads(printed[Output.JSON])
+    assert shape(yaml.safe_load(printed[Output.YAML])) == shape(document)
+    table, wide = (printed[form].splitlines() for form in (Output.TABLE, Output.WIDE))
+    assert len(table) == len(wide)
+    assert len(wide[0].split("  ")) >= len(table[0].split("  "))
+    rows = next((rows for rows in document.values() if isinstance(rows, list)), []) if "list" in words else [document]
+    assert "list" not in words or len(printed[Output.NAME].splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [("vm show th", "there"), ("explain ta", "table"), ("host drain host-", "host-a"), ("wait task ta", "table")],
+)
+async def test_a_shell_completes_the_names_of_things(running: Running, line: str, names: str) -> None:
+    variables = {"_EBB_COMPLETE": "complete_bash", "COMP_WORDS": f"ebb {line}", "COMP_CWORD": str(len(line.split()))}
+    reach = {"EBB_MANAGER": running.lab.url, "EBB_TOKEN_FILE": str(running.lab.token_file)}
+    code = "import sys; from ebbtide.cli.main import main; sys.argv[0] = 'ebb'; main()"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env={**os.environ, **variables, **reach}, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().split() == names.split()
 
 
 async def test_dry_runs_are_printed_and_change_nothing(running: Running) -> None:
-    await running.ebb("create", "there", *SIZES)
-    creation = await running.ebb("create", "new", *SIZES, "--dry-run")
+    creation = await running.ebb("vm", "create", "new", *SIZES, "--dry-run")
     assert "dry run, nothing is changed: placed new" in creation
     assert "fitness" in creation
-    assert "dry run, nothing is changed: deleted there" in await running.ebb("delete", "there", "--dry-run")
-    names = [vm["name"] for vm in json.loads(await running.ebb("vms", "--json"))["vms"]]
+    assert "dry run, nothing is changed: deleted there" in await running.ebb("vm", "delete", "there", "--dry-run")
+    names = [vm["name"] for vm in json.loads(await running.ebb("vm", "list", "-o", "json"))["vms"]]
     assert "there" in names
     assert "new" not in names
 
 
 async def test_a_change_of_an_old_version_is_refused_in_one_sentence(running: Running) -> None:
-    argv = ["delete", "there", "--version", "0000", *running.options()]
+    argv = ["vm", "delete", "there", "--yes", "--version", "0000", *running.options()]
     result = await asyncio.to_thread(CliRunner().invoke, app, argv)
     assert result.exit_code == 1
     assert "there has version" in str(result.exception)
 
 
 async def test_events_are_followed_until_interrupted(running: Running) -> None:
-    argv = [sys.executable, "-m", "ebbtide.cli.main", "events", "--follow", "--json", *running.options()]
+    argv = [sys.executable, "-m", "ebbtide.cli.main", "event", "list", "--watch", "-o", "json", *running.options()]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, cwd=Path.cwd())
     assert process.stdout is not None
     try:
         async with asyncio.timeout(60):
             first = json.loads(await process.stdout.readline())
             assert first["id"] >= 1
-            await running.ebb("create", "followed", *SIZES)
+            await running.ebb("vm", "create", "followed", *SIZES)
             while json.loads(await process.stdout.readline())["vm"] != "followed":
                 pass
             assert running.seen["GET", "/v1/events/stream", 200] >= 1

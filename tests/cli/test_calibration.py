@@ -1,4 +1,4 @@
-"""`ebb calibration`: the deciles as tables, and as the API has them."""
+"""`ebb machine calibration`: the deciles as tables, and as the API has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from ebbtide.cli.commands import cluster
+from ebbtide.cli.commands import options
 from ebbtide.cli.main import app
 from ebbtide.messages.machines import CalibrationCurve, CalibrationReport, Decile
 
@@ -27,12 +27,12 @@ REPORT = CalibrationReport(
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "ask", lambda manager, token_file, talk: REPORT)
+    monkeypatch.setattr(options.Asking, "ask", lambda self, question: REPORT)
 
 
 @pytest.mark.usefixtures("reported")
 def test_each_curve_is_a_table_under_its_figures() -> None:
-    printed = CliRunner().invoke(app, ["calibration"])
+    printed = CliRunner().invoke(app, ["machine", "calibration"])
     assert printed.exit_code == 0, printed.output
     lines = [" ".join(line.split()) for line in printed.output.splitlines()]
     assert lines[0] == "machines: 500 predictions with an outcome, Brier score 0.123, largest error: 5.1 points"
@@ -44,5 +44,5 @@ def test_each_curve_is_a_table_under_its_figures() -> None:
 
 @pytest.mark.usefixtures("reported")
 def test_json_is_the_answer_of_the_manager() -> None:
-    printed = CliRunner().invoke(app, ["calibration", "--json"])
+    printed = CliRunner().invoke(app, ["machine", "calibration", "-o", "json"])
     assert CalibrationReport.model_validate(json.loads(printed.output)) == REPORT

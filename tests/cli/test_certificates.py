@@ -17,7 +17,7 @@ def test_certificates_are_made_for_one_ca_again_and_again(tmp_path: Path) -> Non
     directory = tmp_path / "tls"
     cas = set()
     for host in ("host-a=127.0.0.1", "host-b", "host-b=192.0.2.7"):
-        done = CliRunner().invoke(app, ["certificates", str(directory), "--host", host, "--json"])
+        done = CliRunner().invoke(app, ["certificates", str(directory), "--host", host, "-o", "json"])
         assert done.exit_code == 0, done.output
         assert json.loads(done.output)["ca"] == str(directory / "ca.pem")
         cas.add((directory / "ca.pem").read_bytes())

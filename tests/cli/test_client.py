@@ -101,17 +101,28 @@ async def test_a_placement_is_followed_to_its_end_and_a_repetition_answers_the_s
 
 
 def test_a_command_prints_json_that_is_the_body_on_the_wire(manager: Manager) -> None:
-    words = [sys.executable, "-m", "ebbtide.cli.main", "hosts", "--json", "--manager", manager.url]
+    words = [sys.executable, "-m", "ebbtide.cli.main", "host", "list", "-o", "json", "--manager", manager.url]
     words += ["--token-file", str(manager.token_file)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
     assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, "", {"hosts": []})
 
 
-def test_an_unknown_vm_ends_a_command_with_1_and_one_sentence(manager: Manager) -> None:
-    words = [sys.executable, "-m", "ebbtide.cli.main", "target", "none", "--cpu-cores", "1", "--manager", manager.url]
+def test_an_unknown_vm_ends_a_command_with_3_and_one_sentence(manager: Manager) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "ebbtide.cli.main",
+        "vm",
+        "target",
+        "none",
+        "--cpu-cores",
+        "1",
+        "--manager",
+        manager.url,
+    ]
     words += ["--token-file", str(manager.token_file)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stdout == ""
     assert "error: " in done.stderr
     assert "none" in done.stderr

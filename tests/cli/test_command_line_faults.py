@@ -108,11 +108,11 @@ def run(manager: StandIn | str, token: Path, *words: str, **options: Any) -> tup
     return process.returncode, out or "", err
 
 
-CREATE = ("create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+CREATE = ("vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
 PRINTING = [("--help",), ("token", "new", "--role", "viewer", "--name", "x"), ("health",)]
 
 
-@pytest.mark.parametrize("words", [CREATE, ("pause", "host-a")], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [CREATE, ("host", "pause", "host-a")], ids=lambda words: words[1])
 def test_ctrl_c_says_that_the_operation_goes_on_and_how_to_look_at_it(
     manager: StandIn, token: Path, words: tuple[str, ...]
 ) -> None:
@@ -123,8 +123,8 @@ def test_ctrl_c_says_that_the_operation_goes_on_and_how_to_look_at_it(
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
-    assert "the operation goes on: `ebb operation " in err
-    assert ("to call it off: `ebb delete web`" in err) == (words is CREATE)
+    assert "the operation goes on: `ebb plan show " in err
+    assert ("to call it off: `ebb vm delete web --yes`" in err) == (words is CREATE)
     assert ("--host host-a" in err) == (words is not CREATE)
     assert "Traceback" not in err
 
@@ -162,7 +162,7 @@ def test_what_fails_without_a_reader_still_fails(manager: StandIn, token: Path) 
     manager.state = OperationState.FAILED
     reader, writer = os.pipe()
     os.close(reader)
-    assert run(manager, token, *CREATE, "--json", stdout=writer)[0] == 1
+    assert run(manager, token, *CREATE, "-o", "json", stdout=writer)[0] == 1
     os.close(writer)
 
 
@@ -179,7 +179,7 @@ def test_what_fails_without_a_reader_still_fails(manager: StandIn, token: Path) 
     ],
 )
 def test_an_address_that_is_none_is_said_to_be_none(token: Path, url: str) -> None:
-    code, _, err = run(url, token, "hosts")
+    code, _, err = run(url, token, "host", "list")
     assert code == 1
     assert err == f"error: {url!r} is no address of a manager: it must be like http://127.0.0.1:7100\n"
 
@@ -193,6 +193,8 @@ def test_seconds_that_are_none_are_said_with_their_bounds(token: Path, value: st
 
 @pytest.mark.parametrize("name", ["Web_1", "-web", "w" * 41, "wéb"])
 def test_a_name_is_refused_with_a_sentence(token: Path, name: str) -> None:
-    code, _, err = run("http://127.0.0.1:9", token, "create", "--cpu-cores", "1", "--memory-mib", "512", "--", name)
+    code, _, err = run(
+        "http://127.0.0.1:9", token, "vm", "create", "--cpu-cores", "1", "--memory-mib", "512", "--", name
+    )
     said = "error: name must be 1 to 40 lower-case letters, digits and hyphens, with no hyphen first or last\n"
     assert (code, err) == (1, said)

@@ -23,15 +23,20 @@ def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
         check=False,
-        env={"PATH": "/usr/bin:/bin", "EBB_STATE_DIR": str(state_dir), "EBB_CACHE_DIR": str(state_dir / "cache")},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(state_dir),
+            "EBB_STATE_DIR": str(state_dir),
+            "EBB_CACHE_DIR": str(state_dir / "cache"),
+        },
     )
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_every_command_has_a_help_page_with_an_example_and_json(words: list[str]) -> None:
+def test_every_command_has_a_help_page_with_an_example_and_output(words: list[str]) -> None:
     result = CliRunner().invoke(app, [*words, "--help"])
     assert result.exit_code == 0
-    assert "--json" in result.output
+    assert "-o, --output" in result.output
     assert f"Example: ebb {' '.join(words)}" in " ".join(result.output.split())
 
 
@@ -58,15 +63,18 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["nonsense"], ["create"], ["create", "web", "--cpu-cores", "many"], ["hosts", "--wrong"], ["target", "web"],
-     ["machines", "--duration-s", "-1"], ["operations", "--limit", "0"]],
+    [["nonsense"], ["vm", "create"], ["vm", "create", "web", "--cpu-cores", "many"], ["host", "list", "--wrong"],
+     ["vm", "target", "web"], ["vm", "shrink", "web"], ["machine", "list", "--duration-s", "-1"],
+     ["plan", "list", "--limit", "0"], ["health", "-o", "name"]],
     ids=" ".join,
 )  # fmt: skip
 def test_a_wrong_call_ends_with_2(words: list[str]) -> None:
     assert CliRunner().invoke(app, words).exit_code == 2
 
 
-@pytest.mark.parametrize("words", [["hosts"], ["vms"], ["delete", "web"], ["lab", "status"], ["demo"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["host", "list"], ["vms"], ["vm", "delete", "web", "--yes"], ["lab", "status"], ["demo"]], ids=" ".join
+)
 def test_without_a_lab_a_command_ends_with_1_and_says_how_to_start_one(words: list[str], tmp_path: Path) -> None:
     result = run(*words, state_dir=tmp_path / "none")
     assert result.returncode == 1
@@ -78,14 +86,14 @@ def test_without_a_lab_a_command_ends_with_1_and_says_how_to_start_one(words: li
 def test_a_manager_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    result = run("hosts", "--manager", "http://127.0.0.1:9", "--token-file", str(token), state_dir=tmp_path)
+    result = run("host", "list", "--manager", "http://127.0.0.1:9", "--token-file", str(token), state_dir=tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith("error: no manager answers at http://127.0.0.1:9")
     assert result.stderr.count("\n") == 1
 
 
 def test_sizes_that_contradict_each_other_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    words = ["create", "web", "--cpu-cores", "2", "--memory-mib", "1024", "--minimum-memory-mib", "2048"]
+    words = ["vm", "create", "web", "--cpu-cores", "2", "--memory-mib", "1024", "--minimum-memory-mib", "2048"]
     result = run(*words, state_dir=tmp_path / "none")
     assert result.returncode == 1
     assert "minimum.memory_mib" in result.stderr

@@ -36,5 +36,5 @@ class Manager:
 
 async def test_a_lab_with_other_vms_is_refused_by_their_names() -> None:
     manager: Any = Manager()
-    with pytest.raises(DemoFailed, match=r"already \(web\).*`ebb delete web`"):
+    with pytest.raises(DemoFailed, match=r"already \(web\).*`ebb vm delete web --yes`"):
         await Demo(manager, LabState(), print).run()

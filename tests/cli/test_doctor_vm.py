@@ -1,4 +1,4 @@
-"""`ebb doctor VM`, against libvirt's own test driver."""
+"""`ebb vm doctor VM`, against libvirt's own test driver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def doctor(*arguments: str) -> Result:
-    return CliRunner().invoke(main.app, ["doctor", *arguments])
+    return CliRunner().invoke(main.app, ["vm", "doctor", *arguments])
+
+
+def probe(*arguments: str) -> Result:
+    return CliRunner().invoke(main.app, ["doctor", "--probe-acpi", *arguments])
 
 
 def test_the_table_names_every_mechanism_and_each_fix_stands_once(uri: str) -> None:
@@ -58,7 +62,7 @@ def test_the_table_names_every_mechanism_and_each_fix_stands_once(uri: str) -> N
 
 
 def test_as_json_each_mechanism_has_its_reason_and_its_fixes(uri: str) -> None:
-    result = doctor("web", "--uri", uri, "--json")
+    result = doctor("web", "--uri", uri, "-o", "json")
     found = json.loads(result.output)
     assert (found["domain"], found["running"]) == ("ebb-host-a.web", True)
     rows = {row["mechanism"]: row for row in found["mechanisms"]}
@@ -98,14 +102,14 @@ def test_a_libvirt_that_does_not_answer_is_named() -> None:
 
 
 def test_the_help_has_examples_and_the_probe_takes_no_vm(uri: str) -> None:
-    assert "ebb doctor web" in doctor("--help").output
-    assert doctor("web", "--probe-acpi", "--uri", uri).exit_code == 2
+    assert "ebb vm doctor web" in doctor("--help").output
+    assert probe("web", "--uri", uri).exit_code == 2
 
 
 def test_under_emulation_no_guest_is_tried(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_vm, "probe_accelerator", lambda *_: _Found("qemu"))
     monkeypatch.setattr(acpi_probe, "try_unplug", lambda *_: pytest.fail("a guest was started"))
-    result = doctor("--probe-acpi", "--uri", uri)
+    result = probe("--uri", uri)
     assert result.exit_code == 0, result.output
     assert "vCPUs are not unplugged: ACPI vCPU unplug is off under emulation" in result.output
 
@@ -116,7 +120,7 @@ def test_under_kvm_the_outcome_is_remembered_for_the_agents(
     monkeypatch.setattr(doctor_vm, "probe_accelerator", lambda *_: _Found("kvm"))
     monkeypatch.setattr(doctor_vm, "_kernel", lambda: tmp_path / "vmlinuz")
     monkeypatch.setattr(acpi_probe, "try_unplug", lambda *_: (False, "a throw-away guest did not pass: no"))
-    result = doctor("--probe-acpi", "--uri", uri, "--json")
+    result = probe("--uri", uri, "-o", "json")
     assert json.loads(result.stdout) == {"passed": False, "reason": "a throw-away guest did not pass: no"}
     rows = {found.mechanism: found for found in examine_vm("web", uri).findings}
     assert "a throw-away guest did not pass: no" in rows[Mechanism.CPU_UNPLUG].reason
@@ -167,6 +171,6 @@ def test_the_kind_and_what_it_gives_are_printed_and_in_the_json(uri: str) -> Non
     result = doctor("web", "--uri", uri)
     assert "guest: balloon, nothing answers but a balloon driver" in result.output
     assert re.search(r"qemu-guest-agent +not known +3 +3 more cores off line", result.output)
-    found = json.loads(doctor("web", "--uri", uri, "--json").output)
+    found = json.loads(doctor("web", "--uri", uri, "-o", "json").output)
     assert found["guest_kind"] == "balloon"
     assert found["gives"][-1] == {"guest_kind": "agent", "memory_mib": None, "cpu_cores_offline": 3}

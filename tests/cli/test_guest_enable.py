@@ -31,9 +31,9 @@ def test_it_says_what_has_become_of_the_vm_and_what_comes_next(monkeypatch: pyte
     said = run("web", "--uri", "qemu:///session")
     assert said.exit_code == 0
     assert said.stdout.startswith(f"{LIVE.sentence}\nInstall ebbtide-guest in it")
-    assert "ebb doctor web" in said.stdout
+    assert "ebb vm doctor web" in said.stdout
     assert asked == [("web", "qemu:///session")]
-    assert json.loads(run("web", "--json").stdout) == {
+    assert json.loads(run("web", "-o", "json").stdout) == {
         "domain": "Web",
         "live": True,
         "at_next_start": True,

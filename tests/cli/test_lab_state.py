@@ -248,7 +248,7 @@ def test_domains_are_not_said_to_be_removed_where_nobody_brings_libvirtd_back(mo
 
 
 def test_a_link_that_waits_where_a_private_file_is_written_is_not_followed(tmp_path: Path) -> None:
-    """`ebb invite` writes into any directory, also one where others may make files."""
+    """`ebb host tokens` writes into any directory, also one where others may make files."""
     (tmp_path / "other").write_text("another's")
     (tmp_path / f".token.{os.getpid()}").symlink_to(tmp_path / "other")
     write_private(tmp_path / "token", "secret")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.cli.commands.options import client_of
+from ebbtide.cli.managers import client_of
 from ebbtide.cli.output import print_error, shown
 from ebbtide.client import ManagerClient
 from ebbtide.client.connection import Managers, check_path

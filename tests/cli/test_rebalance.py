@@ -1,4 +1,4 @@
-"""`ebb rebalance --dry-run` and its route, with a manager on SQLite: what it says can be done; it changes nothing."""
+"""`ebb plan rebalance --dry-run` and its route, with a manager on SQLite: what it says can be done; nothing changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def ebb(cluster: Cluster, tmp_path: Path, *words: str) -> Any:
     assert cluster.server is not None
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    argv = ["rebalance", *words, "--manager", str(cluster.server.make_url("")), "--token-file", str(token)]
+    argv = ["plan", "rebalance", *words, "--manager", str(cluster.server.make_url("")), "--token-file", str(token)]
     return await asyncio.to_thread(CliRunner().invoke, app, argv)
 
 
@@ -64,7 +64,7 @@ async def test_the_moves_their_cost_and_what_they_give_back_are_shown_and_nothin
     assert row.split()[:8] == ["low-1", "host-a", "host-b", "650", "MiB", "and", "its", "disk"]
     assert "2 VMs of host-a lack 3 cores, 700 MiB together, and host-b has 6 cores, 2400 MiB" in row
     assert "left out: host-c takes part in no live migration" in table
-    printed = json.loads((await ebb(cluster, tmp_path, "--dry-run", "--lasted-s", "3600", "--json")).stdout)
+    printed = json.loads((await ebb(cluster, tmp_path, "--dry-run", "--lasted-s", "3600", "-o", "json")).stdout)
     assert (printed["lasted_s"], printed["core_hours"], printed["moves"][0]["vm"]) == (3600.0, 3.0, "low-1")
     assert await everything(cluster) == before
 
@@ -99,8 +99,8 @@ async def test_a_time_that_is_none_is_refused(cluster: Cluster) -> None:
 
 
 def test_without_dry_run_nothing_is_asked_and_how_to_move_one_is_said() -> None:
-    result = CliRunner().invoke(app, ["rebalance", "--manager", "http://127.0.0.1:9"])
+    result = CliRunner().invoke(app, ["plan", "rebalance", "--manager", "http://127.0.0.1:9"])
     assert result.exit_code == 1
     assert isinstance(result.exception, EbbError)
-    assert "ebb migrate NAME --live" in str(result.exception)
+    assert "ebb vm migrate NAME --live" in str(result.exception)
     assert "--dry-run" in str(result.exception)

@@ -1,4 +1,4 @@
-"""`ebb demo --json` against a real lab, its document held against readings that the test takes itself.
+"""`ebb demo -o json` against a real lab, its document held against readings that the test takes itself.
 
 While the demo runs, a thread of the test looks at libvirt (by virsh), at cgroup files and at smaps; it shares no code
 with what the demo reads by.
@@ -122,7 +122,7 @@ def run(lab: RunningLab) -> tuple[dict[str, Any], Sampler]:
     """One run of the demo for all tests of this file."""
     with Sampler(lab.state.hosts[0].id) as sampler:
         done = subprocess.run(
-            [sys.executable, "-m", "ebbtide.cli.main", "demo", "--json"],
+            [sys.executable, "-m", "ebbtide.cli.main", "demo", "--output", "json"],
             capture_output=True,
             text=True,
             timeout=800,

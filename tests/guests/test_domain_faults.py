@@ -344,7 +344,7 @@ async def test_a_vm_that_ends_in_a_deflation_is_kept_and_frees_what_it_held(
         assert (await scene.low()).current == Vector()
         assert await scene.told("stopped") == [
             f"{LOW.name} is off on {scene.host}: its domain has ended, and not by a command; it holds no room and "
-            f"keeps its disk; `ebb start {LOW.name}` starts it"
+            f"keeps its disk; `ebb vm start {LOW.name}` starts it"
         ]
         await scene.is_kept()
     assert scene.warnings() == []

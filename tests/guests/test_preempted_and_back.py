@@ -48,7 +48,7 @@ class Scene:
         self.client = client
         self.large, self.small = (host.id for host in lab.state.hosts)
         self.domain, self.uri = f"ebb-{self.small}.{LOW.name}", lab.state.uri
-        # A line of `ebb vms` is as wide as its table, not as a terminal.
+        # A line of `ebb vm list` is as wide as its table, not as a terminal.
         self.environment = lab.environment | {"COLUMNS": "400"}
 
     async def shell(self, script: str) -> str:
@@ -90,8 +90,8 @@ class Scene:
         return (await self.client.events(10, kind=kind, vm=LOW.name))[0].sentence
 
     async def listed(self) -> str:
-        """The low VM's line of `ebb vms`."""
-        argv = [sys.executable, "-m", "ebbtide.cli.main", "vms"]
+        """The low VM's line of `ebb vm list`."""
+        argv = [sys.executable, "-m", "ebbtide.cli.main", "vm", "list"]
         done = await asyncio.to_thread(
             subprocess.run, argv, capture_output=True, text=True, timeout=60, check=True, env=self.environment
         )

@@ -63,8 +63,8 @@ def test_every_command_of_the_tutorial_works(directory: Path) -> None:
     assert lines[0] == DONE
     host = f"tutorial-{directory.name[-6:].replace('_', 'x').lower()}"
     shown = {line: run(line, directory, host) for line in lines[1:]}
-    vms = [text for line, text in shown.items() if line == "ebb vms"]
-    assert "1 cores" in shown["ebb explain web"]
-    assert "512 MiB" in shown["ebb explain web"]
+    vms = [text for line, text in shown.items() if line == "ebb vm list"]
+    assert "1 cores" in shown["ebb vm explain web"]
+    assert "512 MiB" in shown["ebb vm explain web"]
     assert "2 cores, 768 MiB" in vms[-1]
     assert list(shown)[-1] == "ebb lab down"

@@ -20,6 +20,7 @@ from cluster_manager import configured
 from cluster_manager.defaults import RebalancingRules
 from cluster_manager.options import ManagerOptions
 from ebbtide.cli.commands import config
+from ebbtide.cli.commands.options import Printing
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.lab.state import write_private
 from ebbtide.rest.errors import AccessError, OptionsError
@@ -184,7 +185,7 @@ def test_the_example_names_every_option_at_its_default(model: type[DaemonOptions
 
 def test_the_check_says_what_the_daemon_would(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(NEEDED)
-    config.check(file)
+    config.check(file, to=Printing())
     assert capsys.readouterr().out == f"{file}: the manager can start with it\n"
     file.write_text(NEEDED.replace('"token"', '"nothing"'))
     with pytest.raises(AccessError, match=rf"{re.escape(str(file))}:3: token_file: --token-file: cannot read"):

@@ -123,7 +123,7 @@ def test_each_host_and_direction_has_a_token_of_its_own() -> None:
 
 
 def test_an_invitation_is_two_files_for_one_host(tmp_path: Path) -> None:
-    words = ["invite", "host-b", "--key-file", str(tmp_path / "hosts.key"), "--directory", str(tmp_path)]
+    words = ["host", "tokens", "host-b", "--key-file", str(tmp_path / "hosts.key"), "--directory", str(tmp_path)]
     for _ in range(2):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
@@ -131,7 +131,7 @@ def test_an_invitation_is_two_files_for_one_host(tmp_path: Path) -> None:
         assert read_token(tmp_path / "host-b.command-token") == command_token(key, "host-b")
         assert read_token(tmp_path / "host-b.report-token") == report_token(key, "host-b")
     assert key not in done.output
-    assert CliRunner().invoke(app, ["invite", "Host", *words[2:]]).exit_code == 1
+    assert CliRunner().invoke(app, ["host", "tokens", "Host", *words[3:]]).exit_code == 1
 
 
 def test_a_principal_shows_nothing_of_its_token() -> None:
@@ -146,6 +146,6 @@ def test_a_new_token_is_good_for_its_entry(tmp_path: Path) -> None:
     found = Principals(read_tokens(written(tmp_path, done.output.split("\n", 1)[1]))).of(token)
     assert found is not None
     assert (found.name, found.role, found.host) == ("host-a", Role.AGENT, "host-a")
-    made = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    made = json.loads(CliRunner().invoke(app, [*words, "-o", "json"]).output)
     assert made["entry"]["sha256"] == hashlib.sha256(made["token"].encode()).hexdigest()
     assert made["token"] != token

@@ -26,7 +26,7 @@ def call(*words: str) -> Result:
 
 
 def test_json_has_the_report_and_the_figures() -> None:
-    done = call(str(DATA / "azure_derived.csv.gz"), "--json")
+    done = call(str(DATA / "azure_derived.csv.gz"), "-o", "json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["report"]["format"], found["report"]["read"], found["report"]["malformed"]) == (
@@ -106,7 +106,7 @@ def test_a_bar_appears_for_what_takes_long_and_on_a_terminal_only(tmp_path: Path
     path = samples.put(tmp_path, b"at_s,value\n" + b"".join(b"%d,%d\n" % (i, i) for i in range(200_000)))
     code = "import ebbtide.cli.commands.sim as sim; sim._SILENT_S = 0.0"
     code += "; import ebbtide.cli.main; ebbtide.cli.main.main()"
-    command = [sys.executable, "-c", code, "sim", "inputs", str(path), "--json"]
+    command = [sys.executable, "-c", code, "sim", "inputs", str(path), "-o", "json"]
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"})

@@ -74,11 +74,11 @@ class Cluster:
     def target(self, vm: str, words: str, reached: str) -> None:
         """Ask for a size until it is reached: under emulation a call of libvirt may take longer than the agent waits.
 
-        :param reached: as `ebb vms` has it.
+        :param reached: as `ebb vm list` has it.
         """
         for _ in range(4):
-            self.ebb(f"target {vm} {words} --deadline-s 600", code=None)
-            if re.search(rf"^{vm} .*{reached}", self.ebb("vms"), re.MULTILINE):
+            self.ebb(f"vm target {vm} {words} --deadline-s 600", code=None)
+            if re.search(rf"^{vm} .*{reached}", self.ebb("vm list"), re.MULTILINE):
                 return
         raise AssertionError(f"{vm} does not reach {reached}:\n{self.host.run('journalctl -u ebb-hostagent -n 40')}")
 
@@ -127,7 +127,7 @@ def test_the_host_joins_by_the_line_that_is_printed(cluster: Cluster) -> None:
     said = cluster.type(cluster.host, f"{TEMPLATES}{line}")
     assert "the service ebb-hostagent runs" in said
     assert 'templates = ["/etc/ebbtide/templates"]' in cluster.host.run("cat /etc/ebbtide/hostagent.toml")
-    cluster.manager.eventually(f"{WORDS} ebb hosts", r"host-b +ready +active", LIMIT_S)
+    cluster.manager.eventually(f"{WORDS} ebb host list", r"host-b +ready +active", LIMIT_S)
     said = cluster.type(cluster.host, "systemctl status --no-pager ebb-hostagent")
     assert re.search(r'Status: "host-b is active: .*; 0 VMs"', said)
     again = cluster.type(cluster.host, line, code=1)
@@ -135,7 +135,7 @@ def test_the_host_joins_by_the_line_that_is_printed(cluster: Cluster) -> None:
 
 
 def test_a_vm_that_ran_before_is_deflated(cluster: Cluster) -> None:
-    cluster.ebb("adopt web --host host-b --minimum-cpu-cores 0.25 --minimum-memory-mib 192")
+    cluster.ebb("vm adopt web --host host-b --minimum-cpu-cores 0.25 --minimum-memory-mib 192")
     # Nothing that has no limit is put right for having one.
     assert "a cap of" not in cluster.host.run("journalctl -u ebb-hostagent --no-pager")
     cluster.target("web", "--cpu-cores 0.5", r"0\.5 cores, 384 MiB +0\.25 cores")
@@ -147,7 +147,7 @@ def test_a_vm_that_ran_before_is_deflated(cluster: Cluster) -> None:
 
 
 def test_a_vm_is_deployed_and_deflated_by_cpu_and_balloon(cluster: Cluster) -> None:
-    cluster.ebb("create batch --template small --cpu-cores 1 --memory-mib 384 --minimum-share 0.4 --deadline-s 600")
+    cluster.ebb("vm create batch --template small --cpu-cores 1 --memory-mib 384 --minimum-share 0.4 --deadline-s 600")
     cluster.host.eventually("virsh dommemstat ebb-host-b.batch", r"usable (?!0\n)\d", LIMIT_S)
     cluster.target("batch", "--memory-mib 256", "1 cores, 256 MiB")
     cluster.target("batch", "--cpu-cores 0.5", r"0\.5 cores, 256 MiB")
@@ -188,22 +188,22 @@ def test_a_loop_that_hangs_is_killed_and_started_again(cluster: Cluster) -> None
     assert "Watchdog timeout" in cluster.type(
         cluster.manager, "journalctl -u ebb-manager --no-pager | grep -i watchdog"
     )
-    cluster.manager.eventually(f"{WORDS} ebb hosts", r"host-b +ready +active", LIMIT_S)
+    cluster.manager.eventually(f"{WORDS} ebb host list", r"host-b +ready +active", LIMIT_S)
 
 
 def test_an_agent_that_is_killed_in_a_deflation_ends_it(cluster: Cluster) -> None:
     # What is asked for comes through, or is given back: what the agent says holds is what libvirt and the kernel hold.
-    cluster.ebb("target batch --cpu-cores 1 --memory-mib 384 --deadline-s 600", code=None)
+    cluster.ebb("vm target batch --cpu-cores 1 --memory-mib 384 --deadline-s 600", code=None)
     cluster.type(
         cluster.manager,
-        f"nohup env {WORDS} ebb target batch --memory-mib 250 --deadline-s 600 >/run/target.txt 2>&1 &\nsleep 1",
+        f"nohup env {WORDS} ebb vm target batch --memory-mib 250 --deadline-s 600 >/run/target.txt 2>&1 &\nsleep 1",
     )
     cluster.host.eventually("virsh dommemstat ebb-host-b.batch | head -1", r"actual (?!393216)", LIMIT_S)
     cluster.type(cluster.host, "systemctl kill -s KILL ebb-hostagent; virsh dommemstat ebb-host-b.batch | head -1")
     cluster.host.eventually("systemctl show -P NRestarts,SubState ebb-hostagent", r"1\s+running", LIMIT_S)
-    cluster.manager.eventually("cat /run/target.txt; pgrep -f 'ebb target' || echo ended", "ended", LIMIT_S)
+    cluster.manager.eventually("cat /run/target.txt; pgrep -f 'ebb vm target' || echo ended", "ended", LIMIT_S)
     cluster.type(cluster.manager, "cat /run/target.txt")
-    said = cluster.ebb("vms")
+    said = cluster.ebb("vm list")
     size = re.search(r"^batch .*1 cores, 384 MiB +[0-9.]+ cores, ([0-9.]+) MiB", said, re.MULTILINE)
     assert size is not None, said
     actual = cluster.host.run("virsh dommemstat ebb-host-b.batch | head -1").split()[1]

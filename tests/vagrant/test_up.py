@@ -78,7 +78,7 @@ class Lab:
         return self.run("ssh", "-F", str(self.config), machine, command)
 
     def hosts(self) -> dict[str, Any]:
-        listed = json.loads(self.on("manager", "sudo -i ebb hosts --json"))["hosts"]
+        listed = json.loads(self.on("manager", "sudo -i ebb host list -o json"))["hosts"]
         return {host["id"]: host for host in listed}
 
     def domain(self, name: str) -> ElementTree.Element:

@@ -13,8 +13,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from ebbtide.cli.certificates import Authority, Purpose, make_certificates
-from ebbtide.cli.commands.options import Json
-from ebbtide.cli.output import print_json
+from ebbtide.cli.commands.options import Printing
 from ebbtide.errors import EbbError
 from ebbtide.lab.state import new_token, write_private
 from ebbtide.messages.common import Name
@@ -33,7 +32,8 @@ def token_new(
     role: Annotated[Role, typer.Option(help="What the token is good for.")],
     name: Annotated[str, typer.Option(help="Whose it is, for logs.")],
     host: Annotated[str | None, typer.Option(help="Role agent: the only host it may report of.")] = None,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Make a token; it is shown once, and its hash goes into the tokens file of a daemon."""
     for value in (name, host):
@@ -49,23 +49,19 @@ def token_new(
     entry = {"name": name, "role": role.value, "sha256": hashlib.sha256(token.encode()).hexdigest()}
     if host is not None:
         entry["host"] = host
-    if json:
-        print_json({"token": token, "entry": entry})
-        return
-    print(f"# the token, shown once: {token}")
-    print("# for the tokens file:")
-    print("[[token]]")
-    for field, value in entry.items():
-        print(f'{field} = "{value}"')
+    lines = [f"# the token, shown once: {token}", "# for the tokens file:", "[[token]]"]
+    lines += [f'{field} = "{value}"' for field, value in entry.items()]
+    to.say({"token": token, "entry": entry}, lambda: print("\n".join(lines)))
 
 
-def invite(
+def host_tokens(
     name: Annotated[str, typer.Argument(metavar="HOST", help="The host's id, as in ebb-hostagent --id.")],
     key_file: Annotated[Path, typer.Option(metavar="FILE", help="The manager's; made if missing.")] = DEFAULT_KEY,
     directory: Annotated[Path, typer.Option(metavar="DIRECTORY", help="Where the two files go.")] = Path(),
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
-    """Invite a host: write its two tokens, one for each direction, made of the manager's key, good for no other host.
+    """Write the two tokens of a host, one for each direction, made of the manager's key, good for no other host.
 
     HOST.command-token is its --token-file, HOST.report-token its --manager-token-file. A manager registers no host
     without them. Run it where the manager's key is.
@@ -85,16 +81,15 @@ def invite(
         raise EbbError(f"{error.filename or key_file} cannot be written: {error.strerror}") from error
     except AccessError as error:
         raise EbbError(str(error)) from error
-    if json:
-        print_json({"host": name, **{direction: str(path) for direction, path in made.items()}})
-        return
-    print(f"for {name}: {made['command']} (--token-file), {made['report']} (--manager-token-file)")
+    sentence = f"for {name}: {made['command']} (--token-file), {made['report']} (--manager-token-file)"
+    to.say({"host": name, **{direction: str(path) for direction, path in made.items()}}, lambda: print(sentence))
 
 
 def epoch(
     state_dir: Annotated[Path, typer.Option(metavar="DIRECTORY", help="As in ebb-hostagent.")] = DEFAULT_STATE,
     reset: Annotated[bool, typer.Option("--reset", help="Follow the next manager that commands, whichever.")] = False,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Show which leadership of the manager a host agent follows, or forget it; run it on the host.
 
@@ -110,12 +105,12 @@ def epoch(
             journal.forget_epoch()
     except (OSError, ValueError, KeyError, JournalError) as error:
         raise EbbError(f"{state_dir} cannot be used: {error}") from error
-    if json:
-        print_json({"epoch": journal.epoch, "before": before})
-    elif reset:
-        print(f"epoch {before} is forgotten: the agent follows the next manager that commands it")
-    else:
-        print(f"the agent follows the manager with epoch {before}, and later ones")
+    sentence = (
+        f"epoch {before} is forgotten: the agent follows the next manager that commands it"
+        if reset
+        else f"the agent follows the manager with epoch {before}, and later ones"
+    )
+    to.say({"epoch": journal.epoch, "before": before}, lambda: print(sentence))
 
 
 def certificates(
@@ -128,14 +123,15 @@ def certificates(
         list[str] | None, typer.Option(metavar="ID[=ADDRESS]", help="A host and where its agent listens; repeat it.")
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Make a CA (or use the one that is there) and certificates of a manager and of hosts, for mutual TLS."""
     wanted = [Purpose.manager(manager or ["127.0.0.1", "localhost"]), *(Purpose.host(text) for text in host or [])]
     made = make_certificates(Authority.in_directory(directory, days), wanted, days)
-    if json:
-        print_json({"ca": str(directory / "ca.pem"), "certificates": [str(path) for path in made]})
-        return
-    print(f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)")
-    for path in made:
-        print(f"{path} with {path.with_suffix('.key').name}")
+    lines = [f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)"]
+    lines += [f"{path} with {path.with_suffix('.key').name}" for path in made]
+    to.say(
+        {"ca": str(directory / "ca.pem"), "certificates": [str(path) for path in made]},
+        lambda: print("\n".join(lines)),
+    )

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from cluster_manager.options import ManagerOptions
-from ebbtide.cli.commands.options import Json
-from ebbtide.cli.output import print_error, print_json
+from ebbtide.cli.commands.options import Printing
+from ebbtide.cli.output import print_error
 from ebbtide.errors import EbbError
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, collect, example_of
@@ -31,7 +31,8 @@ _MODELS: dict[Daemon, type[DaemonOptions]] = {Daemon.MANAGER: ManagerOptions, Da
 def check(
     file: Annotated[Path | None, typer.Argument(help="Default: those in /etc/ebbtide.")] = None,
     daemon: Annotated[Daemon | None, typer.Option(help="Default: by the file's name.")] = None,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Check the files of the daemons' options, and the files that they name, as the daemons do at their start."""
     if file is None:
@@ -43,14 +44,15 @@ def check(
             raise EbbError(f"--daemon: {file} is neither manager.toml nor hostagent.toml by its name: say whose it is")
         found = {daemon or Daemon(file.stem): file}
     wrong = {path: list(_wrong(one, path)) for one, path in found.items()}
-    if json:
-        print_json([{"file": str(path), "errors": errors} for path, errors in wrong.items()])
-    else:
+
+    def told() -> None:
         for one, path in found.items():
             for sentence in wrong[path]:
                 print_error(sentence)
             if not wrong[path]:
                 print(f"{path}: the {one} can start with it")
+
+    to.say([{"file": str(path), "errors": errors} for path, errors in wrong.items()], told)
     if any(wrong.values()):
         raise typer.Exit(2)
 
@@ -82,15 +84,11 @@ def checked(daemon: Daemon, path: Path) -> None:
             raise AccessError(asked.said(str(error))) from None
 
 
-def example(daemon: Annotated[Daemon, typer.Argument(help="Whose.")], json: Json = False) -> None:
+def example(daemon: Annotated[Daemon, typer.Argument(help="Whose.")], *, to: Printing) -> None:
     """Print a file with every option of a daemon at its default."""
     model = _MODELS[daemon]
-    if json:
-        print_json(
-            {name: None if field.is_required() else _json(field.default) for name, field in model.model_fields.items()}
-        )
-    else:
-        print(example_of(model), end="")
+    values = {name: None if field.is_required() else _json(field.default) for name, field in model.model_fields.items()}
+    to.say(values, lambda: print(example_of(model), end=""))
 
 
 def _json(value: Any) -> Any:

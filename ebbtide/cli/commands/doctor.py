@@ -1,4 +1,4 @@
-"""`ebb doctor`: this machine, one VM, or the ACPI probe."""
+"""`ebb doctor`: this machine, or the ACPI probe; `ebb vm doctor`: one VM."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ebbtide.cli.commands.options import Json
+from ebbtide.cli.commands.options import Printing
 from ebbtide.cli.doctor import examine
-from ebbtide.cli.doctor_vm import VMDiagnosis, examine_vm, probe_acpi
-from ebbtide.cli.output import Steps, print_json, print_table
+from ebbtide.cli.doctor_vm import VMDiagnosis, examine_vm
+from ebbtide.cli.doctor_vm import probe_acpi as probe_acpi_unplug
+from ebbtide.cli.output import Steps, print_table
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.errors import EbbError
 
-VM = Annotated[
-    str | None,
-    typer.Argument(metavar="VM", help="A VM, or any domain of libvirt: which layers it has. Default: this machine."),
-]
+VM = Annotated[str, typer.Argument(metavar="VM", help="A VM, or any domain of libvirt on this machine.")]
 Uri = Annotated[str, typer.Option("--uri", help="libvirt of this machine.")]
 ProbeAcpi = Annotated[
     bool,
@@ -30,39 +28,33 @@ KINDS = {
 }
 
 
-def doctor(vm: VM = None, probe_acpi: ProbeAcpi = False, uri: Uri = "qemu:///system", json: Json = False) -> None:
-    """Look at what this machine or a VM has and what is missing, with what puts it right."""
-    if vm is not None and probe_acpi:
-        raise typer.BadParameter("looks at this machine, so it takes no VM", param_hint="--probe-acpi")
+def doctor(probe_acpi: ProbeAcpi = False, uri: Uri = "qemu:///system", *, to: Printing) -> None:
+    """Look at what this machine has and what is missing, with what puts it right; `ebb vm doctor` looks at a VM."""
     if probe_acpi:
-        _probe_acpi(uri, json)
-    elif vm is not None:
-        diagnosis = examine_vm(vm, uri)
-        if json:
-            print_json(diagnosis.as_dict())
-        else:
-            _print_vm(diagnosis)
-    else:
-        _machine(json)
-
-
-def _machine(json: bool) -> None:
-    with Steps(quiet=json) as steps:
+        with Steps(quiet=to.for_programs) as steps:
+            verdict = probe_acpi_unplug(uri, steps)
+        can = "vCPUs can be unplugged" if verdict.passed else "vCPUs are not unplugged"
+        to.say({"passed": verdict.passed, "reason": verdict.reason}, lambda: print(f"{can}: {verdict.reason}"))
+        return
+    with Steps(quiet=to.for_programs) as steps:
         diagnosis = examine(steps)
-    if json:
-        print_json(diagnosis.as_dict())
-    else:
-        print_table(
-            ("", "what", "found", "to put it right"),
-            (
-                ("ok" if found.ok else "MISSING" if found.needed else "note", found.name, found.detail, found.fix or "")
-                for found in diagnosis.findings
-            ),
-            "nothing was looked at",
-        )
+    rows = (
+        ("ok" if found.ok else "MISSING" if found.needed else "note", found.name, found.detail, found.fix or "")
+        for found in diagnosis.findings
+    )
+    to.say(
+        diagnosis.as_dict(),
+        lambda: print_table(("", "what", "found", "to put it right"), rows, "nothing was looked at"),
+    )
     if not diagnosis.ok:
         missing = [found.name for found in diagnosis.findings if found.needed and not found.ok]
         raise EbbError(f"{', '.join(missing)} missing; `scripts/install-deps.sh` installs all of it on Debian")
+
+
+def doctor_vm(vm: VM, uri: Uri = "qemu:///system", *, to: Printing) -> None:
+    """Look at which layers a VM has, or any domain of libvirt on this machine, and what opens the others."""
+    diagnosis = examine_vm(vm, uri)
+    to.say(diagnosis.as_dict(), lambda: _print_vm(diagnosis))
 
 
 def _print_vm(diagnosis: VMDiagnosis) -> None:
@@ -95,12 +87,3 @@ def _print_vm(diagnosis: VMDiagnosis) -> None:
         print("\nTo put it right; XML counts from the VM's next start:")
     for text, mechanisms in fixes.items():
         print(f"\n[{', '.join(mechanisms)}]\n{text}")
-
-
-def _probe_acpi(uri: str, json: bool) -> None:
-    with Steps(quiet=json) as steps:
-        verdict = probe_acpi(uri, steps)
-    if json:
-        print_json({"passed": verdict.passed, "reason": verdict.reason})
-    else:
-        print(f"{'vCPUs can be unplugged' if verdict.passed else 'vCPUs are not unplugged'}: {verdict.reason}")

@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ebbtide.cli.commands.options import Json
-from ebbtide.cli.output import print_error, print_json, print_table
+from ebbtide.cli.commands.options import Printing
+from ebbtide.cli.output import print_error, print_table
 
 if TYPE_CHECKING:
-    from ebbtide.simulator.experiments.comparison import Difference
+    from ebbtide.simulator.experiments.comparison import Comparison, Difference
     from ebbtide.simulator.experiments.progress import Listener, Status
     from ebbtide.simulator.experiments.results import Results
 
@@ -32,7 +32,9 @@ Metrics = Annotated[list[str] | None, typer.Option("--metric", help="Only this m
 
 def run(
     file: Annotated[Path, typer.Argument(help="The experiment: a TOML file (docs/reference/experiments.md).")],
-    output: Annotated[Path | None, typer.Option(help="Directory of the results; default: results/NAME.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--results", metavar="DIRECTORY", help="Where they go; default: results/NAME.")
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Instead of what the file says; again for more."),
@@ -46,7 +48,8 @@ def run(
         Path | None, typer.Option(metavar="FILE.parquet", help="Write a row for each job of each run here.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Keep no runs of an earlier sweep.")] = False,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Run an experiment; write Parquet and an HTML report. Runs that are there already are kept."""
     from ebbtide.simulator.errors import Interrupted
@@ -59,7 +62,7 @@ def run(
             raise typer.BadParameter(f"--rows must be a file .parquet, not {rows}")
         overrides["settings.rows"] = True
     words = ["ebb", "sim", "run", str(file)]
-    words += [] if output is None else ["--output", str(output)]
+    words += [] if directory is None else ["--results", str(directory)]
     words += [word for pair in sets or [] for word in ("--set", pair)]
     words += [word for pair in inputs or [] for word in ("--input", pair)]
     words += [] if rows is None else ["--rows", str(rows)]
@@ -67,7 +70,7 @@ def run(
         with _progress(file.name) as listener:
             results = runner.run(
                 file,
-                output=output,
+                output=directory,
                 overrides=overrides,
                 inputs=given,
                 workers=workers,
@@ -79,7 +82,7 @@ def run(
     except Interrupted as error:
         print_error(str(error))
         raise typer.Exit(_INTERRUPTED) from None
-    _print(results, [], json)
+    _print(results, [], to)
     failed = [one for one in results.columns["error"].tolist() if one]
     if rows is not None and len(failed) < len(results):
         results.export("jobs", rows)
@@ -91,12 +94,13 @@ def run(
 def show(
     directory: Annotated[Path, typer.Argument(help="Results of ebb sim run.")],
     metrics: Metrics = None,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Show the means of a sweep, with 95 % confidence intervals over its seeds."""
     from ebbtide.simulator.experiments import load
 
-    _print(load(directory), metrics or [], json)
+    _print(load(directory), metrics or [], to)
 
 
 def compare(
@@ -106,15 +110,17 @@ def compare(
         str | None, typer.Option(help="Compare along an axis of a single run instead, as: --axis policy.")
     ] = None,
     baseline: Annotated[str | None, typer.Option(help="With --axis: its value that others are compared with.")] = None,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Put runs side by side: differences with 95 % confidence intervals over the seeds that both have."""
     from ebbtide.simulator.experiments import compare as compared
 
     found = compared(*directories, metrics=metrics or [], axis=axis, baseline=baseline)
-    if json:
-        print_json(found.as_json())
-        return
+    to.say(found.as_json() if to.for_programs else None, lambda: _print_comparison(found))
+
+
+def _print_comparison(found: Comparison) -> None:
     several = len(found.others) > 1
     axes = list(found.differences[0].case)
     print_table(
@@ -154,7 +160,7 @@ def _row(one: Difference, several: bool) -> tuple[object, ...]:
     )
 
 
-def _print(results: Results, metrics: list[str], json: bool) -> None:
+def _print(results: Results, metrics: list[str], to: Printing) -> None:
     from ebbtide.simulator.errors import ExperimentError
 
     for metric in metrics:
@@ -162,8 +168,10 @@ def _print(results: Results, metrics: list[str], json: bool) -> None:
             raise ExperimentError(metric, f"is no metric; there are {', '.join(results.metrics)}")
     chosen = metrics or list(results.metrics)
     cases = [(case, results.means(chosen, case)) for case in results.cases()]
-    if json:
-        print_json({"directory": str(results.directory), "meta": results.meta, "cases": [_as_json(*c) for c in cases]})
+    if to.for_programs:
+        to.say(
+            {"directory": str(results.directory), "meta": results.meta, "cases": [_as_json(*c) for c in cases]}, list
+        )
         return
     # Metrics below each other where there are more than a screen has room for beside each other.
     axes = results.axes

@@ -1,23 +1,20 @@
-"""``ebb explain``: why a VM has its size, what could still be taken, which layers are blocked and what would help."""
+"""``ebb vm explain``: why a VM has its size, what could still be taken, what is blocked and what would help."""
 
 from __future__ import annotations
 
-from ebbtide.cli.commands.options import Json, Manager, TokenFile, VMName, ask
+from ebbtide.cli.commands.options import Asking, VMName
 from ebbtide.cli.commands.vms import amounts
-from ebbtide.cli.output import clock, print_json, print_table, shown, size
+from ebbtide.cli.output import clock, print_table, shown, size
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, VMExplanation
 from ebbtide.messages.vms import OnPreemption
 
 
-def explain(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def explain(name: VMName, *, to: Asking) -> None:
     """Say why a VM has its size, what could still be taken, which layers are blocked, and what would help."""
-    found = ask(manager, token_file, lambda client: client.explain(name))
-    if json:
-        print_json(found)
-    else:
-        print_explanation(name, found)
+    found = to.ask(lambda client: client.explain(name))
+    to.say(found, lambda: print_explanation(name, found))
 
 
 def print_explanation(name: str, found: VMExplanation) -> None:

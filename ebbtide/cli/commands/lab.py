@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ebbtide.cli.commands.cluster import print_machines
-from ebbtide.cli.commands.options import Json
+from ebbtide.cli.commands.cluster import MACHINES
+from ebbtide.cli.commands.options import Printing
 from ebbtide.cli.commands.vms import amounts
-from ebbtide.cli.output import Steps, print_json, print_table, size
+from ebbtide.cli.output import Steps, print_table, size
 from ebbtide.client import ManagerClient
 from ebbtide.demo.errors import DemoFailed
 from ebbtide.demo.report import DemoReport
@@ -32,15 +32,13 @@ Hosts = Annotated[
 ]
 
 
-def image_build(json: Json = False) -> None:
+def image_build(*, to: Printing) -> None:
     """Build the guest image, or say where it is cached."""
     with Steps() as steps:
         image = build_image(paths.image_cache(), progress=lambda stage, done: steps(f"{done:4.0%} {stage}"))
-    if json:
-        print_json({"key": image.key, "base": str(image.base), "kernel": str(image.kernel),
-                    "initrd": str(image.initrd), "built_s": round(image.built_s, 1)})  # fmt: skip
-        return
-    print(f"{image.base} was built in {image.built_s:.1f} s" if image.built_s else f"{image.base} was cached")
+    made = {"key": image.key, "base": str(image.base), "kernel": str(image.kernel), "initrd": str(image.initrd)}
+    how = f"was built in {image.built_s:.1f} s" if image.built_s else "was cached"
+    to.say({**made, "built_s": round(image.built_s, 1)}, lambda: print(f"{image.base} {how}"))
 
 
 def up(
@@ -48,7 +46,8 @@ def up(
     own_libvirt: Annotated[
         bool, typer.Option("--own-libvirt", help="A libvirtd of its own for each host, as live migration needs it.")
     ] = False,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Start a manager and host agents on this machine; an up lab is left as it is."""
     _need_root("the lab")
@@ -56,29 +55,25 @@ def up(
     with Steps() as steps:
         lab = Lab(report=steps)
         state = lab.up(slices, own_libvirt)
-    if json:
-        print_json(lab.status())
-        return
     names = ", ".join(f"{host.id} ({size(host.capacity)})" for host in state.hosts)
-    print(f"the lab is up: {names}; manager at {state.manager_url}, logs in {lab.logs}")
+    sentence = f"the lab is up: {names}; manager at {state.manager_url}, logs in {lab.logs}"
+    to.say(lab.status() if to.for_programs else None, lambda: print(sentence))
 
 
-def down(json: Json = False) -> None:
+def down(*, to: Printing) -> None:
     """Stop the lab and remove all that it made, but the image cache; also after a crash."""
     with Steps() as steps:
         removed = Lab(report=steps).down()
-    if json:
-        print_json({"removed": removed})
-        return
-    print("the lab is down" if removed else "no lab was up")
+    to.say({"removed": removed}, lambda: print("the lab is down" if removed else "no lab was up"))
 
 
-def status(json: Json = False) -> None:
+def status(*, to: Printing) -> None:
     """Show what of the lab runs."""
     found = Lab().status()
-    if json:
-        print_json(found)
-        return
+    to.say(found, lambda: _print_status(found))
+
+
+def _print_status(found: dict[str, Any]) -> None:
     print(f"phase {found['phase']}, {found['accelerator']}: {found['accelerator_reason']}")
     print(f"manager {found['manager']}, token in {found['token_file']}")
     print("libvirtd answers" if found["libvirtd"] else "libvirtd does not answer: `ebb lab up` starts it again")
@@ -96,7 +91,8 @@ def status(json: Json = False) -> None:
 
 def demo(
     lab: Annotated[bool, typer.Option("--lab", help="Bring a lab up before and down afterwards.")] = False,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Deflate two VMs with filled caches for a third one, and give it all back."""
     with Steps() as steps:
@@ -112,10 +108,7 @@ def demo(
                 home.down()
         else:
             report = _run_demo(home.state(), steps)
-    if json:
-        print_json(report)
-    else:
-        _print_report(report)
+    to.say(report, lambda: _print_report(report))
     if report.failed:
         names = "; ".join(f"{check.name}: {check.detail}" for check in report.failed)
         raise DemoFailed(f"{len(report.failed)} of {len(report.checks)} checks failed: {names}")
@@ -151,7 +144,7 @@ def _print_report(report: DemoReport) -> None:
         "the ledger is empty",
     )
     print()
-    print_machines(report.ranking)
+    MACHINES.print(report.ranking)
     print()
     print_table(
         ("", "check", "figures"),

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from ebbtide.cli.commands.options import DeadlineS, Json, Manager, TokenFile, VMName, ask, seconds
+from ebbtide.cli.commands import completion
+from ebbtide.cli.commands.options import Asking, DeadlineS, HostName, Listing, VMName, Yes, confirm, seconds
 from ebbtide.cli.commands.vms import DryRun, carry_out
-from ebbtide.cli.output import Steps, print_json, print_table, shown, size
+from ebbtide.cli.output import Steps, Table, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.common import PartialVector, Vector, problem_of
+from ebbtide.messages.dry_runs import RebalancingReport
+from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import OnPreemption
 
 LimitS = Annotated[float, seconds("For the guest's own power-off, then by force.", 3600)]
@@ -23,15 +25,9 @@ _KEPT = "What it keeps in any case; default: by what it uses now."
 Component = Annotated[float | None, typer.Option(help="Default: as it is.")]
 
 
-def stop(
-    name: VMName,
-    limit_s: LimitS = 60.0,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+def stop(name: VMName, limit_s: LimitS = 60.0, *, to: Asking) -> None:
     """Have a VM power off; it keeps its name, its host and its disk, and its room goes to the others."""
-    carry_out(manager, token_file, json, lambda client: client.stop(name, limit_s=limit_s), f"stopping {name}")
+    carry_out(to, lambda client: client.stop(name, limit_s=limit_s), f"stopping {name}")
 
 
 def start(
@@ -39,15 +35,12 @@ def start(
     anywhere: Annotated[bool, typer.Option("--anywhere", help="Elsewhere, where its host has no room.")] = False,
     lose_disk: LoseDisk = False,
     deadline_s: DeadlineS = 60.0,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Asking,
 ) -> None:
     """Start a VM that is off; others are deflated for it where that is needed."""
     carry_out(
-        manager,
-        token_file,
-        json,
+        to,
         lambda client: client.start(name, anywhere=anywhere, lose_disk=lose_disk, deadline_s=deadline_s),
         f"starting {name}",
     )
@@ -67,9 +60,8 @@ def resize(
     on_preemption: Annotated[OnPreemption | None, typer.Option(help="stop, suspend, delete; default: as is.")] = None,
     preemption_notice_s: Annotated[float | None, typer.Option(help="Seconds to end its work when preempted.")] = None,
     deadline_s: DeadlineS = 60.0,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Asking,
 ) -> None:
     """Change what a VM is sold as; what its running domain cannot take comes with its next start."""
     nominal = _partial(
@@ -80,9 +72,7 @@ def resize(
     if all(part is None for part in (nominal, minimum, ceiling, priority, on_preemption, preemption_notice_s)):
         raise typer.BadParameter("name at least one thing to change", param_hint="--cpu-cores, --priority, ...")
     carry_out(
-        manager,
-        token_file,
-        json,
+        to,
         lambda client: client.resize(
             name,
             nominal=nominal,
@@ -99,25 +89,24 @@ def resize(
 
 def migrate(
     name: VMName,
-    host: Annotated[str | None, typer.Option(help="Where to; default: where it fits best.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where to; default: where it fits best.", autocompletion=completion.hosts)
+    ] = None,
     lose_disk: LoseDisk = False,
     limit_s: LimitS = 60.0,
     deadline_s: DeadlineS = 60.0,
     live: Annotated[bool, typer.Option("--live", help="While it runs, at the size that it has.")] = False,
     copy_storage: Annotated[bool, typer.Option("--copy-storage", help="Live: copy a disk that is not shared.")] = False,
     bandwidth_mib_s: Annotated[float, typer.Option(min=0, help="Live: at most; 0: no limit.")] = 0.0,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Asking,
 ) -> None:
     """Stop a VM and start it on another host, or move it --live; if that fails it stays where it was.
 
     It is off then if it was stopped. What does not move live within the deadline is called off.
     """
     carry_out(
-        manager,
-        token_file,
-        json,
+        to,
         lambda client: client.migrate(
             name,
             host=host,
@@ -140,20 +129,20 @@ def rebalance(
             "VMs are taken to have been deflated for so long; default: as the manager has seen it, or 1800.", 86_400
         ),
     ] = None,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Asking,
 ) -> None:
     """Say which VMs would be moved to hosts with room, why, at what cost and for what; with --dry-run only."""
     if not dry_run:
         raise EbbError(
-            "no command moves many: `ebb rebalance --dry-run` says which moves are worth it, `ebb migrate NAME --live "
-            "--host HOST` makes one, and `ebb-manager --rebalance` makes them by itself"
+            "no command moves many: `ebb plan rebalance --dry-run` says which moves are worth it, `ebb vm migrate NAME "
+            "--live --host HOST` makes one, and `ebb-manager --rebalance` makes them by itself"
         )
-    report = ask(manager, token_file, lambda client: client.dry_run_rebalancing(lasted_s=lasted_s))
-    if json:
-        print_json(report)
-        return
+    report = to.ask(lambda client: client.dry_run_rebalancing(lasted_s=lasted_s))
+    to.say(report, lambda: _print_rebalancing(report))
+
+
+def _print_rebalancing(report: RebalancingReport) -> None:
     print(shown(report.sentence))
     if report.moves:
         print_table(
@@ -182,72 +171,57 @@ def rebalance(
 
 def adopt(
     domain: Annotated[str, typer.Argument(metavar="NAME", help="The domain's name in libvirt.")],
-    host: Annotated[str, typer.Option(help="The host that it runs on.")],
+    host: Annotated[str, typer.Option(help="The host that it runs on.", autocompletion=completion.hosts)],
     as_name: Annotated[str | None, typer.Option("--as", help="Its name from now on; default: the domain's.")] = None,
     minimum_cpu_cores: Annotated[float | None, typer.Option(help=_KEPT)] = None,
     minimum_memory_mib: Annotated[float | None, typer.Option(help=_KEPT)] = None,
     priority: Annotated[Priority, typer.Option(help="fixed or deflatable.")] = Priority.DEFLATABLE,
-    yes: Annotated[bool, typer.Option("--yes", help="Take the minimums by what it uses without being asked.")] = False,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    yes: Yes = False,
+    *,
+    to: Asking,
 ) -> None:
     """Manage a running domain that was made without Ebbtide, at the size that it has.
 
-    What it keeps in any case follows from what it uses now, where no minimum is given; `ebb resize` changes it later.
+    What it keeps in any case follows from what it uses now, where no minimum is given; `ebb vm resize` changes it.
     """
     minimum = _partial("minimum", cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib) or PartialVector()
     kept = minimum.onto(Vector())
     if priority is not Priority.FIXED and None in (minimum.cpu_cores, minimum.memory_mib):
-        with Steps(quiet=json) as steps:
+        with Steps(quiet=to.for_programs) as steps:
             steps(f"looking for {MEASURED_S:g} s at what {domain} uses")
-            found = ask(manager, token_file, lambda client: client.adoptable(domain, host))
+            found = to.ask(lambda client: client.adoptable(domain, host))
         kept = minimums_by_use(found, minimum)
-        if not json:
+        if not to.for_programs:
             print(shown(proposal(found, kept)))
-        if not yes:
-            confirm(f"adopt {domain} with this minimum")
+        confirm(f"adopt {domain} with this minimum", yes, instead="give --yes, or the minimums")
     carry_out(
-        manager,
-        token_file,
-        json,
+        to,
         lambda client: client.adopt(domain, host, name=as_name, priority=priority, minimum=kept),
         f"adopting {domain}",
     )
 
 
-def release(
-    name: VMName,
-    deadline_s: DeadlineS = 60.0,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+def release(name: VMName, deadline_s: DeadlineS = 60.0, yes: Yes = False, *, to: Asking) -> None:
     """Give an adopted VM back: everything that was taken is undone, and it is managed no more."""
-    carry_out(
-        manager, token_file, json, lambda client: client.release(name, deadline_s=deadline_s), f"releasing {name}"
-    )
+    confirm(f"release {name}, so that it is managed no more", yes)
+    carry_out(to, lambda client: client.release(name, deadline_s=deadline_s), f"releasing {name}")
 
 
-def templates(
-    host: Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")],
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+def templates(host: HostName, *, to: Listing) -> None:
     """List the templates of a host."""
-    found = ask(manager, token_file, lambda client: client.templates(host))
-    if json:
-        print_json({"templates": found})
-        return
-    print_table(
-        ("template", "shared disk", "largest size", "description"),
-        (
-            (row.name, "yes" if row.shared_disk else "-", size(row.most) if row.most else "-", row.description)
-            for row in found
-        ),
-        f"{host} has no templates",
-    )
+    to.list("templates", lambda client: client.templates(host), TEMPLATES)
+
+
+TEMPLATES: Table[TemplateInfo] = Table(
+    {
+        "template": lambda row: row.name,
+        "shared disk": lambda row: "yes" if row.shared_disk else "-",
+        "largest size": lambda row: size(row.most) if row.most else "-",
+        "description": lambda row: row.description,
+    },
+    {},
+    "the host has no templates",
+)
 
 
 def minimums_by_use(found: Adoptable, given: PartialVector) -> Vector:
@@ -273,21 +247,6 @@ def proposal(found: Adoptable, kept: Vector) -> str:
         f"{found.domain} has {size(found.size)} and used {cores}, {memory} in {found.window_s:g} s; "
         f"it keeps {size(kept)} in any case"
     )
-
-
-def is_person_there() -> bool:
-    return sys.stdin.isatty()
-
-
-def confirm(what: str) -> None:
-    """Ask a person.
-
-    :raises EbbError: there is none, or the answer is no.
-    """
-    if not is_person_there():
-        raise EbbError(f"nobody can be asked whether to {what}: give --yes, or the minimums")
-    if not typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True):
-        raise EbbError("nothing was changed")
 
 
 def _partial(what: str, **components: float | None) -> PartialVector | None:

@@ -1,4 +1,4 @@
-"""Commands that change what a host does: pause, resume, drain, off (docs/reference/modes.md)."""
+"""Commands that change what a host does: pause, resume, drain, undeflate (docs/reference/modes.md)."""
 
 from __future__ import annotations
 
@@ -8,46 +8,37 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from ebbtide.cli.commands.options import Json, Manager, TokenFile
+from ebbtide.cli.commands.options import Asking, HostName
 from ebbtide.cli.commands.vms import carry_out
 from ebbtide.deflation.modes import HostMode
 from ebbtide.errors import EbbError
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import NAME_PATTERN, problem_of
 
-HostName = Annotated[str, typer.Argument(metavar="HOST", help="The host's name.")]
 Reason = Annotated[str, typer.Option(help="Why; shown wherever the mode is.")]
 
 
-def pause(
-    host: HostName, reason: Reason = "", manager: Manager = None, token_file: TokenFile = None, json: Json = False
-) -> None:
+def pause(host: HostName, reason: Reason = "", *, to: Asking) -> None:
     """Have a host change no size until it is resumed. Ends when what was begun before has ended."""
-    _set(host, HostMode.PAUSED, reason, manager, token_file, json)
+    _set(host, HostMode.PAUSED, reason, to)
 
 
-def resume(
-    host: HostName, reason: Reason = "", manager: Manager = None, token_file: TokenFile = None, json: Json = False
-) -> None:
+def resume(host: HostName, reason: Reason = "", *, to: Asking) -> None:
     """Make a host active again, from any mode."""
-    _set(host, HostMode.ACTIVE, reason, manager, token_file, json)
+    _set(host, HostMode.ACTIVE, reason, to)
 
 
-def drain(
-    host: HostName, reason: Reason = "", manager: Manager = None, token_file: TokenFile = None, json: Json = False
-) -> None:
+def drain(host: HostName, reason: Reason = "", *, to: Asking) -> None:
     """Have a host take no new VM; its VMs grow as room appears."""
-    _set(host, HostMode.DRAINING, reason, manager, token_file, json)
+    _set(host, HostMode.DRAINING, reason, to)
 
 
-def off(
-    host: HostName, reason: Reason = "", manager: Manager = None, token_file: TokenFile = None, json: Json = False
-) -> None:
+def undeflate(host: HostName, reason: Reason = "", *, to: Asking) -> None:
     """Give back all that was taken on a host, as far as there is room, and leave its VMs alone."""
-    _set(host, HostMode.OFF, reason, manager, token_file, json)
+    _set(host, HostMode.OFF, reason, to)
 
 
-def _set(host: str, mode: HostMode, reason: str, manager: Manager, token_file: TokenFile, json: bool) -> None:
+def _set(host: str, mode: HostMode, reason: str, to: Asking) -> None:
     """Change the mode and follow the host to the end of it. Raises OperationFailed if something is left to be done."""
     try:
         ModeCommand(request_id="x", mode=mode, reason=reason)
@@ -57,9 +48,7 @@ def _set(host: str, mode: HostMode, reason: str, manager: Manager, token_file: T
         raise EbbError(f"{host!r} is no name of a host: lower-case letters, digits and hyphens, 1 to 40")
 
     carry_out(
-        manager,
-        token_file,
-        json,
+        to,
         lambda client: client.set_mode(host, mode, reason=reason),
         f"{host} is to be {mode.value}",
         host=host,

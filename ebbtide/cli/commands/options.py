@@ -1,44 +1,257 @@
-"""Options that several commands share, and how they find the manager."""
+"""Options that several commands share, and how they print what they found."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from ebbtide.cli.commands import completion
+from ebbtide.cli.managers import client_of
+from ebbtide.cli.output import (
+    Table,
+    clear,
+    name_of,
+    names_of,
+    plain,
+    print_json,
+    print_lines,
+    print_yaml,
+    text_of,
+    yaml_of,
+)
 from ebbtide.errors import EbbError
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
 Result = TypeVar("Result")
+Row = TypeVar("Row")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-Manager = Annotated[
-    str | None,
-    typer.Option(
-        "--manager",
-        envvar="EBB_MANAGER",
-        metavar="URL[,URL]",
-        help="The manager's address, or several of which one leads; with --token-file; default: the lab's.",
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        envvar="EBB_TOKEN_FILE",
-        help="File with the manager's token; with --manager; default: the lab's.",
-    ),
-]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most, newest first.")]
-VMName = Annotated[str, typer.Argument(metavar="NAME", help="The VM's name.")]
+VMName = Annotated[str, typer.Argument(metavar="NAME", help="The VM's name.", autocompletion=completion.vms)]
+HostName = Annotated[str, typer.Argument(metavar="HOST", help="The host's name.", autocompletion=completion.hosts)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without being asked.")]
+#: Seconds between two looks of --watch.
+WATCH_S = 2.0
+
+
+class Output(StrEnum):
+    """How something is printed."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+class WrongCall(EbbError):
+    """The words of a command do not go together; ends it with 2."""
+
+
+class Interrupted(EbbError):
+    """The user waits no more."""
+
+
+class OperationFailed(EbbError):
+    """An operation ended, but not with what was asked for."""
+
+
+def _plainly(output: Output) -> Output:
+    if output in (Output.WIDE, Output.NAME):
+        raise typer.BadParameter(f"{output} is for lists and `show` only; there are table, json and yaml")
+    return output
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Printing:
+    """How a command prints; `taken_apart` makes the fields of this class and of those below options of commands."""
+
+    output: Annotated[
+        Output,
+        typer.Option("--output", "-o", metavar="[table|json|yaml]", help="How it is printed.", callback=_plainly),
+    ] = Output.TABLE
+
+    @property
+    def for_programs(self) -> bool:
+        """Whether a program reads it."""
+        return self.output not in (Output.TABLE, Output.WIDE)
+
+    @property
+    def wide(self) -> bool:
+        return self.output is Output.WIDE
+
+    def say(self, data: Any, table: Callable[[], object]) -> None:
+        """Print one document, or what ``table`` prints."""
+        match self.output:
+            case Output.JSON:
+                print_json(data)
+            case Output.YAML:
+                print_yaml(data)
+            case Output.NAME:
+                print_lines(names_of(data))
+            case _:
+                table()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asking(Printing):
+    """A command that asks the manager."""
+
+    manager: Annotated[
+        str | None,
+        typer.Option(
+            "--manager",
+            envvar="EBB_MANAGER",
+            metavar="URL[,URL]",
+            help="The manager's address, or several of which one leads; with --token-file; default: by `ebb context`.",
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", envvar="EBB_TOKEN_FILE", help="File with the manager's token; with --manager."),
+    ] = None
+
+    def ask(self, question: Callable[[ManagerClient], Awaitable[Result]]) -> Result:
+        """Run one conversation with the manager to its end."""
+
+        async def conversation() -> Result:
+            async with client_of(self.manager, self.token_file) as client:
+                return await question(client)
+
+        return asyncio.run(conversation())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Showing(Asking):
+    """A command that shows something that has a name."""
+
+    output: Annotated[Output, typer.Option("--output", "-o", help="How it is printed; wide: with more columns.")] = (
+        Output.TABLE
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing(Showing):
+    """A command that lists such things."""
+
+    sort_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="By a field of -o json, as nominal.memory_mib; with a - before it, largest first."
+        ),
+    ] = None
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until interrupted: on a terminal all, else what has changed.")
+    ] = False
+
+    def list(self, key: str, question: Callable[[ManagerClient], Awaitable[Sequence[Row]]], table: Table[Row]) -> None:
+        """Print what is found, once or again and again."""
+        rows = ordered(self.ask(question), self.sort_by)
+        if not self.watch:
+            self.say({key: rows}, lambda: table.print(rows, wide=self.wide))
+            return
+        known: set[str] = set()
+        try:
+            while True:
+                known = self._changed(rows, known, table)
+                time.sleep(WATCH_S)
+                rows = ordered(self.ask(question), self.sort_by)
+        except (KeyboardInterrupt, BrokenPipeError):
+            pass
+
+    def line(self, row: Any) -> str:
+        """One row of those that a program reads as they come: a line of JSON, a document of YAML, a name."""
+        match self.output:
+            case Output.JSON:
+                return text_of(row)
+            case Output.YAML:
+                return yaml_of(row)
+            case _:
+                return name_of(plain(row))
+
+    def _changed(self, rows: Sequence[Row], known: set[str], table: Table[Row]) -> set[str]:
+        """Print what is there now where somebody looks, else the rows that are new or differ."""
+        texts = {text_of(row) for row in rows}
+        changed = [row for row in rows if text_of(row) not in known]
+        if not self.for_programs and sys.stdout.isatty():
+            if texts != known or not texts:
+                clear()
+                table.print(rows, wide=self.wide)
+        elif not self.for_programs:
+            if changed or not known:
+                table.print(changed, wide=self.wide, headed=not known)
+                print_lines(())
+        else:
+            print_lines(self.line(row) for row in changed)
+        return texts
+
+
+def taken_apart(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A command as Typer reads it: each parameter that is a bundle of options is replaced by these."""
+    hints = get_type_hints(run, include_extras=True)
+    bundles: dict[str, type[Printing]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(run).parameters.values():
+        kind = hints[parameter.name]
+        if isinstance(kind, type) and issubclass(kind, Printing):
+            bundles[parameter.name] = kind
+            options = get_type_hints(kind, include_extras=True)
+            parameters += [
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name]
+                )
+                for field in dataclasses.fields(kind)
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def call(**given: Any) -> Any:
+        for name, kind in bundles.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+        return run(**given)
+
+    call.__doc__ = run.__doc__
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def ordered(rows: Sequence[Row], by: str | None) -> list[Row]:
+    """Rows by a field of their JSON, those without a value last.
+
+    :param by: names with dots between them; a hyphen first: the largest first.
+    """
+    if by is None or not rows:
+        return list(rows)
+    path = by.removeprefix("-").split(".")
+
+    def value(row: Row) -> Any:
+        found = plain(row)
+        for name in path:
+            if found is None:
+                return None
+            if not isinstance(found, dict) or name not in found:
+                have = f"; there are {', '.join(found)}" if isinstance(found, dict) else ""
+                raise typer.BadParameter(f"{by!r} is no field of -o json{have}", param_hint="--sort-by")
+            found = found[name]
+        if isinstance(found, dict | list):
+            raise typer.BadParameter(f"{by!r} has several values: name one of them", param_hint="--sort-by")
+        return found
+
+    keyed = [(value(row), row) for row in rows]
+    known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=by[0] == "-")
+    return [row for _, row in known] + [row for found, row in keyed if found is None]
 
 
 def number(least: float, most: float | None = None) -> Callable[[str], float]:
@@ -65,50 +278,20 @@ def seconds(about: str, most: float | None = None) -> Any:
 DeadlineS = Annotated[float, seconds("What the deflations may take.", 86_400)]
 
 
-#: CA, certificate and key: the options that stand before the command.
-TLS_FILES: ContextVar[tuple[Path | None, Path | None, Path | None]] = ContextVar("tls_files", default=(None,) * 3)
+def is_person_there() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
 
 
-class Interrupted(EbbError):
-    """The user waits no more."""
+def confirm(what: str, yes: bool, *, instead: str = "give --yes") -> None:
+    """Ask a person before something is destroyed, or taken without being asked for.
 
-
-class OperationFailed(EbbError):
-    """An operation ended, but not with what was asked for."""
-
-
-def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
-    """The client of the manager that the options name, else of the lab's. Raises EbbError."""
-    from ebbtide.client import ManagerClient, TLSFiles
-
-    if (manager is None) != (token_file is None):
-        # The token of one manager is never sent to another.
-        raise EbbError("--manager and --token-file (EBB_MANAGER, EBB_TOKEN_FILE) need each other")
-    if manager is None or token_file is None:
-        from ebbtide.lab import paths
-        from ebbtide.lab.state import StateFile
-
-        try:
-            state = StateFile(paths.state_dir()).running()
-        except EbbError as error:
-            raise EbbError(f"{error}, or name a manager by --manager and --token-file") from error
-        manager, token_file = state.manager_url, state.manager_token_file
-    try:
-        token = token_file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise EbbError(f"the token file {token_file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise EbbError(f"the token file {token_file} is no text") from error
-    if not token or any(c.isspace() or not c.isprintable() for c in token):
-        raise EbbError(f"the token file {token_file} must hold one word")
-    return ManagerClient(manager, token, tls=TLSFiles(*TLS_FILES.get()).context())
-
-
-def ask(manager: str | None, token_file: Path | None, question: Callable[[ManagerClient], Awaitable[Result]]) -> Result:
-    """Run one conversation with the manager to its end."""
-
-    async def conversation() -> Result:
-        async with client_of(manager, token_file) as client:
-            return await question(client)
-
-    return asyncio.run(conversation())
+    :raises WrongCall: nobody can be asked.
+    :raises EbbError: the answer is no.
+    """
+    if yes:
+        return
+    if not is_person_there():
+        raise WrongCall(f"nobody can be asked whether to {what}: {instead}")
+    if not typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True):
+        raise EbbError("nothing was changed")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbtide.cli.commands.options import Json, Limit, Manager, TokenFile, ask, seconds
+from ebbtide.cli.commands import completion
+from ebbtide.cli.commands.options import Limit, Listing, Showing, seconds
 from ebbtide.cli.commands.vms import print_ledger
-from ebbtide.cli.output import clock, print_json, print_table, reader_is_gone, shown, text_of
+from ebbtide.cli.output import Table, clock, print_lines, shown
 from ebbtide.messages.explanations import Event
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import Operation, OperationState
@@ -20,8 +20,8 @@ from ebbtide.messages.operations import Operation, OperationState
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
-OfVM = Annotated[str | None, typer.Option("--vm", help="Only about this VM.")]
-OfHost = Annotated[str | None, typer.Option("--host", help="Only about this host.")]
+OfVM = Annotated[str | None, typer.Option("--vm", help="Only about this VM.", autocompletion=completion.vms)]
+OfHost = Annotated[str | None, typer.Option("--host", help="Only about this host.", autocompletion=completion.hosts)]
 
 
 def _moment(text: str) -> float:
@@ -47,57 +47,50 @@ def operations(
     vm: OfVM = None,
     host: OfHost = None,
     since: Since = None,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Listing,
 ) -> None:
     """List the latest operations and what each did and why."""
     wanted: dict[str, Any] = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
-    found = ask(manager, token_file, lambda client: client.operations(limit, **wanted))
-    if json:
-        print_json({"operations": found})
-    else:
-        print_operations(found)
+    to.list("operations", lambda client: client.operations(limit, **wanted), OPERATIONS)
 
 
-def print_operations(found: Sequence[Operation]) -> None:
-    """Operations as a table."""
-    print_table(
-        ("started", "kind", "vm", "host", "state", "seconds", "what it did and why"),
-        (
-            (
-                clock(operation.started_at),
-                operation.kind,
-                operation.vm or "-",
-                operation.host or "-",
-                operation.state.value,
-                f"{operation.seconds:.1f}",
-                operation.sentence,
-            )
-            for operation in found
-        ),
-        "there were no operations",
-    )
+OPERATIONS: Table[Operation] = Table(
+    {
+        "started": lambda operation: clock(operation.started_at),
+        "kind": lambda operation: operation.kind,
+        "vm": lambda operation: operation.vm or "-",
+        "host": lambda operation: operation.host or "-",
+        "state": lambda operation: operation.state,
+        "seconds": lambda operation: f"{operation.seconds:.1f}",
+        "what it did and why": lambda operation: operation.sentence,
+    },
+    {
+        "id": lambda operation: operation.request_id,
+        "vms moved": lambda operation: " ".join(vm.name for vm in operation.vms) or "-",
+    },
+    "there were no operations",
+)
 
 
 def operation(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="The request that began it.")],
     wait_s: Annotated[float, seconds("Wait so long for its end.", 60)] = 0.0,
     host: Annotated[str | None, typer.Option(help="Whose operation it is, where it is not the manager's own.")] = None,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Showing,
 ) -> None:
     """Show one operation with its progress and its ledger."""
-    found = ask(manager, token_file, lambda client: client.operation(request_id, wait_s, host))
-    if json:
-        print_json(found)
-        return
-    print_operations([found])
-    for sentence in found.progress:
-        print(f"  {shown(sentence)}")
-    if found.vms:
-        print_ledger(found)
+    found = to.ask(lambda client: client.operation(request_id, wait_s, host))
+
+    def told() -> None:
+        OPERATIONS.print([found], wide=to.wide)
+        for sentence in found.progress:
+            print(f"  {shown(sentence)}")
+        if found.vms:
+            print_ledger(found)
+
+    to.say(found, told)
 
 
 def events(
@@ -106,67 +99,65 @@ def events(
     vm: OfVM = None,
     host: OfHost = None,
     since: Since = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted; with --json a line each.")] = False,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Listing,
 ) -> None:
-    """List what happened and why: placements, deflations, preemptions. With --follow oldest first, and then on."""
+    """List what happened and why: placements, deflations, preemptions. With --watch oldest first, and then on."""
     wanted: dict[str, Any] = {"kind": kind, "vm": vm, "host": host}
-    if follow:
+    if to.watch:
+        # They come over the manager's stream, in their order.
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-            ask(manager, token_file, lambda client: _follow(client, limit, since, wanted, json))
+            to.ask(lambda client: _follow(client, limit, since, wanted, to))
         return
-    found = ask(manager, token_file, lambda client: client.events(limit, since=since, **wanted))
-    if json:
-        print_json({"events": found})
-        return
-    print_table(
-        ("at", "kind", "vm", "host", "what happened"),
-        ((clock(event.at), event.kind, event.vm or "-", event.host or "-", event.sentence) for event in found),
-        "nothing has happened yet",
-    )
+    to.list("events", lambda client: client.events(limit, since=since, **wanted), EVENTS)
 
 
-async def _follow(client: ManagerClient, limit: int, since: float | None, wanted: dict[str, Any], json: bool) -> None:
+EVENTS: Table[Event] = Table(
+    {
+        "at": lambda event: clock(event.at),
+        "kind": lambda event: event.kind,
+        "vm": lambda event: event.vm or "-",
+        "host": lambda event: event.host or "-",
+        "what happened": lambda event: event.sentence,
+    },
+    {"id": lambda event: event.id},
+    "nothing has happened yet",
+)
+
+
+async def _follow(client: ManagerClient, limit: int, since: float | None, wanted: dict[str, Any], to: Listing) -> None:
     newest = await client.events(1)
     for event in reversed(await client.events(limit, since=since, **wanted)):
         if not newest or event.id <= newest[0].id:
-            await asyncio.to_thread(_print_event, event, json)
+            await asyncio.to_thread(_print_event, event, to)
     async for event in client.follow_events(after=newest[0].id if newest else 0, **wanted):
-        await asyncio.to_thread(_print_event, event, json)
+        await asyncio.to_thread(_print_event, event, to)
 
 
-def _print_event(event: Event, json: bool) -> None:
-    line = text_of(event) if json else f"{clock(event.at)}  {event.kind:<12} {event.sentence}"
-    print(shown(line), flush=True)
-    if reader_is_gone():
-        raise BrokenPipeError
+def _print_event(event: Event, to: Listing) -> None:
+    line = f"{clock(event.at)}  {event.kind:<12} {event.sentence}"
+    print_lines([to.line(event) if to.for_programs else line])
 
 
 def core_changes(
     limit: Limit = 100,
-    machine: Annotated[str | None, typer.Option(help="Only of this machine.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Only of this machine.", autocompletion=completion.vms)] = None,
     since: Since = None,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Listing,
 ) -> None:
     """List how machines' cores grew and shrank, newest first."""
-    found = ask(manager, token_file, lambda client: client.core_changes(machine, limit, since=since))
-    if json:
-        print_json({"core_changes": found})
-    else:
-        print_core_changes(found)
+    to.list("core_changes", lambda client: client.core_changes(machine, limit, since=since), CORE_CHANGES)
 
 
-def print_core_changes(found: Sequence[CoreChange]) -> None:
-    """Core changes as a table."""
-    print_table(
-        ("at", "machine", "host", "cores", "cause"),
-        (
-            (clock(row.at), row.machine, row.host, f"{row.cores_before:g} -> {row.cores_after:g}", row.cause)
-            for row in found
-        ),
-        "no cores have changed yet",
-    )
+CORE_CHANGES: Table[CoreChange] = Table(
+    {
+        "at": lambda row: clock(row.at),
+        "machine": lambda row: row.machine,
+        "host": lambda row: row.host,
+        "cores": lambda row: f"{row.cores_before:g} -> {row.cores_after:g}",
+        "cause": lambda row: row.cause,
+    },
+    {"sequence": lambda row: row.sequence},
+    "no cores have changed yet",
+)

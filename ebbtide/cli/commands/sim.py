@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ebbtide.cli.commands.options import Json
-from ebbtide.cli.output import print_json, print_table
+from ebbtide.cli.commands.options import Printing
+from ebbtide.cli.output import print_table
 
 if TYPE_CHECKING:
     from ebbtide.simulator.inputs.sources import Progress as Report
@@ -39,7 +39,8 @@ def inputs(
         float, typer.Option(help="Share of malformed lines above which the file is refused.")
     ] = 0.01,
     from_first: Annotated[bool, typer.Option("--from-first", help="Times count from the first row.")] = False,
-    json: Json = False,
+    *,
+    to: Printing,
 ) -> None:
     """Show what is in a trace: rows, span, sizes, durations, malformed lines; convert it to the own format."""
     from ebbtide.simulator.inputs.summary import Summary
@@ -69,10 +70,7 @@ def inputs(
             for _ in seen():
                 pass
     found = {"report": trace.report.as_json(), "summary": summary.as_json()}
-    if json:
-        print_json(found)
-    else:
-        _show(found, convert)
+    to.say(found, lambda: _show(found, convert))
 
 
 def _options(words: list[str]) -> dict[str, float | str]:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from pydantic import ValidationError
 
-from ebbtide.cli.commands.options import Json, Limit, Manager, OperationFailed, TokenFile, ask, number, seconds
-from ebbtide.cli.output import Steps, clock, print_json, print_table, shown
+from ebbtide.cli.commands import completion
+from ebbtide.cli.commands.options import Asking, Limit, Listing, OperationFailed, Showing, number, seconds
+from ebbtide.cli.output import Steps, Table, clock, print_table, shown
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
-from ebbtide.messages.tasks import CheckpointSignal, ManagedTask, TaskSpec, TaskState
+from ebbtide.messages.tasks import (
+    AcquirerStatus,
+    CheckpointSignal,
+    EngineStatus,
+    ManagedTask,
+    TaskExplanation,
+    TaskSpec,
+    TaskState,
+)
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
-TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task's name.")]
+TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task's name.", autocompletion=completion.tasks)]
 #: Seconds between two looks of --wait.
 LOOK_S: Final = 0.5
 _FINAL: Final = {TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED}
@@ -50,9 +58,8 @@ def submit(
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Makes a repeated submission harmless.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; exit with 1 unless it is done.")] = False,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Asking,
 ) -> None:
     """Submit a task; it is run where it is expected to be done first."""
     try:
@@ -70,7 +77,7 @@ def submit(
         )
     except ValidationError as error:
         raise EbbError(problem_of(error).error) from error
-    with Steps(quiet=json or not wait) as steps:
+    with Steps(quiet=to.for_programs or not wait) as steps:
 
         async def talk(client: ManagerClient) -> ManagedTask:
             found = await client.submit_task(spec, request_id=request_id)
@@ -83,11 +90,8 @@ def submit(
                 found = await client.task(name)
             return found
 
-        found = ask(manager, token_file, talk)
-    if json:
-        print_json(found)
-    else:
-        print_tasks([found])
+        found = to.ask(talk)
+    to.say(found, lambda: TASKS.print([found], wide=to.wide))
     if wait and found.state is not TaskState.DONE:
         raise OperationFailed(f"{name}: {found.sentence}")
 
@@ -97,37 +101,34 @@ def list_tasks(
     state: Annotated[TaskState | None, typer.Option(help="Only tasks in this state.")] = None,
     machine: Annotated[str | None, typer.Option(help="Only tasks that run, or ran last, there.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Only tasks whose names begin so.")] = None,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Listing,
 ) -> None:
     """List the tasks, newest first."""
     wanted: dict[str, Any] = {"state": state, "machine": machine, "prefix": prefix}
-    found = ask(manager, token_file, lambda client: client.tasks(limit, **wanted))
-    if json:
-        print_json({"tasks": found})
-    else:
-        print_tasks(found)
+    to.list("tasks", lambda client: client.tasks(limit, **wanted), TASKS)
 
 
-def show(name: TaskName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def show(name: TaskName, *, to: Showing) -> None:
     """Show one task."""
-    found = ask(manager, token_file, lambda client: client.task(name))
-    if json:
-        print_json(found)
-        return
-    print_tasks([found])
-    print(f"  command: {shown(' '.join(found.command))}")
-    if found.output is not None:
-        print(f"  output: {shown(found.output)}")
+    found = to.ask(lambda client: client.task(name))
+
+    def told() -> None:
+        TASKS.print([found], wide=to.wide)
+        print(f"  command: {shown(' '.join(found.command))}")
+        if found.output is not None:
+            print(f"  output: {shown(found.output)}")
+
+    to.say(found, told)
 
 
-def explain(name: TaskName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def explain(name: TaskName, *, to: Asking) -> None:
     """Say why a task waits, and what it waits for."""
-    found = ask(manager, token_file, lambda client: client.explain_task(name))
-    if json:
-        print_json(found)
-        return
+    found = to.ask(lambda client: client.explain_task(name))
+    to.say(found, lambda: _print_explanation(name, found))
+
+
+def _print_explanation(name: str, found: TaskExplanation) -> None:
     print(shown(f"{name} is {found.task.state.value}: {found.sentence}"))
     if found.ahead:
         print(f"{found.ahead} waiting tasks get their turn before it")
@@ -148,21 +149,19 @@ def explain(name: TaskName, manager: Manager = None, token_file: TokenFile = Non
         )
 
 
-def cancel(name: TaskName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def cancel(name: TaskName, *, to: Asking) -> None:
     """Cancel a task, whether it has begun or not; harmless where it has ended."""
-    found = ask(manager, token_file, lambda client: client.cancel_task(name))
-    if json:
-        print_json(found)
-    else:
-        print_tasks([found])
+    found = to.ask(lambda client: client.cancel_task(name))
+    to.say(found, lambda: TASKS.print([found], wide=to.wide))
 
 
-def engine(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def engine(*, to: Asking) -> None:
     """Show what runs the tasks, and its machines."""
-    found = ask(manager, token_file, lambda client: client.engine())
-    if json:
-        print_json(found)
-        return
+    found = to.ask(lambda client: client.engine())
+    to.say(found, lambda: _print_engine(found))
+
+
+def _print_engine(found: EngineStatus) -> None:
     print(shown(f"{found.kind}: {found.sentence}"))
     print_table(
         ("machine", "up", "cores", "of", "others hold", "a VM of ours", "drained", "tasks"),
@@ -183,12 +182,13 @@ def engine(manager: Manager = None, token_file: TokenFile = None, json: Json = F
     )
 
 
-def acquirer(manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
+def acquirer(*, to: Asking) -> None:
     """Show the harvest VMs that are kept for tasks, and why."""
-    found = ask(manager, token_file, lambda client: client.acquirer())
-    if json:
-        print_json(found)
-        return
+    found = to.ask(lambda client: client.acquirer())
+    to.say(found, lambda: _print_acquirer(found))
+
+
+def _print_acquirer(found: AcquirerStatus) -> None:
     print(shown(found.sentence))
     if not found.on:
         return
@@ -215,22 +215,20 @@ def acquirer(manager: Manager = None, token_file: TokenFile = None, json: Json =
         print(shown(f"asked for at {clock(asked.at)}{instead}: {asked.sentence}"))
 
 
-def print_tasks(found: Sequence[ManagedTask]) -> None:
-    """Tasks as a table."""
-    print_table(
-        ("submitted", "name", "state", "machine", "cores", "begun", "broken off", "why"),
-        (
-            (
-                clock(task.submitted_at),
-                task.name,
-                task.state.value,
-                task.machine or "-",
-                task.cores,
-                task.attempts,
-                task.preemptions,
-                task.sentence,
-            )
-            for task in found
-        ),
-        "there are no tasks",
-    )
+TASKS: Table[ManagedTask] = Table(
+    {
+        "submitted": lambda task: clock(task.submitted_at),
+        "name": lambda task: task.name,
+        "state": lambda task: task.state,
+        "machine": lambda task: task.machine or "-",
+        "cores": lambda task: task.cores,
+        "begun": lambda task: task.attempts,
+        "broken off": lambda task: task.preemptions,
+        "why": lambda task: task.sentence,
+    },
+    {
+        "expected": lambda task: "-" if task.duration_s is None else f"{task.duration_s:g} s",
+        "command": lambda task: " ".join(task.command),
+    },
+    "there are no tasks",
+)

@@ -1,22 +1,36 @@
-"""Commands about VMs: list, create, delete, bring to a size."""
+"""Commands about VMs: list, show, create, delete; and how an operation is followed to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from pydantic import ValidationError
 
-from ebbtide.cli.commands.options import DeadlineS, Interrupted, Json, Manager, OperationFailed, TokenFile, VMName, ask
-from ebbtide.cli.output import Steps, print_json, print_table, shown, size
+from ebbtide.cli.commands import completion
+from ebbtide.cli.commands.options import (
+    Asking,
+    DeadlineS,
+    Interrupted,
+    Listing,
+    OperationFailed,
+    Showing,
+    VMName,
+    WrongCall,
+    Yes,
+    confirm,
+)
+from ebbtide.cli.declared import specs_of
+from ebbtide.cli.output import Steps, Table, print_table, shown, size
 from ebbtide.deflation.allocations import Priority
-from ebbtide.deflation.cascade.instructions import GuestKind, Mode
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.errors import EbbError
-from ebbtide.messages.common import Vector, problem_of
+from ebbtide.messages.common import problem_of
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
 from ebbtide.messages.operations import LedgerRow, Operation, OperationState
 from ebbtide.messages.vms import NOTICE_S, ClusterVM, OnPreemption, VMSpec
@@ -25,10 +39,13 @@ if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
 Starter: TypeAlias = "Callable[[ManagerClient], Awaitable[Operation]]"
-Cores = Annotated[float, typer.Option(help="Nominal CPU in cores.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
-Version = Annotated[str | None, typer.Option(help="Only if the VM still has this version (`ebb vm NAME --json`).")]
-MemoryMib = Annotated[float, typer.Option(help="Nominal memory in MiB.")]
+Version = Annotated[
+    str | None, typer.Option(help="Only if the VM still has this version (`ebb vm show NAME -o json`).")
+]
+File = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON; - for standard input.")]
+#: What goes with -f.
+_WITH_FILE = {"name", "file", "policy", "deadline_s", "dry_run", "output", "manager", "token_file"}
 
 
 class Start(StrEnum):
@@ -39,52 +56,22 @@ class Start(StrEnum):
 
 
 def vms(
-    host: Annotated[str | None, typer.Option(help="Only VMs of this host.")] = None,
+    host: Annotated[str | None, typer.Option(help="Only VMs of this host.", autocompletion=completion.hosts)] = None,
     state: Annotated[str | None, typer.Option(help="Only VMs in this state: running, failed, ...")] = None,
     priority: Annotated[Priority | None, typer.Option(help="Only VMs of this priority.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Only VMs whose names begin so.")] = None,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    to: Listing,
 ) -> None:
     """List the VMs with their sizes."""
     wanted: dict[str, Any] = {"host": host, "state": state, "priority": priority, "prefix": prefix}
-    found = ask(manager, token_file, lambda client: client.vms(**wanted))
-    if json:
-        print_json({"vms": found})
-    else:
-        print_vms(found)
+    to.list("vms", lambda client: client.vms(**wanted), VMS)
 
 
-def vm(name: VMName, manager: Manager = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Show one VM; its version is in --json."""
-    found = ask(manager, token_file, lambda client: client.vm(name))
-    if json:
-        print_json(found)
-    else:
-        print_vms([found])
-
-
-def print_vms(found: Sequence[ClusterVM]) -> None:
-    """VMs as a table."""
-    print_table(
-        ("name", "host", "state", "priority", "nominal", "current", "minimum", "guest", "what happened last"),
-        (
-            (
-                vm.name,
-                vm.host or "-",
-                _state(vm),
-                vm.priority.value,
-                size(vm.nominal),
-                size(vm.current),
-                size(vm.minimum),
-                "connected" if vm.guest_connected else "-" if vm.guest_kind is GuestKind.AGENT else vm.guest_kind.value,
-                vm.sentence,
-            )
-            for vm in found
-        ),
-        "there are no VMs",
-    )
+def vm(name: VMName, *, to: Showing) -> None:
+    """Show one VM; its version is in -o json and -o wide."""
+    found = to.ask(lambda client: client.vm(name))
+    to.say(found, lambda: VMS.print([found], wide=to.wide))
 
 
 def _state(vm: ClusterVM) -> str:
@@ -92,10 +79,39 @@ def _state(vm: ClusterVM) -> str:
     return state if vm.preempted is None else f"{state}, {vm.preempted.sentence}"
 
 
+def _guest(vm: ClusterVM) -> str:
+    return "connected" if vm.guest_connected else "-" if vm.guest_kind is GuestKind.AGENT else vm.guest_kind.value
+
+
+VMS: Table[ClusterVM] = Table(
+    {
+        "name": lambda vm: vm.name,
+        "host": lambda vm: vm.host or "-",
+        "state": _state,
+        "priority": lambda vm: vm.priority,
+        "nominal": lambda vm: size(vm.nominal),
+        "current": lambda vm: size(vm.current),
+        "minimum": lambda vm: size(vm.minimum),
+        "guest": _guest,
+        "what happened last": lambda vm: vm.sentence,
+    },
+    {
+        "ceiling": lambda vm: "-" if vm.ceiling is None else size(vm.ceiling),
+        "on preemption": lambda vm: f"{vm.on_preemption}, {vm.preemption_notice_s:g} s",
+        "generation": lambda vm: vm.generation,
+        "version": lambda vm: vm.version or "-",
+    },
+    "there are no VMs",
+)
+
+
 def create(
-    name: VMName,
-    cpu_cores: Cores,
-    memory_mib: MemoryMib,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The VM's name; with -f it is in the file.")
+    ] = None,
+    cpu_cores: Annotated[float | None, typer.Option(help="Nominal CPU in cores.")] = None,
+    memory_mib: Annotated[float | None, typer.Option(help="Nominal memory in MiB.")] = None,
+    file: File = None,
     disk_mib_s: Annotated[float, typer.Option(help="Nominal disk bandwidth in MiB/s; 0: not declared.")] = 0.0,
     network_mib_s: Annotated[float, typer.Option(help="Nominal network bandwidth in MiB/s; 0: not declared.")] = 0.0,
     priority: Annotated[Priority, typer.Option(help="fixed VMs are never deflated.")] = Priority.DEFLATABLE,
@@ -117,76 +133,81 @@ def create(
     policy: Annotated[PlacementPolicy | None, typer.Option(help="Default: the manager's.")] = None,
     deadline_s: DeadlineS = 60.0,
     dry_run: DryRun = False,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    *,
+    context: typer.Context,
+    to: Asking,
 ) -> None:
-    """Place and start a VM; others are deflated for it where that is needed."""
-    ceiling = None
-    if ceiling_cpu_cores is not None or ceiling_memory_mib is not None:
-        ceiling = {
-            "cpu_cores": cpu_cores if ceiling_cpu_cores is None else ceiling_cpu_cores,
-            "memory_mib": memory_mib if ceiling_memory_mib is None else ceiling_memory_mib,
-            "disk_mib_s": disk_mib_s,
-            "network_mib_s": network_mib_s,
+    """Place and start a VM; others are deflated for it where that is needed.
+
+    With -f it is read of a file, with the fields of the body of POST /v1/vms.
+    """
+    if file is not None:
+        given = [
+            p.opts[0] for p in context.command.params if p.name not in _WITH_FILE and _is_given(context, str(p.name))
+        ]
+        if given:
+            raise typer.BadParameter("says it already", param_hint=f"{', '.join(given)}: -f")
+        specs = specs_of(file)
+        if len(specs) != 1 or name not in (None, specs[0].name):
+            raise WrongCall(f"{file} must hold one VM{f', {name},' if name else ''} and holds {len(specs)}: "
+                            f"{', '.join(spec.name for spec in specs)}; `ebb apply` takes several")  # fmt: skip
+        spec = specs[0]
+    elif name is None or cpu_cores is None or memory_mib is None:
+        raise typer.BadParameter("are needed where there is no -f", param_hint="NAME, --cpu-cores and --memory-mib")
+    else:
+        bandwidths = {"disk_mib_s": disk_mib_s, "network_mib_s": network_mib_s}
+        ceiling = None
+        if ceiling_cpu_cores is not None or ceiling_memory_mib is not None:
+            ceiling = {
+                "cpu_cores": cpu_cores if ceiling_cpu_cores is None else ceiling_cpu_cores,
+                "memory_mib": memory_mib if ceiling_memory_mib is None else ceiling_memory_mib,
+                **bandwidths,
+            }
+        body = {
+            "name": name,
+            "priority": priority,
+            "nominal": {"cpu_cores": cpu_cores, "memory_mib": memory_mib, **bandwidths},
+            "minimum": {"cpu_cores": minimum_cpu_cores, "memory_mib": minimum_memory_mib},
+            "minimum_share": minimum_share,
+            "start": start.value,
+            "ceiling": ceiling,
+            "boot_memory_mib": boot_memory_mib,
+            "on_preemption": on_preemption,
+            "preemption_notice_s": preemption_notice_s,
+            "template": template,
         }
-    body = {
-        "name": name,
-        "priority": priority,
-        "nominal": {
-            "cpu_cores": cpu_cores,
-            "memory_mib": memory_mib,
-            "disk_mib_s": disk_mib_s,
-            "network_mib_s": network_mib_s,
-        },
-        "minimum": {"cpu_cores": minimum_cpu_cores, "memory_mib": minimum_memory_mib},
-        "minimum_share": minimum_share,
-        "start": start.value,
-        "ceiling": ceiling,
-        "boot_memory_mib": boot_memory_mib,
-        "on_preemption": on_preemption,
-        "preemption_notice_s": preemption_notice_s,
-        "template": template,
-    }
-    try:
-        spec = VMSpec.model_validate(body)
-    except (ValidationError, InvalidField) as error:
-        raise EbbError(problem_of(error).error) from error
+        try:
+            spec = VMSpec.model_validate(body)
+        except (ValidationError, InvalidField) as error:
+            raise EbbError(problem_of(error).error) from error
     if dry_run:
-        report = ask(
-            manager,
-            token_file,
-            lambda client: client.dry_run_creation(spec, policy=policy, deadline_s=deadline_s),
-        )
-        print_json(report) if json else print_dry_run(report)
+        report = to.ask(lambda client: client.dry_run_creation(spec, policy=policy, deadline_s=deadline_s))
+        to.say(report, lambda: print_dry_run(report))
         return
     carry_out(
-        manager,
-        token_file,
-        json,
+        to,
         lambda client: client.create(spec, policy=policy, deadline_s=deadline_s),
-        f"placing {name}",
-        undo=f"ebb delete {name}",
+        f"placing {spec.name}",
+        undo=f"ebb vm delete {spec.name} --yes",
     )
 
 
-def delete(
-    name: VMName,
-    version: Version = None,
-    dry_run: DryRun = False,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def delete(name: VMName, version: Version = None, dry_run: DryRun = False, yes: Yes = False, *, to: Asking) -> None:
     """Stop a VM and remove it; its host's deflated VMs grow into the room.
 
     A VM that is still being placed is called off: what was taken for it is given back.
     """
     if dry_run:
-        report = ask(manager, token_file, lambda client: client.dry_run_deletion(name))
-        print_json(report) if json else print_dry_run(report)
+        report = to.ask(lambda client: client.dry_run_deletion(name))
+        to.say(report, lambda: print_dry_run(report))
         return
-    carry_out(manager, token_file, json, lambda client: client.delete(name, version=version), f"deleting {name}")
+    confirm(f"delete {name} with its disk", yes)
+    carry_out(to, lambda client: client.delete(name, version=version), f"deleting {name}")
 
 
 def print_dry_run(report: DryRunReport) -> None:
@@ -200,54 +221,6 @@ def print_dry_run(report: DryRunReport) -> None:
         print_table(("vm", "now", "then"), ((c.name, size(c.before), size(c.after)) for c in changes), "")
     if report.preempted:
         print(f"would preempt {', '.join(report.preempted)} (reason {report.reason})")
-
-
-def target(
-    name: VMName,
-    cpu_cores: Annotated[float | None, typer.Option(help="CPU to reach, in cores; default: as now.")] = None,
-    memory_mib: Annotated[float | None, typer.Option(help="Memory to reach, in MiB; default: as now.")] = None,
-    disk_mib_s: Annotated[float | None, typer.Option(help="Disk bandwidth to reach; default: as now.")] = None,
-    network_mib_s: Annotated[float | None, typer.Option(help="Network bandwidth to reach; default: as now.")] = None,
-    mode: Annotated[Mode, typer.Option(help="ask: the application may refuse.")] = Mode.ASK,
-    deadline_s: DeadlineS = 60.0,
-    version: Version = None,
-    dry_run: DryRun = False,
-    manager: Manager = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
-    """Bring a VM to a size within its minimum and its nominal size (harvest VMs: their ceiling)."""
-    given = {
-        "cpu_cores": cpu_cores,
-        "memory_mib": memory_mib,
-        "disk_mib_s": disk_mib_s,
-        "network_mib_s": network_mib_s,
-    }
-    wanted = {component: value for component, value in given.items() if value is not None}
-    if not wanted:
-        raise typer.BadParameter("name at least one component to change", param_hint="--cpu-cores, --memory-mib, ...")
-
-    async def wish(client: ManagerClient) -> tuple[Vector, int]:
-        vm = await client.vm(name)
-        try:
-            return Vector.model_validate(vm.current.model_dump() | wanted), vm.generation + 1
-        except ValidationError as error:
-            raise EbbError(f"target.{problem_of(error).error}") from error
-
-    async def start(client: ManagerClient) -> Operation:
-        size_to_reach, generation = await wish(client)
-        limits: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "version": version}
-        return await client.set_target(name, size_to_reach, generation=generation, **limits)
-
-    async def foretell(client: ManagerClient) -> Forecast:
-        size_to_reach, generation = await wish(client)
-        return await client.forecast(name, size_to_reach, generation=generation, deadline_s=deadline_s, mode=mode)
-
-    if dry_run:
-        forecast = ask(manager, token_file, foretell)
-        print_json(forecast) if json else print_forecast(forecast)
-        return
-    carry_out(manager, token_file, json, start, f"bringing {name} to its target")
 
 
 def print_forecast(forecast: Forecast) -> None:
@@ -282,51 +255,53 @@ def amounts(row: LedgerRow) -> tuple[str, str, str, str]:
     return f"{row.asked:g}", f"{row.promised:g}", f"{row.verified:g}", f"{row.seconds:.1f}"
 
 
-def carry_out(
-    manager: Manager,
-    token_file: TokenFile,
-    json: bool,
-    start: Starter,
-    what: str,
-    *,
-    host: str | None = None,
-    undo: str = "",
-) -> None:
+def carry_out(to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "") -> None:
     """Start an operation, follow it to its end and print it. Raises OperationFailed if it did not do all.
 
     :param host: whose operation it is, where it is not the manager's own.
     :param undo: the command that calls it off, where there is one.
     """
+    operation = followed(to, start, what, host=host, undo=undo)
+    to.say(operation, lambda: _print_operation(operation))
+    check(operation)
+
+
+def followed(to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "") -> Operation:
+    """Start an operation and follow it to its end, whatever that is."""
     begun: Operation | None = None
 
     async def conversation(client: ManagerClient) -> Operation:
         nonlocal begun
-        with Steps(quiet=json) as steps:
+        with Steps(quiet=to.for_programs) as steps:
             steps(what)
             begun = await start(client)
             # It has a deadline of its own, which may be an hour.
             return await client.wait(begun, limit_s=None, progress=steps, host=host)
 
     try:
-        operation = ask(manager, token_file, conversation)
+        return to.ask(conversation)
     except KeyboardInterrupt:
         raise Interrupted(_goes_on(begun, host, undo)) from None
-    failed = operation.state is not OperationState.DONE
-    if json:
-        print_json(operation)
-    else:
-        if not failed:
-            print(shown(operation.sentence))
-        if operation.vms:
-            print_ledger(operation)
-    if failed:
+
+
+def check(operation: Operation) -> None:
+    """Raises OperationFailed if it did not do all."""
+    if operation.state is not OperationState.DONE:
         raise OperationFailed(f"the operation ended {operation.state.value}: {operation.sentence}")
+
+
+def _print_operation(operation: Operation) -> None:
+    """Its outcome, unless that is an error's sentence, and its ledger."""
+    if operation.state is OperationState.DONE:
+        print(shown(operation.sentence))
+    if operation.vms:
+        print_ledger(operation)
 
 
 def _goes_on(begun: Operation | None, host: str | None, undo: str) -> str:
     """What a user who stops waiting must know."""
     if begun is None:
-        return "interrupted; the manager may have taken it on: `ebb operations` shows what it does"
+        return "interrupted; the manager may have taken it on: `ebb plan list` shows what it does"
     of_host = f" --host {host}" if host is not None else ""
     end = f"; to call it off: `{undo}`" if undo else ""
-    return f"interrupted; the operation goes on: `ebb operation {begun.request_id}{of_host}` shows it{end}"
+    return f"interrupted; the operation goes on: `ebb plan show {begun.request_id}{of_host}` shows it{end}"

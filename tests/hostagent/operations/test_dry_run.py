@@ -171,7 +171,7 @@ async def test_a_paused_host_tells_what_would_be_and_that_it_would_be_refused(cl
     told = await ask(client, "POST", "/v1/reclaims", {"request_id": "r", "need": {"cpu_cores": 1.0}})
     assert told.sentence.startswith(
         "would be refused now: host-a is paused: no VM is created and no size is changed (new disks); "
-        "`ebb resume host-a` makes it active again. Otherwise: low-1 would take 0.5 cores"
+        "`ebb host resume host-a` makes it active again. Otherwise: low-1 would take 0.5 cores"
     )
 
 

@@ -91,7 +91,7 @@ async def test_each_mode_refuses_its_commands_with_a_sentence_and_changes_nothin
         said = await refusal(client, method, path, body)
         assert said.startswith(f"host-a is {mode}: ")
         assert "(new disks)" in said
-        assert "`ebb resume host-a`" in said
+        assert "`ebb host resume host-a`" in said
         assert (await client.get(f"/v1/operations/{body['request_id']}")).status == 404
     assert [sizes(domain) for domain in two_vms] == before
     if refused:

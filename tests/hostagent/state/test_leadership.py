@@ -179,12 +179,12 @@ async def test_only_the_manager_has_others_refused(agent: Agent, host: Host, rol
 async def test_the_epoch_can_be_forgotten_while_the_agent_is_stopped(tmp_path: Path) -> None:
     """After a manager's store was restored from a backup, whose epoch is lower."""
     Journal(tmp_path).raise_epoch(7)
-    result = CliRunner().invoke(app, ["epoch", "--state-dir", str(tmp_path)])
+    result = CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path)])
     assert "epoch 7" in result.output
-    result = CliRunner().invoke(app, ["epoch", "--state-dir", str(tmp_path), "--reset"])
+    result = CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path), "--reset"])
     assert result.exit_code == 0, result.output
     await Leadership(Journal(tmp_path)).follow(command(2))
-    result = CliRunner().invoke(app, ["epoch", "--state-dir", str(tmp_path / "none")])
+    result = CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path / "none")])
     assert result.exit_code == 1
 
 
@@ -198,7 +198,7 @@ async def test_what_was_done_before_the_epoch_was_forgotten_is_not_done_again(wo
     async with serving(world, tmp_path) as send:
         assert (await send("POST", "/v1/vms", create("old-create", 7)))[0] == 202
         assert (await send("DELETE", delete))[0] == 202
-    assert CliRunner().invoke(app, ["epoch", "--state-dir", str(tmp_path), "--reset"]).exit_code == 0
+    assert CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path), "--reset"]).exit_code == 0
     async with serving(world, tmp_path) as send:
         assert await send("PUT", "/v1/epoch", {"epoch": 2}) == (200, {"epoch": 2})
         assert (await send("POST", "/v1/vms", create("new-create", 2)))[0] == 202

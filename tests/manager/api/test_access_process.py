@@ -117,7 +117,7 @@ async def test_the_command_line_speaks_tls_with_the_files_it_is_given(tmp_path: 
             (["--ca", ca], {}, 0, "[]"),
             ([], {}, 1, "name its CA by --ca or EBB_CA"),
         ):
-            argv = [sys.executable, "-m", "ebbtide.cli.main", *before, "vms", "--json", *words]
+            argv = [sys.executable, "-m", "ebbtide.cli.main", *before, "vm", "list", "-o", "json", *words]
             done = await asyncio.to_thread(
                 subprocess.run, argv, capture_output=True, text=True, timeout=60, check=False, env={**clean, **more}
             )

@@ -339,7 +339,7 @@ async def test_a_host_joins_by_the_printed_line_reports_and_renews_its_certifica
                         with contextlib.suppress(TimeoutError):
                             await until(agent.done, 0.1)
                 await until(lambda: load(directory / "host.pem").serial_number != before.serial_number, 30)
-                code, told = await run(*ca, "host", "revoke", "host-b", "--json", *reach)
+                code, told = await run(*ca, "host", "revoke", "host-b", "--yes", "-o", "json", *reach)
                 assert (code, json.loads(told)["host"]) == (0, "host-b")
                 (found,) = await client.hosts()
                 assert (found.state, found.state_reason) == ("silent", "it is revoked")

@@ -422,7 +422,7 @@ async def test_a_vm_that_went_off_by_itself_is_told_of_once_and_its_room_is_shar
             while agent.cores("low-2") < 3.0:
                 await asyncio.sleep(0.05)
         (event,) = await cluster.events("stopped")
-        assert (event["vm"], "`ebb start low-1` starts it" in event["sentence"]) == ("low-1", True)
+        assert (event["vm"], "`ebb vm start low-1` starts it" in event["sentence"]) == ("low-1", True)
         (row,) = [row for row in (await cluster.get("/v1/vms"))["vms"] if row["name"] == "low-1"]
         assert (row["state"], row["host"]) == ("stopped", "host-a")
         assert not await cluster.events("preempted")

@@ -32,13 +32,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("swept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EBB_CACHE_DIR", str(directory / "cache"))
-        done = call("run", str(put(directory)), "--output", str(directory / "out"), "--workers", "2")
+        done = call("run", str(put(directory)), "--results", str(directory / "out"), "--workers", "2")
     assert done.exit_code == 0, done.output
     return directory / "out"
 
 
 def test_run_shows_the_means_and_says_where_the_rest_is(tmp_path: Path) -> None:
-    words = [str(put(tmp_path)), "--output", str(tmp_path / "out"), "--set", "seeds=2", "--set", "x=[4]"]
+    words = [str(put(tmp_path)), "--results", str(tmp_path / "out"), "--set", "seeds=2", "--set", "x=[4]"]
     done = call("run", *words)
     assert done.exit_code == 0, done.output
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
@@ -50,7 +50,7 @@ def test_run_shows_the_means_and_says_where_the_rest_is(tmp_path: Path) -> None:
 
 
 def test_json_is_one_document(swept: Path) -> None:
-    done = call("show", str(swept), "--metric", "y", "--json")
+    done = call("show", str(swept), "--metric", "y", "-o", "json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["meta"]["name"] == "lines"
@@ -62,14 +62,14 @@ def test_json_is_one_document(swept: Path) -> None:
 
 
 def test_compare_shows_differences_and_notes(swept: Path, tmp_path: Path) -> None:
-    done = call("run", str(put(tmp_path)), "--output", str(tmp_path / "b"), "--set", "noise=0.6", "--set", "x=[1,2]")
+    done = call("run", str(put(tmp_path)), "--results", str(tmp_path / "b"), "--set", "noise=0.6", "--set", "x=[1,2]")
     assert done.exit_code == 0, done.output
     done = call("compare", str(swept), str(tmp_path / "b"), "--metric", "y")
     assert done.exit_code == 0, done.output
     assert len(done.stdout.splitlines()) == 1 + 8
     assert "note: settings.noise is 0.5 in out and 0.6 in b" in done.stderr
     assert "note: 4 cases are in" in done.stderr
-    found = json.loads(call("compare", str(swept), "--axis", "policy", "--metric", "y", "--json").stdout)
+    found = json.loads(call("compare", str(swept), "--axis", "policy", "--metric", "y", "-o", "json").stdout)
     steps = {one["case"]["x"]: one["difference"] for one in found["differences"]}
     # Noise is that of the seed in both, so steep - flat is x.
     assert steps == pytest.approx({1: 1, 2: 2, 3: 3})
@@ -77,7 +77,9 @@ def test_compare_shows_differences_and_notes(swept: Path, tmp_path: Path) -> Non
 
 
 def test_a_run_that_failed_ends_the_command_with_1_when_all_is_written(tmp_path: Path) -> None:
-    done = call("run", str(put(tmp_path)), "--output", str(tmp_path / "out"), "--set", "fails_at=2", "--set", "seeds=1")
+    done = call(
+        "run", str(put(tmp_path)), "--results", str(tmp_path / "out"), "--set", "fails_at=2", "--set", "seeds=1"
+    )
     assert done.exit_code == 1
     assert "error: 4 of 12 runs failed, the first: x fails here <&>" in done.stderr
     assert len(load(tmp_path / "out")) == 12

@@ -219,7 +219,7 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, 
     x = {{ from = 1, to = 12, step = 1 }}
     """
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "ebbtide.cli.main", "sim", "run", str(put(tmp_path, text)), "--output", str(out)]
+    words = [sys.executable, "-m", "ebbtide.cli.main", "sim", "run", str(put(tmp_path, text)), "--results", str(out)]
     words += ["--workers", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -263,7 +263,7 @@ def test_workers_end_when_the_process_that_gives_them_work_is_killed(tmp_path: P
         "sim",
         "run",
         str(put(tmp_path, text)),
-        "--output",
+        "--results",
         str(tmp_path / "out"),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -48,13 +48,13 @@ def test_only_an_active_host_takes_new_vms() -> None:
 def test_a_refusal_says_what_the_mode_means_why_it_is_and_how_to_leave_it() -> None:
     assert refusal("host-a", HostMode.PAUSED, "new disks", HostEvent.RECLAIM) == (
         "host-a is paused: no VM is created and no size is changed (new disks); "
-        "`ebb resume host-a` makes it active again"
+        "`ebb host resume host-a` makes it active again"
     )
     assert refusal("host-a", HostMode.DRAINING, "", HostEvent.SHRINK) == (
-        "host-a is draining: it takes no new VM and its VMs only grow; `ebb resume host-a` makes it active again"
+        "host-a is draining: it takes no new VM and its VMs only grow; `ebb host resume host-a` makes it active again"
     )
     assert refusal("host-a", HostMode.OFF, "", HostEvent.GROW) == (
-        "host-a is off: its VMs are left alone; `ebb resume host-a` makes it active again"
+        "host-a is off: its VMs are left alone; `ebb host resume host-a` makes it active again"
     )
 
 

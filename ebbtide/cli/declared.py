@@ -1,0 +1,105 @@
+"""Declared VMs: files of them, and how one that is there differs from what is declared of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.errors import EbbError
+from ebbtide.messages.common import PartialVector, Vector, problem_of
+from ebbtide.messages.vms import ClusterVM, VMSpec
+
+
+def specs_of(file: Path) -> list[VMSpec]:
+    """The VMs in a file of YAML, or of JSON: a VM a document, or a list of them, in the form of POST /v1/vms.
+
+    :param file: "-" is standard input.
+    :raises EbbError: it cannot be read, or a field of it is wrong; names the document and the field.
+    """
+    import yaml
+
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        documents = list(yaml.safe_load_all(text))
+    except OSError as error:
+        raise EbbError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EbbError(f"{file} is no text") from error
+    except yaml.YAMLError as error:
+        raise EbbError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    bodies = [body for each in documents for body in (each if isinstance(each, list) else [each]) if body is not None]
+    if not bodies:
+        raise EbbError(f"{file} declares no VM")
+    found: dict[str, VMSpec] = {}
+    for number, body in enumerate(bodies, 1):
+        if not isinstance(body, dict):
+            raise EbbError(f"{file}: VM {number} must be fields with values, like `name: web`")
+        try:
+            spec = VMSpec.model_validate(body)
+        except (ValidationError, InvalidField) as error:
+            raise EbbError(f"{file}: VM {number}: {problem_of(error).error}") from error
+        if spec.name in found:
+            raise EbbError(f"{file}: VM {number}: name: {spec.name} is declared twice")
+        found[spec.name] = spec
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """What makes a VM what is declared of it.
+
+    :param sentences: one a field, as it is and as it is to be.
+    :param fields: of `ebbtide.client.ManagerClient.resize`; None: it is not there, and is created.
+    """
+
+    name: str
+    sentences: tuple[str, ...] = ()
+    fields: Mapping[str, Any] | None = field(default_factory=dict)
+
+    @property
+    def action(self) -> str:
+        return "create" if self.fields is None else "resize" if self.fields else "none"
+
+
+def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
+    """The difference between what is declared and what is there, or will be at its next start.
+
+    The template and the memory to boot with are not looked at: a VM that is there keeps them.
+    """
+    if vm is None:
+        return Change(spec.name, (f"{spec.priority}, {spec.nominal.vector()}",), None)
+    later = vm.at_next_start
+    minimum = spec.allocation(ZERO).minimum
+    there = vm.minimum.vector() if later is None else later.allocation(ZERO).minimum
+    now: VMSpec | ClusterVM = vm if later is None else later
+    sentences: list[str] = []
+    fields: dict[str, Any] = {}
+    ceiling = _size(spec.ceiling)
+    sizes: tuple[tuple[str, ResourceVector | None, ResourceVector | None, ResourceVector | None], ...] = (
+        ("nominal", now.nominal.vector(), spec.nominal.vector(), spec.nominal.vector()),
+        ("minimum", there, minimum, spec.asked_minimum()),
+        ("ceiling", _size(now.ceiling), ceiling, ceiling),
+    )
+    for name, has, wanted, asked in sizes:
+        if has != wanted:
+            sentences.append(f"{name}: {'-' if has is None else has} -> {'-' if wanted is None else wanted}")
+            # A ceiling goes with the priority that needed it.
+            if asked is not None:
+                fields[name] = PartialVector.model_validate(asked.as_dict())
+    for name in ("priority", "on_preemption", "preemption_notice_s"):
+        before, after = getattr(now, name), getattr(spec, name)
+        if before != after:
+            sentences.append(f"{name}: {before} -> {after}")
+            fields[name] = after
+    return Change(spec.name, tuple(sentences), fields)
+
+
+def _size(vector: Vector | None) -> ResourceVector | None:
+    return None if vector is None else vector.vector()

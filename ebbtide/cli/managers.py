@@ -1,0 +1,57 @@
+"""Which manager a command asks: by its options or variables, by a context, or the lab's."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ebbtide.errors import EbbError
+
+if TYPE_CHECKING:
+    from ebbtide.client import ManagerClient
+
+#: CA, certificate and key: the options that stand before the command.
+TLS_FILES: ContextVar[tuple[Path | None, Path | None, Path | None]] = ContextVar("tls_files", default=(None,) * 3)
+#: The context that was named before the command.
+CONTEXT: ContextVar[str | None] = ContextVar("context", default=None)
+
+
+def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
+    """The client of the manager that the options name, else of the context's, else of the lab's. Raises EbbError."""
+    from ebbtide.client import ManagerClient, TLSFiles
+
+    if (manager is None) != (token_file is None):
+        # The token of one manager is never sent to another.
+        raise EbbError("--manager and --token-file (EBB_MANAGER, EBB_TOKEN_FILE) need each other")
+    tls = TLS_FILES.get()
+    if manager is None or token_file is None:
+        from ebbtide.cli.contexts import chosen
+
+        context = chosen(CONTEXT.get())
+        if context is not None:
+            manager, token_file = context.manager, context.token_file
+            ca, certificate, key = tls
+            if certificate is None and key is None:
+                certificate, key = context.certificate, context.key
+            tls = (ca or context.ca, certificate, key)
+        else:
+            from ebbtide.lab import paths
+            from ebbtide.lab.state import StateFile
+
+            try:
+                state = StateFile(paths.state_dir()).running()
+            except EbbError as error:
+                raise EbbError(
+                    f"{error}, or name a manager by `ebb context add`, or by --manager and --token-file"
+                ) from error
+            manager, token_file = state.manager_url, state.manager_token_file
+    try:
+        token = token_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise EbbError(f"the token file {token_file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EbbError(f"the token file {token_file} is no text") from error
+    if not token or any(c.isspace() or not c.isprintable() for c in token):
+        raise EbbError(f"the token file {token_file} must hold one word")
+    return ManagerClient(manager, token, tls=TLSFiles(*tls).context())

@@ -1,0 +1,182 @@
+"""Declared VMs: files of them, the differences to what is there, and `ebb apply` against a real manager and agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import pytest_asyncio
+import structlog
+import yaml
+from typer.testing import CliRunner
+
+from ebbtide.cli import main
+from ebbtide.cli.declared import change_to, specs_of
+from ebbtide.cli.main import app
+from ebbtide.cli.schemas import schema_of
+from ebbtide.deflation.allocations import Priority
+from ebbtide.errors import EbbError
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
+from tests.manager.with_agent import Lab, lab_of
+
+SIZE = {"cpu_cores": 1.0, "memory_mib": 512.0}
+WEB: dict[str, Any] = {"name": "web", "nominal": SIZE}
+
+
+def put(directory: Path, *documents: Any) -> Path:
+    file = directory / "vms.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    return file
+
+
+def there(spec: VMSpec, **changed: Any) -> ClusterVM:
+    """The VM that a manager makes of it."""
+    minimum = spec.allocation(spec.nominal.vector()).minimum
+    made = ClusterVM(
+        name=spec.name, host="host-a", state="running", priority=spec.priority, nominal=spec.nominal,
+        minimum=Vector.of(minimum), ceiling=spec.ceiling, current=spec.nominal, generation=1, sentence="it runs",
+        on_preemption=spec.on_preemption, preemption_notice_s=spec.preemption_notice_s,
+    )  # fmt: skip
+    return made.model_copy(update=changed)
+
+
+def test_a_document_a_list_and_json_are_read_alike(tmp_path: Path) -> None:
+    other = {**WEB, "name": "db"}
+    read = [specs_of(put(tmp_path, WEB, other)), specs_of(put(tmp_path, [WEB, other]))]
+    (tmp_path / "vms.json").write_text(json.dumps([WEB, other]))
+    read.append(specs_of(tmp_path / "vms.json"))
+    assert [[spec.name for spec in specs] for specs in read] == [["web", "db"]] * 3
+    assert read[0] == read[1] == read[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "declares no VM"),
+        ("a: [", "is no YAML"),
+        ("- 7", "VM 1 must be fields"),
+        ("name: web", "VM 1: nominal"),
+        ("name: web\nnominal: {cpu_cores: 1, memory_mib: 512}\nminimum: {memory_mib: 600}", "VM 1: minimum.memory_mib"),
+        ("name: web\nnominal: {cpu_cores: 1, memory_mib: 512}\n---\nname: db\ncolour: red", "VM 2: "),
+        ("\n---\n".join(["{name: web, nominal: {cpu_cores: 1, memory_mib: 512}}"] * 2), "web is declared twice"),
+        ("!!python/object/apply:os.getcwd []", "is no YAML"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_with_its_vm_and_field(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "vms.yaml"
+    file.write_text(text)
+    with pytest.raises(EbbError) as caught:
+        specs_of(file)
+    assert str(file) in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [
+    VMSpec.model_validate(WEB),
+    VMSpec.model_validate({**WEB, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}}),
+    VMSpec.model_validate({**WEB, "minimum_share": 0.5}),
+    VMSpec.model_validate({**WEB, "priority": "fixed"}),
+    VMSpec.model_validate({**WEB, "priority": "harvest", "ceiling": {"cpu_cores": 2, "memory_mib": 1024}}),
+])  # fmt: skip
+def test_a_vm_that_was_made_of_its_declaration_does_not_differ(spec: VMSpec) -> None:
+    assert change_to(spec, there(spec)).action == "none"
+
+
+def test_what_differs_is_said_and_asked_for_and_nothing_else() -> None:
+    spec = VMSpec.model_validate({**WEB, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}})
+    change = change_to(spec, there(spec, nominal=Vector(cpu_cores=2.0, memory_mib=512.0)))
+    assert (change.action, list(change.fields or ())) == ("resize", ["nominal"])
+    assert change.sentences == ("nominal: 2 cores, 512 MiB -> 1 cores, 512 MiB",)
+    change = change_to(spec, there(spec, on_preemption=OnPreemption.DELETE))
+    assert change.fields == {"on_preemption": OnPreemption.STOP}
+    was = there(spec, priority=Priority.HARVEST, ceiling=Vector(cpu_cores=2.0, memory_mib=1024.0))
+    change = change_to(spec, was)
+    assert change.fields == {"priority": Priority.DEFLATABLE}
+    assert change.sentences[0] == "ceiling: 2 cores, 1024 MiB -> -"
+
+
+def test_what_comes_with_the_next_start_is_not_asked_for_again() -> None:
+    spec = VMSpec.model_validate({**WEB, "nominal": {"cpu_cores": 4, "memory_mib": 512}})
+    was = there(VMSpec.model_validate(WEB), at_next_start=spec)
+    assert change_to(spec, was).action == "none"
+    assert change_to(VMSpec.model_validate(WEB), was).action == "resize"
+
+
+@pytest_asyncio.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    async with lab_of(tmp_path) as made:
+        yield made
+    structlog.reset_defaults()
+
+
+async def ebb(lab: Lab, *words: str) -> Any:
+    argv = [*words, "--manager", lab.url, "--token-file", str(lab.token_file)]
+    return await asyncio.to_thread(CliRunner().invoke, app, argv)
+
+
+async def test_apply_creates_changes_and_then_finds_nothing_to_do(lab: Lab, tmp_path: Path) -> None:
+    changed = {**WEB, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}}
+    for declared, action in ((WEB, "create"), (changed, "resize"), (changed, "none")):
+        file = put(tmp_path, declared)
+        foretold = await ebb(lab, "apply", "-f", str(file), "--dry-run", "-o", "json")
+        assert json.loads(foretold.stdout)["vms"][0]["operation"] is None
+        done = await ebb(lab, "apply", "-f", str(file), "-o", "json")
+        assert done.exit_code == 0, (done.output, done.exception)
+        for document in (json.loads(foretold.stdout), json.loads(done.stdout)):
+            jsonschema.validate(document, schema_of("apply"))
+            assert document["vms"][0]["action"] == action
+    found = lab.agent.host.vms["web"].intent.spec
+    assert (found.nominal, found.minimum) == (Vector(**SIZE), Vector(cpu_cores=0.5, memory_mib=300.0))
+
+
+async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab, tmp_path: Path) -> None:
+    huge = {"name": "huge", "nominal": {"cpu_cores": 200, "memory_mib": 512}}
+    result = await ebb(lab, "apply", "-f", str(put(tmp_path, huge, WEB)))
+    assert main.exit_code_of(result.exception) == 1
+    assert str(result.exception).startswith("1 of 2 VMs are not as declared: huge: ")
+    assert "web" in lab.agent.host.vms
+
+
+async def test_create_takes_its_vm_of_a_file_and_no_second_word_about_it(lab: Lab, tmp_path: Path) -> None:
+    file = str(put(tmp_path, WEB))
+    assert (await ebb(lab, "vm", "create", "-f", file, "--cpu-cores", "2")).exit_code == 2
+    for words in (["db", "-f", file], ["-f", str(put(tmp_path / ".", WEB, {**WEB, "name": "db"}))]):
+        result = await ebb(lab, "vm", "create", *words)
+        assert main.exit_code_of(result.exception) == 2, result.output
+    assert not lab.agent.host.vms
+    done = await ebb(lab, "vm", "create", "web", "-f", str(put(tmp_path, WEB)))
+    assert done.exit_code == 0, done.output
+    assert "web" in lab.agent.host.vms
+
+
+async def test_shrink_and_grow_go_one_way_only_and_grow_ends_at_nominal(lab: Lab) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    up = await ebb(lab, "vm", "shrink", "web", "--memory-mib", "600")
+    assert "target.memory_mib: web has 512, so 600 is for `ebb vm grow web`" in str(up.exception)
+    for words, cores in ((["shrink", "web", "--cpu-cores", "0.5"], 0.5), (["grow", "web"], 1.0)):
+        done = await ebb(lab, "vm", *words)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert lab.agent.host.vms["web"].intent.committed.cpu_cores == cores
+    down = await ebb(lab, "vm", "grow", "web", "--cpu-cores", "0.5")
+    assert "so 0.5 is for `ebb vm shrink web`" in str(down.exception)
+
+
+async def test_wait_ends_when_it_is_so_and_says_when_it_is_not(lab: Lab) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    for wanted in ("running", "nominal"):
+        done = await ebb(lab, "wait", "vm", "web", "--for", wanted, "-o", "json")
+        assert done.exit_code == 0, (done.output, done.exception)
+        jsonschema.validate(json.loads(done.stdout), schema_of("wait vm"))
+    late = await ebb(lab, "wait", "vm", "web", "--for", "deflated", "--timeout-s", "0")
+    assert str(late.exception).startswith("web is not deflated after 0 s: ")
+    assert (await ebb(lab, "wait", "host", "host-a", "--for", "ready")).stdout == "host-a is ready\n"
+    await ebb(lab, "vm", "delete", "web", "--yes")
+    gone = await ebb(lab, "wait", "vm", "web", "--for", "gone", "-o", "json")
+    assert json.loads(gone.stdout) == {"name": "web", "state": "gone"}

@@ -1,0 +1,116 @@
+"""Lists: their order, what --watch prints, names, and how bundles of options become options of a command."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import pytest
+import typer
+import yaml
+
+from ebbtide.cli.commands import completion, options
+from ebbtide.cli.commands.options import Asking, Listing, Output, ordered, taken_apart
+from ebbtide.cli.output import Table, names_of
+
+ROWS: list[dict[str, Any]] = [
+    {"name": "b", "size": {"mib": 2.0}, "at": None},
+    {"name": "a", "size": {"mib": 10.0}, "at": 7},
+    {"name": "c", "size": {"mib": 1.0}, "at": 3},
+]
+NAMES: Table[Any] = Table({"name": lambda row: row["name"]}, {"at": lambda row: row["at"]}, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [(None, "bac"), ("name", "abc"), ("-name", "cba"), ("size.mib", "cba"), ("at", "cab"), ("-at", "acb")],
+)
+def test_rows_stand_in_the_order_of_a_field_and_those_without_a_value_last(by: str | None, names: str) -> None:
+    assert "".join(row["name"] for row in ordered(ROWS, by)) == names
+
+
+@pytest.mark.parametrize(
+    ("by", "said"), [("colour", "there are name, size, at"), ("size.gib", "there are mib"), ("size", "several values")]
+)
+def test_a_field_that_is_none_is_a_wrong_call_and_the_fields_are_named(by: str, said: str) -> None:
+    with pytest.raises(typer.BadParameter, match=said):
+        ordered(ROWS, by)
+
+
+def test_names_are_those_of_a_lists_rows_or_a_things_own() -> None:
+    assert names_of({"vms": ROWS}) == ["b", "a", "c"]
+    assert names_of({"request_id": "x", "vms": ROWS}) == ["x"]
+    assert names_of({"events": [{"id": 7}]}) == ["7"]
+    assert names_of({"vms": []}) == []
+
+
+class Looks(Listing):
+    """A list that is looked at some times, then Ctrl-C."""
+
+    left: Iterator[Sequence[Any]]
+
+    def ask(self, question: Any) -> Any:
+        try:
+            return next(self.left)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, output: Output, *looks: Sequence[Any]) -> None:
+    monkeypatch.setattr(options, "WATCH_S", 0.0)
+    to = Looks(output=output, watch=True)
+    object.__setattr__(to, "left", iter(looks))
+    to.list("rows", lambda client: client.vms(), NAMES)
+
+
+def test_a_program_gets_each_row_that_is_new_or_differs_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = {**ROWS[1], "at": 8}
+    looks: tuple[Sequence[Any], ...] = (ROWS[:2], ROWS[:2], [ROWS[0], changed], [ROWS[0]], [])
+    watched(monkeypatch, Output.JSON, *looks)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [*ROWS[:2], changed]
+    watched(monkeypatch, Output.YAML, *looks)
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == [*ROWS[:2], changed]
+    watched(monkeypatch, Output.NAME, *looks)
+    assert capsys.readouterr().out.split() == ["b", "a", "a"]
+    watched(monkeypatch, Output.TABLE, *looks)
+    assert capsys.readouterr().out.split() == ["name", "b", "a", "a"]
+
+
+def test_a_terminal_gets_the_whole_list_whenever_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(options, "clear", lambda: print("CLEAR"))
+    watched(monkeypatch, Output.WIDE, ROWS[:1], ROWS[:1], ROWS[:2], ROWS[1:2])
+    assert [part.split() for part in capsys.readouterr().out.split("CLEAR")[1:]] == [
+        ["name", "at", "b", "None"], ["name", "at", "b", "None", "a", "7"], ["name", "at", "a", "7"],
+    ]  # fmt: skip
+
+
+def test_a_bundle_becomes_its_options_and_comes_back_as_one() -> None:
+    seen = []
+
+    def run(name: Annotated[str, typer.Argument()], *, to: Asking) -> None:
+        seen.append((name, to))
+
+    made = taken_apart(run)
+    assert list(inspect.signature(made).parameters) == ["name", "output", "manager", "token_file"]
+    made(name="web", output=Output.YAML, manager="m", token_file=None)
+    assert seen == [("web", Asking(output=Output.YAML, manager="m"))]
+
+
+def test_completion_is_silent_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    command: Any = typer.main.get_command(typer.Typer(callback=lambda: None, invoke_without_command=True))
+    context = command.make_context("ebb", [])
+    context.params = {"manager": "http://127.0.0.1:9", "token_file": str(token)}
+    assert completion.vms(context, "") == completion.hosts(context, "") == completion.tasks(context, "") == []
+    assert capsys.readouterr() == ("", "")
