@@ -26,7 +26,7 @@ from app_adapters.server import HookServer
 
 #: The guest agent waits at least 1.5 s for what is offered.
 OFFER_LIMIT_S = 1.2
-#: For an answer it waits a tenth of the deadline, so much at least and at most; to call an older attempt off takes 1.5 s.
+#: For an answer it waits a tenth of the deadline, so much at least and at most; calling an older one off takes 1.5 s.
 ANSWER_LIMITS_S = (2.3, 5.5)
 LOOK_S = 0.05
 
