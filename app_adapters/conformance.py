@@ -227,11 +227,8 @@ def _require(holds: bool, otherwise: str) -> None:
         raise Wrong(otherwise)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Check one hook; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="ebb-adapter check", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `ebb-adapter check` can be told."""
     parser.add_argument("url", metavar="URL", help="unix:/PATH, or http://HOST:PORT on loopback")
     parser.add_argument(
         "--token-file", default=TOKEN_FILE, metavar="FILE", help="token of this VM (default: %(default)s)"
@@ -241,6 +238,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--limit-s", type=amount, default=30.0, metavar="S", help="deadline of a target (default: %(default)g)"
     )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check one hook; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="ebb-adapter check", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser)
     options = parser.parse_args(argv)
     named = {name: getattr(options, name) for name in COMPONENTS}
     size = {name: value for name, value in named.items() if value is not None}

@@ -10,7 +10,7 @@ import threading
 from dataclasses import asdict
 from typing import Sequence
 
-from app_adapters import __version__
+from app_adapters import __version__, conformance
 from app_adapters.adapter import Adapter
 from app_adapters.checks import capabilities
 from app_adapters.errors import AdapterError
@@ -82,7 +82,14 @@ def build_parser(chosen: str = "") -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         one.options(options)
-    adapters.add_parser("check", add_help=False, help="ask any hook whether it keeps to the protocol")
+    if not chosen:
+        checking = adapters.add_parser(
+            "check",
+            help="ask any hook whether it keeps to the protocol",
+            description=conformance.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        conformance.add_options(checking)
     return parser
 
 
@@ -91,8 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     first = argv[0] if argv else ""
     if first == "check":
-        from app_adapters import conformance
-
         return conformance.main(argv[1:])
     try:  # only what runs is loaded
         options = build_parser(first if first in MODULES or first in others() else "").parse_args(argv)

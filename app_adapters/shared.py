@@ -14,19 +14,20 @@ import os
 import threading
 import time
 from typing import Any, Callable, Iterable
+from urllib.parse import quote
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.client import HookClient, NoAnswer, NotListening, read_token
 from app_adapters.errors import AdapterError, ApplicationError
-from app_adapters.hook import CAPABILITIES, PREEMPTIONS, TOKEN_FILE, Reply
+from app_adapters.hook import CAPABILITIES, PREEMPTIONS, TARGETS, TOKEN_FILE, Reply
 from app_adapters.logs import fault, say
 from app_adapters.messages import MODES
 from app_adapters.server import HookServer
 
-#: The guest agent waits at least 1.5 s for what is offered, and 2.5 s for an answer, in which both are asked for.
-OFFER_LIMIT_S = 0.7
-#: A process that calls an older attempt off takes 1.5 s at most.
-ANSWER_LIMIT_S = 1.7
+#: The guest agent waits at least 1.5 s for what is offered.
+OFFER_LIMIT_S = 1.2
+#: For an answer it waits a tenth of the deadline, so much at least and at most; calling an older one off takes 1.5 s.
+ANSWER_LIMITS_S = (2.3, 5.5)
 LOOK_S = 0.05
 
 
@@ -115,13 +116,15 @@ class Group(Adapter):
     def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:
         """All are told. Raises: ApplicationError with the words of those that cannot be."""
         body = {"request_id": self._next_id(), "seconds_left": seconds_left, "kind": kind, "reason": reason}
-        told = self._everywhere(dict.fromkeys(self._clients(), body), PREEMPTIONS, ANSWER_LIMIT_S)
+        told = self._everywhere(dict.fromkeys(self._clients(), body), PREEMPTIONS, ANSWER_LIMITS_S[0])
         problems = [f"{pid}: {_words(answer)}" for pid, (status, answer) in told.items() if status != 200]
         if problems:
             raise ApplicationError("; ".join(problems))
 
     def _decide(self, direction: str, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
-        offers = self._offers()
+        limit_s = min(max(deadline.remaining_s / 10, ANSWER_LIMITS_S[0]), ANSWER_LIMITS_S[1])
+        began = time.monotonic()
+        offers = self._offers(limit_s * 0.3)
         split = {name: parts(size, _ranges(offers, name)) for name, size in target.items()}
         request_id = self._next_id()
         bodies: dict[str, dict[str, Any] | None] = {
@@ -135,7 +138,7 @@ class Group(Adapter):
             }
             for pid in offers
         }
-        told = self._everywhere(bodies, "/deflation/v1/targets", ANSWER_LIMIT_S)
+        told = self._everywhere(bodies, TARGETS, limit_s - (time.monotonic() - began))
         willing = [pid for pid, (status, _) in told.items() if status == 202]
         reasons = "; ".join(f"{pid}: {_words(answer)}" for pid, (_, answer) in told.items() if _words(answer))
         if not willing:
@@ -150,7 +153,7 @@ class Group(Adapter):
 
     def _gather(self, request_id: str, pids: list[str], complete: bool, deadline: Deadline) -> Release:
         """What came free in all, when all have ended or the deadline has. A newer attempt calls off what still runs."""
-        path = f"/deflation/v1/targets/{request_id.replace('#', '%23')}"
+        path = f"{TARGETS}/{quote(request_id, safe='')}"
         told: dict[str, Reply] = {}
         while not deadline.wait(LOOK_S):
             told.update(self._everywhere({pid: None for pid in pids if pid not in told or _runs(told[pid])}, path, 2.0))
@@ -165,8 +168,8 @@ class Group(Adapter):
             released, f"{measured_by}, in {len(ended)} of {len(pids)} processes", "; ".join(reasons), complete
         )
 
-    def _offers(self) -> dict[str, dict[str, Any]]:
-        told = self._everywhere(dict.fromkeys(self._clients()), CAPABILITIES, OFFER_LIMIT_S)
+    def _offers(self, limit_s: float = OFFER_LIMIT_S) -> dict[str, dict[str, Any]]:
+        told = self._everywhere(dict.fromkeys(self._clients()), CAPABILITIES, limit_s)
         offers = {pid: answer for pid, (status, answer) in told.items() if status == 200}
         if not offers:
             problems = "; ".join(f"{pid}: {_words(answer)}" for pid, (_, answer) in told.items())

@@ -163,7 +163,7 @@ def configuration() -> str:
     parser = guestagent.main.build_parser()
     parts.append(f"## `ebb-guestagent`\n\n{parser.description}\n\n{options(parser)}")
     parser = app_adapters.main.build_parser()
-    parts.append(f"## `ebb-adapter`\n\n{parser.description}\n\nEvery adapter has the first four options.\n")
+    parts.append(f"## `ebb-adapter`\n\n{parser.description}\n\nEvery adapter has the first five options.\n")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
