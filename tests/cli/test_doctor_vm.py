@@ -6,11 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner, Result
 
 from ebbtide.cli import doctor_vm, main
 from ebbtide.cli.doctor_vm import VMDiagnosis, examine_vm
+from ebbtide.cli.schemas import schema_of
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.mechanisms import Mechanism
 from ebbtide.deflation.cascade.ordinary import Statement, gifts
@@ -172,5 +174,6 @@ def test_the_kind_and_what_it_gives_are_printed_and_in_the_json(uri: str) -> Non
     assert "guest: balloon, nothing answers but a balloon driver" in result.output
     assert re.search(r"qemu-guest-agent +not known +3 +3 more cores off line", result.output)
     found = json.loads(doctor("web", "--uri", uri, "-o", "json").output)
+    jsonschema.validate(found, schema_of("vm doctor"))
     assert found["guest_kind"] == "balloon"
     assert found["gives"][-1] == {"guest_kind": "agent", "memory_mib": None, "cpu_cores_offline": 3}

@@ -90,7 +90,7 @@ async def test_the_sentence_stands_first_then_sizes_layers_ledger_decisions_and_
     assert re.search(
         r"\ndecisions:\nat +kind +what and why *\n[-\d]+ [:\d]+ +admit +low-1 runs with 3 cores, 1000 MiB", out
     )
-    assert re.search(r"\nevents:\nat +kind +what happened *\n\S+ +placed +placed low-1 ", out)
+    assert re.search(r"\nevents:\nat +kind +what happened *\n[-\d]+ [:\d]+ +placed +placed low-1 ", out)
 
 
 async def test_each_blocked_layer_is_named_with_its_reason_and_its_fix_word_by_word(lab: Lab) -> None:

@@ -11,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner, Result
 
 from ebbtide.cli import main
+from ebbtide.cli.schemas import schema_of
 from ebbtide.simulator.inputs.traces import Trace
 from tests.simulator import samples
 
@@ -29,6 +31,7 @@ def test_json_has_the_report_and_the_figures() -> None:
     done = call(str(DATA / "azure_derived.csv.gz"), "-o", "json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
+    jsonschema.validate(found, schema_of("sim inputs"))
     assert (found["report"]["format"], found["report"]["read"], found["report"]["malformed"]) == (
         "azure-derived",
         48,

@@ -48,9 +48,9 @@ def add(
     """Name a manager, or name it anew. The token stays in its file; nothing is asked."""
     # Not by the client's own check: it would be said in the words of --manager. Files are found from everywhere.
     files = {"ca": ca, "certificate": certificate, "key": key}
-    whole = {field: file.absolute() for field, file in files.items() if file is not None}
+    whole = {field: file.expanduser().absolute() for field, file in files.items() if file is not None}
     contexts = read()
-    context = Context(manager, token_file.absolute(), **whole)
+    context = Context(manager, token_file.expanduser().absolute(), **whole)
     made = contexts.with_context(name, context)
     if use or not contexts.contexts:
         made = made.using(name)

@@ -104,6 +104,8 @@ def events(
 ) -> None:
     """List what happened and why: placements, deflations, preemptions. With --watch oldest first, and then on."""
     wanted: dict[str, Any] = {"kind": kind, "vm": vm, "host": host}
+    if to.watch and to.sort_by is not None:
+        raise typer.BadParameter("has no meaning with --watch: events come as they happen", param_hint="--sort-by")
     if to.watch:
         # They come over the manager's stream, in their order.
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):

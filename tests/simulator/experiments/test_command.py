@@ -8,12 +8,14 @@ import shlex
 import time
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from ebbtide.cli import main
 from ebbtide.cli.commands import experiments
+from ebbtide.cli.schemas import schema_of
 from ebbtide.simulator.experiments import document, load
 from ebbtide.simulator.experiments.progress import Status
 from tests.simulator.experiments.places import put
@@ -53,6 +55,7 @@ def test_json_is_one_document(swept: Path) -> None:
     done = call("show", str(swept), "--metric", "y", "-o", "json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
+    jsonschema.validate(found, schema_of("sim show"))
     assert found["meta"]["name"] == "lines"
     assert len(found["cases"]) == 12
     results = load(swept)
@@ -70,6 +73,7 @@ def test_compare_shows_differences_and_notes(swept: Path, tmp_path: Path) -> Non
     assert "note: settings.noise is 0.5 in out and 0.6 in b" in done.stderr
     assert "note: 4 cases are in" in done.stderr
     found = json.loads(call("compare", str(swept), "--axis", "policy", "--metric", "y", "-o", "json").stdout)
+    jsonschema.validate(found, schema_of("sim compare"))
     steps = {one["case"]["x"]: one["difference"] for one in found["differences"]}
     # Noise is that of the seed in both, so steep - flat is x.
     assert steps == pytest.approx({1: 1, 2: 2, 3: 3})
