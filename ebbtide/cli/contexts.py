@@ -16,7 +16,8 @@ from typing import Any
 
 from ebbtide.errors import EbbError
 
-VARIABLE = "EBB_CONTEXT"
+#: The context that is always there: the lab of this machine.
+LAB = "lab"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
@@ -39,28 +40,32 @@ class Context:
 class Contexts:
     """What the file holds."""
 
-    current: str | None = None
+    current: str = LAB
     contexts: Mapping[str, Context] = field(default_factory=dict)
 
     def named(self, name: str) -> Context:
         """Raises EbbError where there is none."""
         if name not in self.contexts:
-            have = ", ".join(self.contexts) or "none"
-            raise NoContext(f"there is no context {name!r} in {path()}; there are: {have}")
+            raise NoContext(f"there is no context {name!r} in {path()}; there are: {', '.join((LAB, *self.contexts))}")
         return self.contexts[name]
 
     def with_context(self, name: str, context: Context) -> Contexts:
         if not _NAME.fullmatch(name):
             raise EbbError(f"{name!r} is no name of a context: letters, digits and . _ -, 1 to 40")
+        if name == LAB:
+            raise EbbError(f"the context {LAB} is the lab of this machine, and always there: take another name")
         return Contexts(self.current, {**self.contexts, name: context})
 
     def without(self, name: str) -> Contexts:
+        if name == LAB:
+            raise EbbError(f"the context {LAB} is the lab of this machine, and stays")
         self.named(name)
         left = {other: context for other, context in self.contexts.items() if other != name}
-        return Contexts(None if self.current == name else self.current, left)
+        return Contexts(LAB if self.current == name else self.current, left)
 
     def using(self, name: str) -> Contexts:
-        self.named(name)
+        if name != LAB:
+            self.named(name)
         return replace(self, current=name)
 
 
@@ -97,8 +102,8 @@ def read() -> Contexts:
     if not isinstance(contexts, dict):
         raise EbbError(f"{file}: context must be a table")
     made = {name: _context(f"{file}: context.{name}", values) for name, values in contexts.items()}
-    current = found.get("current")
-    if current is not None and current not in made:
+    current = found.get("current", LAB)
+    if current != LAB and current not in made:
         raise EbbError(f"{file}: current: there is no context {current!r}")
     return Contexts(current, made)
 
@@ -123,7 +128,7 @@ def write(contexts: Contexts) -> None:
     """Replace the file, for its owner only. Raises EbbError."""
     from ebbtide.lab.state import write_private
 
-    lines = [] if contexts.current is None else [f"current = {json.dumps(contexts.current)}\n"]
+    lines = [f"current = {json.dumps(contexts.current)}\n"]
     for name, context in contexts.contexts.items():
         # A JSON string of printable text is a basic string of TOML.
         values = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in context.as_dict().items()]
@@ -136,7 +141,9 @@ def write(contexts: Contexts) -> None:
 
 
 def chosen(name: str | None) -> Context | None:
-    """The context of that name, else the one in use; None: there is none. Raises EbbError."""
+    """The context of that name, else the one in use; None: the lab of this machine. Raises EbbError."""
+    if name == LAB:
+        return None
     contexts = read()
     wanted = name or contexts.current
-    return contexts.named(wanted) if wanted else None
+    return None if wanted == LAB else contexts.named(wanted)

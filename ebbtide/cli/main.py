@@ -86,7 +86,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ),
     ("context list", "contexts.list_contexts", "ebb context list"),
     ("context show", "contexts.show", "ebb context show; ebb context show prod -o json"),
-    ("context use", "contexts.use", "ebb context use prod"),
+    ("context use", "contexts.use", "ebb context use prod; ebb context use lab"),
     ("context remove", "contexts.remove", "ebb context remove prod"),
     ("health", "cluster.health", "ebb health; ebb health --ready"),
     ("doctor", "doctor.doctor", "ebb doctor; ebb doctor --probe-acpi"),

@@ -30,12 +30,12 @@ from ebbtide.messages.vms import ClusterVM
 
 
 class ContextRow(TypedDict):
-    """A context, with the files that it names."""
+    """A context, with the files that it names; manager and token_file are null for the lab of this machine."""
 
     name: str
     current: bool
-    manager: str
-    token_file: str
+    manager: str | None
+    token_file: str | None
     ca: NotRequired[str]
     certificate: NotRequired[str]
     key: NotRequired[str]

@@ -51,14 +51,28 @@ def asked(*words: str) -> str:
 
 def test_the_first_context_is_used_and_use_changes_that(home: Path) -> None:
     two(home)
-    assert [(row["name"], row["current"]) for row in context("list")["contexts"]] == [("a", True), ("b", False)]
+    assert [(row["name"], row["current"]) for row in context("list")["contexts"]] == [
+        ("lab", False), ("a", True), ("b", False),
+    ]  # fmt: skip
     assert "127.0.0.1:1" in asked()
     assert context("use", "b")["current"]
     assert "127.0.0.1:2" in asked()
     assert "127.0.0.1:1" in asked("--context", "a")
     assert context("show")["name"] == "b"
     assert context("remove", "b") == {"removed": "b", "contexts": ["a"]}
+    assert context("show") == {"name": "lab", "current": True, "manager": None, "token_file": None}
     assert "ebb context add" in asked()
+
+
+def test_the_lab_is_a_context_that_can_be_used_and_neither_made_nor_removed(home: Path) -> None:
+    two(home)
+    assert "ebb lab up" in asked("--context", "lab")
+    context("use", "lab")
+    assert "ebb lab up" in asked()
+    assert "127.0.0.1:2" in asked("--context", "b")
+    made = ["--manager", "http://x", "--token-file", "t"]
+    assert "always there" in str(context("add", "lab", *made, fails=True))
+    assert "stays" in str(context("remove", "lab", fails=True))
 
 
 def test_options_and_variables_come_before_a_context(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +112,7 @@ def test_a_context_that_is_missing_ends_with_3(home: Path, words: list[str]) -> 
     two(home)
     error = context(*words, fails=True)
     assert main.exit_code_of(error) == 3
-    assert "there are: a, b" in str(error)
+    assert "there are: lab, a, b" in str(error)
 
 
 @pytest.mark.parametrize(

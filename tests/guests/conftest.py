@@ -46,7 +46,7 @@ def lab() -> Iterator[RunningLab]:
     try:
         directory.chmod(0o711)
         state = home.up(hosts)
-        environment = dict(os.environ) | {paths.STATE_VARIABLE: str(home.directory)}
+        environment = dict(os.environ) | {paths.STATE_VARIABLE: str(home.directory), "EBB_CONTEXT": "lab"}
         yield RunningLab(home, state, environment)
     finally:
         home.down()

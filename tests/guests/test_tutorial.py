@@ -46,6 +46,7 @@ def run(line: str, directory: Path, host: str) -> str:
     """Run a command under another host name, since a lab that the user has up may have a host-a."""
     environment = dict(os.environ) | {
         paths.STATE_VARIABLE: str(directory / "lab"),
+        "EBB_CONTEXT": "lab",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "COLUMNS": "200",
     }

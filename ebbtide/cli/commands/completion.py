@@ -52,8 +52,8 @@ def tasks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def contexts(incomplete: str) -> list[str]:
     try:
-        from ebbtide.cli.contexts import read
+        from ebbtide.cli.contexts import LAB, read
 
-        return [name for name in read().contexts if name.startswith(incomplete)]
+        return [name for name in (LAB, *read().contexts) if name.startswith(incomplete)]
     except Exception:
         return []

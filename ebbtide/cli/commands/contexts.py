@@ -10,12 +10,12 @@ import typer
 
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Output, Printing, ordered
-from ebbtide.cli.contexts import Context, Contexts, path, read, write
+from ebbtide.cli.contexts import LAB, Context, Contexts, path, read, write
 from ebbtide.cli.output import Table
-from ebbtide.errors import EbbError
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The context's name.", autocompletion=completion.contexts)]
 Row = dict[str, Any]
+THE_LAB = "the lab of this machine"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,8 @@ def use(name: Name, *, to: Printing) -> None:
     """Ask this manager from now on, where neither --context, nor --manager nor a variable says another."""
     contexts = read().using(name)
     write(contexts)
-    to.say(_row(contexts, name), lambda: print(f"{name} is used: {contexts.named(name).manager}"))
+    row = _row(contexts, name)
+    to.say(row, lambda: print(f"{name} is used: {row['manager'] or THE_LAB}"))
 
 
 def show(
@@ -76,17 +77,14 @@ def show(
 ) -> None:
     """Show one context."""
     contexts = read()
-    name = name or contexts.current
-    if name is None:
-        raise EbbError("no context is in use: `ebb context add` makes one, `ebb context use` uses it")
-    row = _row(contexts, name)
+    row = _row(contexts, name or contexts.current)
     to.say(row, lambda: CONTEXTS.print([row], wide=to.wide))
 
 
 def list_contexts(*, to: LocalList) -> None:
-    """List the contexts; the one in use is marked."""
+    """List the contexts; the one in use is marked. The lab of this machine is always there."""
     contexts = read()
-    rows = ordered([_row(contexts, name) for name in contexts.contexts], to.sort_by)
+    rows = ordered([_row(contexts, name) for name in (LAB, *contexts.contexts)], to.sort_by)
     to.say({"contexts": rows}, lambda: CONTEXTS.print(rows, wide=to.wide))
 
 
@@ -99,20 +97,23 @@ def remove(name: Name, *, to: Printing) -> None:
 
 
 def _row(contexts: Contexts, name: str) -> Row:
-    return {"name": name, "current": contexts.current == name, **contexts.named(name).as_dict()}
+    row = {"name": name, "current": contexts.current == name}
+    if name == LAB:
+        return {**row, "manager": None, "token_file": None}
+    return {**row, **contexts.named(name).as_dict()}
 
 
 CONTEXTS: Table[Row] = Table(
     {
         "": lambda row: "*" if row["current"] else "",
         "context": lambda row: row["name"],
-        "manager": lambda row: row["manager"],
-        "token file": lambda row: row["token_file"],
+        "manager": lambda row: row["manager"] or THE_LAB,
+        "token file": lambda row: row["token_file"] or "-",
     },
     {
         "ca": lambda row: row.get("ca", "-"),
         "certificate": lambda row: row.get("certificate", "-"),
         "key": lambda row: row.get("key", "-"),
     },
-    "there are no contexts: `ebb context add` makes one",
+    "",
 )

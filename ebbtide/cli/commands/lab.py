@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 from typing import Annotated, Any
 
 import typer
 
+from ebbtide.cli import contexts
 from ebbtide.cli.commands.cluster import MACHINES
 from ebbtide.cli.commands.options import Printing
 from ebbtide.cli.commands.vms import amounts
@@ -58,6 +61,9 @@ def up(
     names = ", ".join(f"{host.id} ({size(host.capacity)})" for host in state.hosts)
     sentence = f"the lab is up: {names}; manager at {state.manager_url}, logs in {lab.logs}"
     to.say(lab.status() if to.for_programs else None, lambda: print(sentence))
+    with contextlib.suppress(EbbError):
+        if (used := contexts.read().current) != contexts.LAB:
+            print(f"note: the context {used} is used; `ebb context use lab` makes it the lab", file=sys.stderr)
 
 
 def down(*, to: Printing) -> None:
