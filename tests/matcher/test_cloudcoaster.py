@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 
 from ebbtide.matcher.policies.cloudcoaster import (
+    expected_backlog_s,
     goes_before,
     is_long,
     kept_servers,
     least_loaded,
     long_load,
     most_transients,
+    on_demand_probes,
     passes,
     probes,
     slack_s,
     wanted,
+    wanted_by_wait,
 )
 
 
@@ -76,3 +79,28 @@ def test_who_waits_is_delayed_by_five_of_its_own_tasks_at_most() -> None:
     assert passes(left_s=6.0, best_left_s=8.0, estimate_s=2.0, least_slack_s=2.0)
     assert not passes(left_s=6.0, best_left_s=8.0, estimate_s=3.0, least_slack_s=2.0)
     assert not passes(left_s=8.0, best_left_s=8.0, estimate_s=1.0, least_slack_s=2.0)
+
+
+def test_each_task_has_a_probe_on_demand_or_the_job_has_one() -> None:
+    assert (on_demand_probes(7, True), on_demand_probes(7, False)) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "have", "what"),
+    [
+        (501.0, 3, 1),  # 50.1 s each of ten servers.
+        (501.0, 5, 0),
+        (500.0, 3, 0),
+        (406.0, 3, 0),  # 45.1 s each of nine.
+        (405.0, 3, -1),
+        (405.0, 0, 0),
+    ],
+)
+def test_servers_are_rented_by_the_wait_that_is_expected(expected_s: float, have: int, what: int) -> None:
+    assert wanted_by_wait(expected_s, 10, 50.0, have, 5) == what
+
+
+def test_a_burst_is_remembered_for_a_while() -> None:
+    assert expected_backlog_s(100.0, 900.0, 300.0, 300.0) == pytest.approx(900 / np.e)
+    assert expected_backlog_s(400.0, 900.0, 300.0, 300.0) == 400.0
+    assert expected_backlog_s(100.0, 900.0, 0.0, 0.0) == 100.0

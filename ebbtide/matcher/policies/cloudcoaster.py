@@ -25,6 +25,12 @@ def probes(tasks: int, ratio: float, least: int) -> int:
     return max(int(tasks * ratio), least)
 
 
+def on_demand_probes(tasks: int, each_task: bool) -> int:
+    """How many of a short job's probes wait on servers that are not taken away (§3.3): one for each of its tasks, or
+    one of the job."""
+    return tasks if each_task else 1
+
+
 def least_loaded(queued_s: Floats, ends_s: Floats, first: int, end: int, now_s: float) -> int:
     """The server of [first, end) on which a long task would begin first, ties by the lower number; -1 of none.
 
@@ -88,5 +94,28 @@ def wanted(long_servers: int, servers: int, threshold: float, have: int, most: i
     if load > threshold:
         return 1 if have < most else 0
     if load < threshold and have > 0:
+        return -1
+    return 0
+
+
+def expected_backlog_s(backlog_s: float, expected_s: float, passed_s: float, memory_s: float) -> float:
+    """Short work that is expected: what is there, or what was expected ``passed_s`` ago where that is still more of it.
+
+    :param memory_s: in which what was expected fades to 1/e: short jobs come in bursts. 0: nothing is remembered.
+    """
+    faded_s = expected_s * math.exp(-passed_s / memory_s) if memory_s > 0 else 0.0
+    return max(backlog_s, faded_s)
+
+
+def wanted_by_wait(expected_s: float, servers: int, longest_s: float, have: int, most: int) -> int:
+    """What to do next, as `wanted`, by how long a short task that comes now has to wait: ours.
+
+    :param expected_s: short work that has come and not ended; ``servers``: those that take short tasks, transient ones
+        that were asked for with them.
+    :param longest_s: the wait above which one more is rented, and with nine tenths of which one is released.
+    """
+    if expected_s > longest_s * servers:
+        return 1 if have < most else 0
+    if have > 0 and expected_s <= 0.9 * longest_s * (servers - 1):
         return -1
     return 0

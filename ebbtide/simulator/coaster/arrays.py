@@ -79,6 +79,14 @@ class Knobs(NamedTuple):
     entered: int = 18
     #: 1: turns are taken as in Eagle's published simulator.
     published: int = 19
+    #: 1: each short task has a probe on demand, not only each job.
+    each_task: int = 20
+    #: Transient servers that were asked for and have not come.
+    asked: int = 21
+    #: 1: transient servers are rented by the wait of short tasks, not by the long load.
+    by_wait: int = 22
+    #: Jobs that have come.
+    jobs: int = 23
 
 
 KNOB: Final = Knobs()
@@ -100,6 +108,16 @@ class Numbers(NamedTuple):
     busy_s: int = 8
     now_s: int = 9
     most_delays: int = 10
+    #: As `active_s`, until the last job came; when that was.
+    arriving_s: int = 11
+    arrived_s: int = 12
+    #: Estimates of the short tasks that have come and not ended; the wait for which servers are rented.
+    backlog_s: int = 13
+    longest_wait_s: int = 14
+    #: What is expected of it, since when, and how long that is remembered.
+    expected_s: int = 15
+    expected_at_s: int = 16
+    memory_s: int = 17
 
 
 NUMBER: Final = Numbers()
@@ -147,6 +165,7 @@ RULES: Final = (
     "transient servers that are on, or asked for, are not counted right",
     "a server expects other work than waits for it",
     "the time that servers worked is not the work of the tasks",
+    "the short work that has not ended is not counted right",
 )
 
 

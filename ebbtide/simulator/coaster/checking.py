@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebbtide.simulator.coaster.arrays import ASKED_FOR, DRAINING, ENTRY, KNOB, OFF, ON, SERVER, Coaster
+from ebbtide.simulator.coaster.arrays import ASKED_FOR, DRAINING, ENTRY, KNOB, NUMBER, OFF, ON, SERVER, Coaster
 
 
 def check(s: Coaster) -> int:
@@ -11,6 +11,7 @@ def check(s: Coaster) -> int:
     transient = 0
     transient_on = 0
     draining = 0
+    asked = 0
     opened = 0
     for server in range(len(s.servers)):
         state = s.servers[server, SERVER.state]
@@ -36,7 +37,9 @@ def check(s: Coaster) -> int:
             return 9
         if server >= s.knobs[KNOB.fixed] and state != OFF:
             transient += 1
-            if state != ASKED_FOR:
+            if state == ASKED_FOR:
+                asked += 1
+            else:
                 transient_on += 1
             if state == DRAINING:
                 draining += 1
@@ -53,4 +56,12 @@ def check(s: Coaster) -> int:
         return 4
     if transient_on != s.knobs[KNOB.on] or transient - draining != s.knobs[KNOB.have]:
         return 8
+    if asked != s.knobs[KNOB.asked]:
+        return 8
+    backlog_s = 0.0
+    for job in range(s.knobs[KNOB.jobs]):
+        if s.mean_s[job] < s.numbers[NUMBER.cutoff_s]:
+            backlog_s += (s.offsets[job + 1] - s.offsets[job] - s.done[job]) * s.mean_s[job]
+    if abs(backlog_s - s.numbers[NUMBER.backlog_s]) > 1e-3 + 1e-6 * backlog_s:
+        return 11
     return 6 if opened != s.knobs[KNOB.open] else 0

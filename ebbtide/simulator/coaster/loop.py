@@ -10,13 +10,16 @@ import math
 from typing import TypeAlias
 
 from ebbtide.matcher.policies.cloudcoaster import (
+    expected_backlog_s,
     goes_before,
     is_long,
     least_loaded,
+    on_demand_probes,
     passes,
     probes,
     slack_s,
     wanted,
+    wanted_by_wait,
 )
 from ebbtide.simulator.coaster.arrays import ASKED_FOR, DRAINING, ENTRY, KNOB, NUMBER, OFF, ON, SERVER, Coaster
 from ebbtide.simulator.coaster.checking import check
@@ -205,19 +208,28 @@ def leaves(s: Coaster, server: int, now_s: float) -> None:
     s.numbers[NUMBER.longest_s] = max(s.numbers[NUMBER.longest_s], lived_s)
 
 
+def leaves_before(s: Coaster, server: int, other: int) -> bool:
+    """Whether of two transient servers the first is released before the other: the one that came later; where they are
+    rented by the wait, one that does nothing goes before."""
+    if s.knobs[KNOB.by_wait] != 0 and (s.servers[server, SERVER.job] < 0) != (s.servers[other, SERVER.job] < 0):
+        return bool(s.servers[server, SERVER.job] < 0)
+    return bool(s.since_s[server] > s.since_s[other])
+
+
 def release(s: Coaster, now_s: float) -> None:
-    """Give up one transient server: one that is only asked for, if there is one, else the one that came last."""
+    """Give up one transient server: one that is only asked for, if there is one, else the first of `leaves_before`."""
     found = -1
     for server in range(s.knobs[KNOB.fixed], len(s.servers)):
         state = s.servers[server, SERVER.state]
         if state == ASKED_FOR:
             found = server
             break
-        if state == ON and (found < 0 or s.since_s[server] > s.since_s[found]):
+        if state == ON and (found < 0 or leaves_before(s, server, found)):
             found = server
     s.knobs[KNOB.have] -= 1
     if s.servers[found, SERVER.state] == ASKED_FOR:
         s.servers[found, SERVER.state] = OFF
+        s.knobs[KNOB.asked] -= 1
         return
     s.servers[found, SERVER.state] = DRAINING
     opens(s, found)
@@ -262,6 +274,7 @@ def server_comes(s: Coaster, server: int, now_s: float) -> bool:
     if s.servers[server, SERVER.state] != ASKED_FOR or s.since_s[server] > now_s:
         return False
     s.servers[server, SERVER.state] = ON
+    s.knobs[KNOB.asked] -= 1
     s.knobs[KNOB.came] += 1
     active(s, 1, now_s)
     opens(s, server)
@@ -287,7 +300,9 @@ def task_ends(s: Coaster, ends: Ends, server: int, now_s: float) -> bool:
         s.expected_s[server] = 0.0
         s.knobs[KNOB.long] -= 1
         opens(s, server)
-    elif goes_on_with(s, job):
+    else:
+        s.numbers[NUMBER.backlog_s] -= s.mean_s[job]
+    if not long and goes_on_with(s, job):
         push(s, ends, run_task(s, server, job, 0, now_s), server)
         return False
     go_on(s, ends, server, now_s)
@@ -314,10 +329,11 @@ def probe(s: Coaster, ends: Ends, server: int, job: int, now_s: float) -> None:
 
 
 def short_job_comes(s: Coaster, ends: Ends, job: int, now_s: float) -> None:
-    """Send a short job's probes; at least one goes to a server on demand, which is not taken away (§3.3)."""
+    """Send a short job's probes; some go to servers on demand, which are not taken away (§3.3)."""
     fixed = s.knobs[KNOB.fixed]
     on_demand = 0
     tasks = s.offsets[job + 1] - s.offsets[job]
+    s.numbers[NUMBER.backlog_s] += tasks * s.mean_s[job]
     for _ in range(probes(tasks, s.numbers[NUMBER.probe_ratio], s.knobs[KNOB.least_probes])):
         server = open_server(s)
         if server < 0:
@@ -325,16 +341,26 @@ def short_job_comes(s: Coaster, ends: Ends, job: int, now_s: float) -> None:
         if server < fixed:
             on_demand += 1
         probe(s, ends, server, job, now_s)
-    if on_demand == 0 and s.knobs[KNOB.short] > 0:
+    for _ in range(on_demand, on_demand_probes(tasks, s.knobs[KNOB.each_task] != 0)):
         probe(s, ends, draw(s.draws, s.knobs[KNOB.short]), job, now_s)
 
 
 def resize(s: Coaster, ends: Ends, now_s: float) -> None:
-    """Ask for as many transient servers as the long load wants, or release one: slowly, one each time (§3.3)."""
+    """Ask for as many transient servers as the rule wants, or release one: slowly, one each time (§3.3)."""
+    expected_s = 0.0
+    if s.knobs[KNOB.by_wait] != 0:
+        passed_s = now_s - s.numbers[NUMBER.expected_at_s]
+        before_s, memory_s = s.numbers[NUMBER.expected_s], s.numbers[NUMBER.memory_s]
+        expected_s = expected_backlog_s(s.numbers[NUMBER.backlog_s], before_s, passed_s, memory_s)
+        s.numbers[NUMBER.expected_s], s.numbers[NUMBER.expected_at_s] = expected_s, now_s
     while True:
-        have = s.knobs[KNOB.have]
-        threshold = s.numbers[NUMBER.threshold]
-        what = wanted(s.knobs[KNOB.long], s.knobs[KNOB.fixed] + have, threshold, have, s.knobs[KNOB.most])
+        have, most = s.knobs[KNOB.have], s.knobs[KNOB.most]
+        if s.knobs[KNOB.by_wait] != 0:
+            servers = s.knobs[KNOB.open] + s.knobs[KNOB.asked]
+            what = wanted_by_wait(expected_s, servers, s.numbers[NUMBER.longest_wait_s], have, most)
+        else:
+            threshold = s.numbers[NUMBER.threshold]
+            what = wanted(s.knobs[KNOB.long], s.knobs[KNOB.fixed] + have, threshold, have, most)
         if what < 0:
             release(s, now_s)
             return
@@ -344,6 +370,7 @@ def resize(s: Coaster, ends: Ends, now_s: float) -> None:
         s.servers[server, SERVER.state] = ASKED_FOR
         s.since_s[server] = now_s + s.numbers[NUMBER.provisioning_s]
         s.knobs[KNOB.have] += 1
+        s.knobs[KNOB.asked] += 1
         push(s, ends, s.since_s[server], server)
 
 
@@ -373,8 +400,13 @@ def simulate(s: Coaster) -> float:
             else:
                 short_job_comes(s, ends, job, now_s)
             job += 1
+            s.knobs[KNOB.jobs] = job
+            if job == jobs:
+                active(s, 0, now_s)
+                s.numbers[NUMBER.arriving_s] = s.numbers[NUMBER.active_s]
+                s.numbers[NUMBER.arrived_s] = now_s
         s.numbers[NUMBER.now_s] = now_s
-        if long_changed:
+        if long_changed or s.knobs[KNOB.by_wait] != 0:
             resize(s, ends, now_s)
         if s.knobs[KNOB.validate] != 0 and s.knobs[KNOB.broken] == 0:
             s.knobs[KNOB.broken] = check(s)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ebbtide.simulator.coaster.running import METRICS, POLICIES, RULES, Terms, run
+from ebbtide.simulator.coaster.running import COPIES, METRICS, POLICIES, RULES, Terms, run
 from ebbtide.simulator.coaster.workload import Mixed
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
@@ -30,7 +30,7 @@ class CoasterModel:
     """A run's seed draws the probes, and the jobs where they are made."""
 
     name: Final = "coaster"
-    version: Final = 2
+    version: Final = 3
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
@@ -46,12 +46,15 @@ class CoasterModel:
                 replaced_share=g.number("replaced_share", usual.replaced_share, least=0, most=1),
                 cost_ratio=g.number("cost_ratio", usual.cost_ratio, above=0, most=1000),
                 threshold=g.number("threshold", usual.threshold, least=0),
+                longest_wait_s=g.number("longest_wait_s", usual.longest_wait_s, least=0),
+                memory_s=g.number("memory_s", usual.memory_s, least=0),
                 provisioning_s=g.number("provisioning_s", usual.provisioning_s, least=0),
                 cutoff_s=g.number("cutoff_s", usual.cutoff_s, above=0),
                 probe_ratio=g.number("probe_ratio", usual.probe_ratio, least=1, most=1000),
                 least_probes=g.whole("least_probes", usual.least_probes, least=1, most=10_000),
                 rules=g.choice("rules", RULES, usual.rules),
                 most_delays=g.number("most_delays", usual.most_delays, least=0, most=_MOST),
+                copies=g.choice("copies", COPIES, usual.copies),
                 bypasses=g.whole("bypasses", usual.bypasses, least=0, most=_MOST),
                 shortest=g.flag("shortest", usual.shortest),
                 sticky=g.flag("sticky", usual.sticky),
@@ -82,7 +85,8 @@ class CoasterModel:
         else:
             batches = jobs.batches(JobBatch, "jobs", from_first=True)
         done = run(batches, settings.terms, seed)
-        return Outcome(done.metrics, {"jobs": done.rows()} if settings.rows else {}, done.warnings)
+        tables = {"delays": done.delays()} | ({"jobs": done.rows()} if settings.rows else {})
+        return Outcome(done.metrics, tables, done.warnings)
 
 
 MODEL: Final = CoasterModel()

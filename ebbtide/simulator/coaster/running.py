@@ -24,23 +24,28 @@ METRICS: Final = (
     *("delay_mean_s", "delay_max_s", "delay_p50_s", "delay_p90_s", "delay_p99_s", "long_delay_mean_s"),
     *("short_completion_mean_s", "long_completion_mean_s", "short_tasks", "long_work_share", "servers_on_demand"),
     *("utilisation", "transient_most", "transient_peak", "transient_mean", "transient_lifetime_mean_h"),
-    *("transient_lifetime_max_h", "probes_void", "span_h", "normalised_mean", "saving"),
+    *("transient_lifetime_max_h", "probes_void", "span_h", "arrivals_h", "normalised_mean", "saving"),
+    *("transient_all_mean", "saving_all"),
 )
-POLICIES: Final = ("eagle", "cloudcoaster", "always-on")
+POLICIES: Final = ("eagle", "cloudcoaster", "by-wait", "always-on")
 #: Eagle as its paper tells it, and as its published simulator does it.
 RULES: Final = ("paper", "simulator")
+#: What has a probe on a server on demand at least: each short task, or each job of such.
+COPIES: Final = ("task", "job")
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """A cluster and its rules (Ogden and Guo 2019 §4: 4000 servers, 80 for short tasks only, p = .5, r = 1 to 3).
 
-    :param policy: ``eagle``: all servers on demand; ``cloudcoaster``: transient ones in place of some; ``always-on``:
-        as many as those are at most, on demand and all the time.
+    :param policy: ``eagle``: all servers on demand; ``cloudcoaster``: transient ones in place of some, by long load;
+        ``by-wait``: the same by the expected wait of short tasks, above ``longest_wait_s``, with bursts of work in
+        mind for ``memory_s``; ``always-on``: as many as those are at most, on demand and all the time.
     :param cutoff_s: mean of the tasks from which a job is long.
     :param rules: ``paper``: a task is passed over ``bypasses`` times at most, and a server runs the job that it has to
         its end; ``simulator``: those who pass a task may take ``most_delays`` times its own estimate together, the job
         that a server has competes with those that wait, and durations and estimates are cut to whole seconds.
+    :param copies: whether each short task has a probe on a server on demand, or each ``job``.
     :param bypasses: how often shortest remaining first may pass over a task; ``shortest``: whether there is such an
         order at all; ``sticky``: whether a server goes on with the job that it has.
     :raises InvalidParameter: names the field.
@@ -52,11 +57,14 @@ class Terms:
     replaced_share: float = 0.5
     cost_ratio: float = 3.0
     threshold: float = 0.95
+    longest_wait_s: float = 50.0
+    memory_s: float = 300.0
     provisioning_s: float = 120.0
     cutoff_s: float = 90.5811
     probe_ratio: float = 2.0
     least_probes: int = 20
     rules: str = "paper"
+    copies: str = "task"
     bypasses: int = 5
     most_delays: float = 5.0
     shortest: bool = True
@@ -68,6 +76,8 @@ class Terms:
             raise InvalidParameter("policy", f"must be one of {', '.join(POLICIES)}, not {self.policy!r}")
         if self.rules not in RULES:
             raise InvalidParameter("rules", f"must be one of {', '.join(RULES)}, not {self.rules!r}")
+        if self.copies not in COPIES:
+            raise InvalidParameter("copies", f"must be one of {', '.join(COPIES)}, not {self.copies!r}")
         if not 0 < self.short_servers < self.servers:
             raise InvalidParameter("short_servers", f"must be above 0 and below servers, but is {self.short_servers}")
         if not 0 <= self.replaced_share <= 1:
@@ -76,11 +86,16 @@ class Terms:
             raise InvalidParameter("probe_ratio", "must be at least 1, so that every task has a probe")
         if not self.cost_ratio > 0:
             raise InvalidParameter("cost_ratio", f"must be above 0, but is {self.cost_ratio:g}")
-        for name in ("provisioning_s", "least_probes", "bypasses", "most_delays"):
+        for name in ("provisioning_s", "longest_wait_s", "memory_s", "least_probes", "bypasses", "most_delays"):
             if not getattr(self, name) >= 0:
                 raise InvalidParameter(name, f"must not be negative, but is {getattr(self, name):g}")
-        if self.policy == "cloudcoaster" and kept_servers(self.short_servers, self.replaced_share) < 1:
+        if self.transient and kept_servers(self.short_servers, self.replaced_share) < 1:
             raise InvalidParameter("replaced_share", "must leave one server on demand for a copy of each short task")
+
+    @property
+    def transient(self) -> bool:
+        """Whether there are transient servers."""
+        return self.policy in ("cloudcoaster", "by-wait")
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -128,6 +143,12 @@ class Run:
             "waited_mean_s": np.add.reduceat(state.waited_s, state.offsets[:-1]) / np.diff(state.offsets),
         }
 
+    def delays(self) -> dict[str, Any]:
+        """How the waits of short tasks are distributed (Fig. 3): so many wait no longer."""
+        share = np.linspace(0, 1, 101)
+        short = self.short_delay_s
+        return {"share": share, "delay_s": np.quantile(short, share) if len(short) else np.full(101, math.nan)}
+
     @property
     def short_delay_s(self) -> Floats:
         """How long each short task waited from the submission of its job; s."""
@@ -144,7 +165,10 @@ class Run:
         spans = state.ended_s - state.at_s
         span_s = self.ended_s - float(state.at_s[0])
         servers, _, most = terms.sizes
-        active = float(state.numbers[a.NUMBER.active_s]) / span_s if span_s > 0 else 0.0
+        arrivals_s = float(state.numbers[a.NUMBER.arrived_s] - state.at_s[0])
+        # While jobs come: in a tail without new work all servers are given back.
+        active = float(state.numbers[a.NUMBER.arriving_s]) / arrivals_s if arrivals_s > 0 else math.nan
+        active_all = float(state.numbers[a.NUMBER.active_s]) / span_s if span_s > 0 else math.nan
         came = int(state.knobs[a.KNOB.came])
         replaced = terms.short_servers - kept_servers(terms.short_servers, terms.replaced_share)
         found = {
@@ -165,12 +189,14 @@ class Run:
             "transient_lifetime_max_h": float(state.numbers[a.NUMBER.longest_s]) / 3600,
             "probes_void": float(state.knobs[a.KNOB.void]),
             "span_h": span_s / 3600,
+            "arrivals_h": arrivals_s / 3600,
         }
-        coaster = terms.policy == "cloudcoaster"
+        coaster = terms.transient
         # What is paid in servers on demand, in place of those that were given up (Table 1).
-        found["normalised_mean"] = active / terms.cost_ratio if coaster else float("nan")
-        saved = 1.0 - found["normalised_mean"] / replaced if coaster and replaced else float("nan")
-        found["saving"] = saved
+        found["normalised_mean"] = active / terms.cost_ratio if coaster else math.nan
+        found["saving"] = 1.0 - active / terms.cost_ratio / replaced if coaster and replaced else math.nan
+        found["transient_all_mean"] = active_all
+        found["saving_all"] = 1.0 - active_all / terms.cost_ratio / replaced if coaster and replaced else math.nan
         return found
 
 
@@ -215,14 +241,16 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
     knobs[a.KNOB.fixed], knobs[a.KNOB.short], knobs[a.KNOB.most] = fixed, short, most
     knobs[a.KNOB.least_probes], knobs[a.KNOB.bypasses] = terms.least_probes, terms.bypasses
     knobs[a.KNOB.sticky], knobs[a.KNOB.shortest], knobs[a.KNOB.validate] = terms.sticky, terms.shortest, terms.validate
-    knobs[a.KNOB.published] = terms.rules == "simulator"
+    knobs[a.KNOB.published], knobs[a.KNOB.each_task] = terms.rules == "simulator", terms.copies == "task"
+    knobs[a.KNOB.by_wait] = terms.policy == "by-wait"
     numbers = np.zeros(a.NUMBERS)
+    numbers[a.NUMBER.longest_wait_s], numbers[a.NUMBER.memory_s] = terms.longest_wait_s, terms.memory_s
     numbers[a.NUMBER.most_delays] = terms.most_delays
     numbers[a.NUMBER.cutoff_s], numbers[a.NUMBER.probe_ratio] = terms.cutoff_s, terms.probe_ratio
     numbers[a.NUMBER.threshold], numbers[a.NUMBER.provisioning_s] = terms.threshold, terms.provisioning_s
     numbers[a.NUMBER.since_s] = at_s[0]
     entries = sum(
-        count if is_long(mean, terms.cutoff_s) else probes(count, terms.probe_ratio, terms.least_probes) + 1
+        count if is_long(mean, terms.cutoff_s) else probes(count, terms.probe_ratio, terms.least_probes) + count
         for count, mean in zip(tasks.tolist(), mean_s.tolist(), strict=True)
     )
     servers, made, waited_s, ran_on = a.empty(fixed + most, entries, len(runtime_s), len(tasks))

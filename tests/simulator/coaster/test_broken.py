@@ -24,6 +24,7 @@ def sound() -> Coaster:
     servers, entries, waited_s, ran_on = a.empty(FIXED + MOST, 4, 2, 2)
     knobs = np.zeros(a.KNOBS, np.int64)
     knobs[[a.KNOB.fixed, a.KNOB.short, a.KNOB.most, a.KNOB.have, a.KNOB.on, a.KNOB.long]] = FIXED, SHORT, MOST, 1, 2, 1
+    knobs[a.KNOB.jobs] = 2
     servers[:, a.SERVER.state] = [a.ON, a.ON, a.ON, a.ON, a.DRAINING]
     servers[1, [a.SERVER.job, a.SERVER.runs_long, a.SERVER.long, a.SERVER.first, a.SERVER.last]] = 0, 1, 2, 0, 0
     servers[4, a.SERVER.job] = 1
@@ -31,11 +32,13 @@ def sound() -> Coaster:
     opened = np.array([0, 2, 3, 0, 0])
     servers[[0, 2, 3], a.SERVER.open] = [0, 1, 2]
     knobs[a.KNOB.open] = 3
+    numbers = np.zeros(a.NUMBERS)
+    numbers[[a.NUMBER.cutoff_s, a.NUMBER.backlog_s]] = 100.0, 5.0
     queued_s = np.zeros(FIXED + MOST)
     queued_s[1] = 200.0
     return Coaster(
         knobs=knobs,
-        numbers=np.zeros(a.NUMBERS),
+        numbers=numbers,
         draws=np.zeros(2, np.int64),
         at_s=np.zeros(2),
         mean_s=np.array([200.0, 5.0]),
@@ -88,6 +91,14 @@ def _kept(s: Coaster) -> None:
     s.knobs[a.KNOB.have] = 2
 
 
+def _asked(s: Coaster) -> None:
+    s.knobs[a.KNOB.asked] = 1
+
+
+def _backlog(s: Coaster) -> None:
+    s.numbers[a.NUMBER.backlog_s] = 0.0
+
+
 def _expected(s: Coaster) -> None:
     s.queued_s[1] = 0.0
 
@@ -103,7 +114,9 @@ def _expected(s: Coaster) -> None:
         (_idle, 7),
         (_uncounted, 8),
         (_kept, 8),
+        (_asked, 8),
         (_expected, 9),
+        (_backlog, 11),
     ],
 )
 def test_what_is_broken_on_purpose_is_found_by_its_rule(spoil: Callable[[Coaster], None], rule: int) -> None:

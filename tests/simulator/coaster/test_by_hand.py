@@ -49,9 +49,42 @@ def test_transient_servers_come_after_the_delay_and_go_with_the_long_tasks() -> 
     found = told([job(0, 1, 200, 200), job(210, 1, 10)], **FOUR)
     assert found.metrics["transient_most"] == found.metrics["transient_peak"] == 2
     assert found.metrics["transient_lifetime_mean_h"] == pytest.approx(80 / 3600)
-    assert found.metrics["transient_mean"] == pytest.approx(160 / 220)
-    assert found.metrics["normalised_mean"] == pytest.approx(80 / 220)
-    assert found.metrics["saving"] == pytest.approx(1 - 80 / 220)
+    # The last job comes at 210 s and ends at 220 s.
+    assert found.metrics["transient_mean"] == pytest.approx(160 / 210)
+    assert found.metrics["normalised_mean"] == pytest.approx(80 / 210)
+    assert found.metrics["saving"] == pytest.approx(1 - 80 / 210)
+    assert found.metrics["transient_all_mean"] == pytest.approx(160 / 220)
+    assert found.metrics["saving_all"] == pytest.approx(1 - 80 / 220)
+
+
+def test_what_servers_cost_after_the_last_job_is_no_part_of_the_saving() -> None:
+    """Two transient servers from 120 to 200 s; the last job comes at 160 s."""
+    found = told([job(0, 1, 200, 200), job(160, 1, 10)], **FOUR)
+    assert found.metrics["transient_mean"] == pytest.approx(80 / 160)
+    assert found.metrics["transient_all_mean"] == pytest.approx(160 / 200)
+    assert found.metrics["arrivals_h"] == pytest.approx(160 / 3600)
+
+
+def test_by_the_wait_servers_are_rented_for_short_work_and_released_when_it_is_done() -> None:
+    """At 40 s of work each, server 0 needs two more for 90 s at 10 s, and they come at once. At 100 s nothing is left,
+    and one is given up; at 140 s there are 120 s of work, and one is rented again. It is given up at 170 s, with 60 s
+    left, and the other at 200 s, when no work is left."""
+    jobs = [job(0, 1, 900, 900), job(10, 1, 90), job(140, 1, 30, 30, 30, 30), job(800, 1, 1)]
+    given = FOUR | {"policy": "by-wait", "longest_wait_s": 40.0, "memory_s": 0.0, "provisioning_s": 0.0}
+    found = told(jobs, **given, copies="job")
+    assert found.metrics["transient_peak"] == 2
+    assert found.metrics["transient_mean"] == pytest.approx((190 + 90 + 30) / 800)
+    assert found.metrics["transient_lifetime_max_h"] == pytest.approx(190 / 3600)
+
+
+@pytest.mark.parametrize(("copies", "void"), [("task", 3), ("job", 1)])
+def test_each_short_task_has_a_probe_on_demand(copies: str, void: int) -> None:
+    """At 130 s three tasks have three probes, of this seed all on the two transient servers. Three more go to server 0,
+    or one: so many come too late."""
+    found = told(
+        [job(0, 1, 200, 200), job(130, 1, 30, 30, 30)], seed=4, **FOUR, copies=copies, least_probes=1, probe_ratio=1.0
+    )
+    assert found.metrics["probes_void"] == void
 
 
 def test_no_more_are_asked_for_than_the_threshold_wants() -> None:
