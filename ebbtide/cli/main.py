@@ -20,6 +20,7 @@ from ebbtide.errors import EbbError
 #: Each command: its words, its function in `ebbtide.cli.commands` (whose docstring is its help), an example.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("doctor", "doctor.doctor", "ebb doctor; ebb doctor web --json; ebb doctor --probe-acpi"),
+    ("conformance", "conformance.conformance", "ebb conformance http://127.0.0.1:7101 --token-file agent-token"),
     ("guest enable", "guest.enable", "ebb guest enable web"),
     ("health", "cluster.health", "ebb health; ebb health --ready"),
     ("backup", "cluster.backup", "ebb backup /var/backups/ebbtide.backup"),

@@ -45,7 +45,7 @@ async def generate_python(name: str, directory: Path) -> None:
     package = directory / f"generated_{name}"
     await generate(ROOT / "docs/openapi" / f"{name}.json", package)
     shutil.copy(SCENARIOS / f"{name}.py", directory / "scenario.py")
-    checked = ["--cache-dir", directory / "cache", package.name, "scenario.py"]
+    checked: list[str | Path] = ["--cache-dir", directory / "cache", package.name, "scenario.py"]
     await run(sys.executable, "-m", "mypy", "--strict", *checked, cwd=directory)
 
 
@@ -54,7 +54,17 @@ async def generate(document: Path, package: Path) -> None:
     config = package.with_suffix(".yml")
     # Its formatter is ruff as it is configured wherever it runs, which changes types.
     config.write_text("post_hooks: []")
-    options = ["--path", document, "--output-path", package, "--meta", "none", "--config", config, "--fail-on-warning"]
+    options: list[str | Path] = [
+        "--path",
+        document,
+        "--output-path",
+        package,
+        "--meta",
+        "none",
+        "--config",
+        config,
+        "--fail-on-warning",
+    ]
     said = await run(sys.executable, "-m", "openapi_python_client", "generate", *options, cwd=package.parent)
     assert "arning" not in said, said
 
@@ -66,7 +76,7 @@ async def generate_typescript(name: str, directory: Path) -> None:
     document = ROOT / "docs/openapi" / f"{name}.json"
     types = directory / f"generated_{name}.d.ts"
     # What has a default may be left out of a request.
-    options = ["--default-non-nullable", "false", "-o", types]
+    options: list[str | Path] = ["--default-non-nullable", "false", "-o", types]
     said = await run("node", NPM / "openapi-typescript/bin/cli.js", document, *options, cwd=directory)
     assert "arning" not in said, said
     scenario = SCENARIOS / f"{name}.ts"

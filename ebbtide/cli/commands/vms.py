@@ -151,7 +151,7 @@ def create(
     try:
         spec = VMSpec.model_validate(body)
     except (ValidationError, InvalidField) as error:
-        raise EbbError(problem_of(error).error) from error
+        raise EbbError(problem_of(error).detail) from error
     if dry_run:
         report = ask(
             manager,
@@ -232,7 +232,7 @@ def target(
         try:
             return Vector.model_validate(vm.current.model_dump() | wanted), vm.generation + 1
         except ValidationError as error:
-            raise EbbError(f"target.{problem_of(error).error}") from error
+            raise EbbError(f"target.{problem_of(error).detail}") from error
 
     async def start(client: ManagerClient) -> Operation:
         size_to_reach, generation = await wish(client)
