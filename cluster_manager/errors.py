@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ebbtide.messages.common import Problem
+from ebbtide.messages.problem_codes import ProblemCode
 
 
 class ManagerError(Exception):
@@ -17,12 +18,21 @@ class RequestError(ManagerError):
     :param status: the HTTP status.
     :param sentence: what is wrong.
     :param field: the field that is wrong, where there is one.
+    :param code: what it is about; default by the status.
     """
 
-    def __init__(self, status: int, sentence: str, field: str | None = None) -> None:
+    def __init__(self, status: int, sentence: str, field: str | None = None, code: ProblemCode | None = None) -> None:
         super().__init__(sentence)
         self.status = status
-        self.problem = Problem(error=sentence, field=field)
+        self.problem = Problem.of(status, sentence, field, code)
+
+
+class InvalidBody(RequestError):
+    """A body that does not fit its form, with all its fields that are wrong."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.status, problem.detail, problem.field)
+        self.problem = problem
 
 
 class AgentError(ManagerError):

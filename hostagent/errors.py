@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ebbtide.messages.problem_codes import ProblemCode
+
 
 class HostAgentError(Exception):
     """Base of all errors of the host agent."""
@@ -44,9 +46,11 @@ class RequestRefused(HostAgentError):
 
     :param status: the HTTP status to answer with.
     :param field: the field that is wrong, where there is one.
+    :param code: what it is about; default by the status.
     """
 
-    def __init__(self, status: int, sentence: str, field: str | None = None) -> None:
+    def __init__(self, status: int, sentence: str, field: str | None = None, code: ProblemCode | None = None) -> None:
         super().__init__(sentence)
         self.status = status
         self.field = field
+        self.code = code

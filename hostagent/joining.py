@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ebbtide.messages.common import Name
+from ebbtide.messages.common import Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.settings import is_loopback
@@ -195,11 +195,8 @@ async def _ask(
 
 
 def _sentence(text: str) -> str:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return ""
-    return str(found.get("error", ""))[:500] if isinstance(found, Mapping) else ""
+    problem = problem_in(400, text)
+    return problem.detail[:500] if problem is not None else ""
 
 
 def _key_in(path: Path) -> Any:

@@ -29,7 +29,7 @@ from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.manager import Manager
 from ebbtide.rest.access import Access, tokens_only
 from ebbtide.rest.metrics.stalls import LoopWatch
-from ebbtide.rest.problems import answer_problem, problem_middleware
+from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
 
 #: Each route carries a description (`rest.descriptions`), or the OpenAPI document cannot be made.
 ROUTES: Final = (
@@ -62,6 +62,7 @@ def make_app(manager: Manager, access: Access | None = None) -> web.Application:
     app[metrics.LOOP] = LoopWatch()
     for routes in ROUTES:
         app.add_routes(routes)
+    app.on_response_prepare.append(put_headers)
     app.on_shutdown.append(_hang_up)
     app.on_startup.append(_start)
     app.on_cleanup.append(_stop)
@@ -84,4 +85,4 @@ async def _hang_up(app: web.Application) -> None:
 def _known(request: web.Request, error: Exception) -> web.Response | None:
     if isinstance(error, StoreError):
         return store_problem(request, error)
-    return answer_problem(error.problem, error.status) if isinstance(error, RequestError) else None
+    return answer_problem(request, error.problem) if isinstance(error, RequestError) else None

@@ -15,6 +15,7 @@ from cluster_manager.api.forms import MANAGER
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import Database
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.descriptions import Answer, describe
 from ebbtide.rest.parameters import check_parameters
@@ -40,7 +41,7 @@ async def backup(request: web.Request) -> web.StreamResponse:
     check_parameters(request)
     manager = request.app[MANAGER]
     if manager.backing_up.locked():
-        raise RequestError(409, "another backup is under way")
+        raise RequestError(409, "another backup is under way", code=ProblemCode.BUSY)
     async with manager.backing_up:
         try:
             file, size = await asyncio.to_thread(_made, manager.settings.database)

@@ -13,7 +13,7 @@ from ebbtide.rest.parameters import check_parameters
 routes = web.RouteTableDef()
 
 
-@routes.get("/", allow_head=False)
+@routes.get("/")
 @describe(
     "The dashboard, for a browser; it holds no data and asks for a token",
     tag="manager",

@@ -35,7 +35,7 @@ async def invite(request: web.Request) -> web.Response:
     return answer(await request.app[MANAGER].enrolments.invite(wanted))
 
 
-@routes.get("/v1/ca", allow_head=False)
+@routes.get("/v1/ca")
 @describe("The CA of this cluster", tag="hosts", answers={200: Authority}, problems=(409,), security="none")
 async def authority(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -14,6 +14,7 @@ from cluster_manager.api.forms import MANAGER, answer
 from cluster_manager.api.records import HOST, SINCE, VM
 from cluster_manager.errors import StoreError
 from cluster_manager.inventory.event_feed import Listener
+from cluster_manager.inventory.lists import check_position
 from ebbtide.messages.explanations import Event, EventPage
 from ebbtide.rest.access import PRINCIPAL, still_known
 from ebbtide.rest.descriptions import Answer, Parameter, describe
@@ -35,7 +36,7 @@ _LAST: Final = Parameter("Last-Event-ID", EventId, "go on behind this event; cou
 routes = web.RouteTableDef()
 
 
-@routes.get("/v1/events", allow_head=False)
+@routes.get("/v1/events")
 @describe(
     "What happened and why, newest first",
     tag="events",
@@ -58,6 +59,7 @@ async def event_stream(request: web.Request) -> web.StreamResponse:
     query = parameters_of(request)
     last = query["Last-Event-ID"]
     after = last if last is not None else query["since_id"]
+    await check_position(request.app[MANAGER].store, after, "since_id" if last is None else "Last-Event-ID")
     filters = {name: query[name] for name in ("kind", "vm", "host")}
     feed = request.app[MANAGER].feed
     listener = Listener(_wanted(query), filters=filters, gone=lambda: request.transport is None)

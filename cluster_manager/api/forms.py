@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from aiohttp import hdrs, web
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import InvalidBody, RequestError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import RequestId, problem_of
 from ebbtide.messages.operations import Operation
@@ -38,8 +38,7 @@ async def body_of(request: web.Request, form: type[B], *, later: bool = False) -
         # Strict: "3" is no number, as the OpenAPI document says.
         return form.model_validate_json(await request.read(), strict=True, extra="ignore" if later else None)
     except ValidationError as error:
-        problem = problem_of(error)
-        raise RequestError(400, problem.error, problem.field) from error
+        raise InvalidBody(problem_of(error)) from error
 
 
 def request_id_of(text: str) -> str:
@@ -47,7 +46,7 @@ def request_id_of(text: str) -> str:
     try:
         return _REQUEST_ID.validate_python(text)
     except ValidationError as error:
-        raise RequestError(400, f"request_id: {problem_of(error).error}", "request_id") from error
+        raise RequestError(400, f"request_id: {problem_of(error).detail}", "request_id") from error
 
 
 def answer(body: BaseModel, status: int = 200) -> web.Response:

@@ -58,19 +58,20 @@ async def take_report(request: web.Request) -> web.Response:
         return answer(await manager.take_report(report, raw))
 
 
-@routes.get("/v1/hosts", allow_head=False)
+@routes.get("/v1/hosts")
 @describe("All hosts that ever reported", tag="hosts", query=(LIMIT, AFTER, _STATE, _MODE), answers={200: HostPage})
 async def hosts(request: web.Request) -> web.Response:
     query = parameters_of(request)
     limit, after = query["limit"], key_of("hosts", query["after"], (str,))
+    position = await request.app[MANAGER].feed.newest()
     found = await request.app[MANAGER].hosts.page(
         limit, after[0] if after else None, state=query["state"], mode=query["mode"]
     )
     following = cursor_of("hosts", (found[limit - 1].id,)) if len(found) > limit else None
-    return answer(HostPage(hosts=tuple(found[:limit]), next=following))
+    return answer(HostPage(hosts=tuple(found[:limit]), next=following, position=position))
 
 
-@routes.get("/v1/hosts/{id}", allow_head=False)
+@routes.get("/v1/hosts/{id}")
 @describe(
     "One host",
     tag="hosts",
@@ -119,7 +120,7 @@ async def set_mode(request: web.Request) -> web.Response:
     return begun(await request.app[MANAGER].agent_proxy.set_mode(host_id, wanted), f"/v1/hosts/{host_id}")
 
 
-@routes.get("/v1/hosts/{id}/operations/{request_id}", allow_head=False)
+@routes.get("/v1/hosts/{id}/operations/{request_id}")
 @describe(
     "One operation of a host; waits for its end",
     tag="hosts",

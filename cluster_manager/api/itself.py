@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import version
 from typing import Any, Final
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp import web
 from cluster_manager.api.forms import MANAGER, answer
 from cluster_manager.api.standby import not_leading, unavailable
 from ebbtide.messages.hosts import ManagerHealth, Readiness
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.descriptions import describe
 from ebbtide.rest.openapi import PATH, Document, document_of
 from ebbtide.rest.parameters import check_parameters
@@ -20,28 +22,28 @@ STORE_ANSWER_S: Final = 2.0
 routes = web.RouteTableDef()
 
 
-@routes.get("/healthz", allow_head=False)
+@routes.get("/healthz")
 @describe("Whether the manager runs", tag="manager", answers={200: ManagerHealth}, security="none")
 async def healthz(request: web.Request) -> web.Response:
     check_parameters(request)
     leads = request.app[MANAGER].leadership.leads()
-    return answer(ManagerHealth(role="leader" if leads else "standby"))
+    return answer(ManagerHealth(role="leader" if leads else "standby", version=version("ebbtide")))
 
 
-@routes.get("/readyz", allow_head=False)
+@routes.get("/readyz")
 @describe("Whether the manager leads and its store answers", tag="manager", answers={200: Readiness}, security="none")
 async def readyz(request: web.Request) -> web.Response:
     check_parameters(request)
     manager = request.app[MANAGER]
     if not manager.leadership.leads():
-        return unavailable(not_leading(manager))
+        return unavailable(request, not_leading(manager), ProblemCode.STANDBY)
     try:
         async with asyncio.timeout(STORE_ANSWER_S):
             answers = await manager.store.answers()
     except TimeoutError:
         answers = False
     if not answers:
-        return unavailable("the store does not answer")
+        return unavailable(request, "the store does not answer")
     return answer(Readiness(epoch=manager.epoch, sentence=f"this manager leads with epoch {manager.epoch}"))
 
 
@@ -50,7 +52,7 @@ def document(app: web.Application) -> dict[str, Any]:
     return document_of(app, "Ebbtide manager", "Places VMs, deflating others instead of killing them.")
 
 
-@routes.get(PATH, allow_head=False)
+@routes.get(PATH)
 @describe("This document", tag="manager", answers={200: Document})
 async def openapi(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -113,7 +113,7 @@ async def adopt(request: web.Request) -> web.Response:
     return begun(await request.app[MANAGER].lifecycle.adopt(await body_of(request, AdoptRequest)))
 
 
-@routes.get("/v1/adoptions", allow_head=False)
+@routes.get("/v1/adoptions")
 @describe(
     "What a running domain of a host could be adopted as, by what it uses for some seconds; nothing is adopted",
     tag="vms",
@@ -126,14 +126,14 @@ async def adoptable(request: web.Request) -> web.Response:
     return answer(await request.app[MANAGER].agent_proxy.adoptable(query["host"], query["domain"]))
 
 
-@routes.get("/v1/hosts/{id}/templates", allow_head=False)
+@routes.get("/v1/hosts/{id}/templates")
 @describe("The templates of a host", tag="hosts", path=(_ID,), answers={200: TemplateList}, problems=(404,))
 async def templates(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(await request.app[MANAGER].agent_proxy.templates(request.match_info["id"]))
 
 
-@routes.get("/v1/rebalancing", allow_head=False)
+@routes.get("/v1/rebalancing")
 @describe(
     "Which VMs would be moved to hosts with room, and what for; nothing is moved",
     tag="vms",

@@ -42,7 +42,7 @@ class TargetGroups(RootModel[tuple[TargetGroup, ...]]):
     """GET /v1/prometheus/targets: a group for each host."""
 
 
-@routes.get(sheets.PATH, allow_head=False)
+@routes.get(sheets.PATH)
 @describe("The manager's metrics; a standby tells that it is one", tag="manager", answers={200: sheets.ANSWER})
 async def metrics(request: web.Request) -> web.Response:
     check_parameters(request)
@@ -60,7 +60,7 @@ async def metrics(request: web.Request) -> web.Response:
     return sheets.answer(await asyncio.to_thread(_written, sheet, hosts, manager.now(), manager.settings.database))
 
 
-@routes.get("/v1/hosts/{id}/metrics", allow_head=False)
+@routes.get("/v1/hosts/{id}/metrics")
 @describe(
     "The metrics of a host's agent, passed on as they are",
     tag="hosts",
@@ -73,7 +73,7 @@ async def host_metrics(request: web.Request) -> web.Response:
     return sheets.answer(await request.app[MANAGER].agent_proxy.metrics(request.match_info["id"]))
 
 
-@routes.get(TARGETS, allow_head=False)
+@routes.get(TARGETS)
 @describe("Where the metrics of all hosts are, for http_sd_config", tag="hosts", answers={200: TargetGroups})
 async def targets(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -35,7 +35,7 @@ _DURATION: Final = Parameter(
 routes = web.RouteTableDef()
 
 
-@routes.get("/v1/operations", allow_head=False)
+@routes.get("/v1/operations")
 @describe(
     "What clients asked for, newest first",
     tag="operations",
@@ -46,7 +46,7 @@ async def operations(request: web.Request) -> web.Response:
     return answer(await request.app[MANAGER].lists.operations(**parameters_of(request)))
 
 
-@routes.get("/v1/operations/{id}", allow_head=False)
+@routes.get("/v1/operations/{id}")
 @describe(
     "One operation; waits for its end",
     tag="operations",
@@ -63,7 +63,7 @@ async def operation(request: web.Request) -> web.Response:
     return answer(found)
 
 
-@routes.get("/v1/core-changes", allow_head=False)
+@routes.get("/v1/core-changes")
 @describe(
     "How machines' cores grew and shrank, newest first",
     tag="machines",
@@ -74,7 +74,7 @@ async def core_changes(request: web.Request) -> web.Response:
     return answer(await request.app[MANAGER].lists.core_changes(**parameters_of(request)))
 
 
-@routes.get("/v1/machines", allow_head=False)
+@routes.get("/v1/machines")
 @describe(
     "The machines by how likely they keep their cores for a task, best first",
     tag="machines",
@@ -95,7 +95,7 @@ def _rank(machine: MachineRanking) -> Rank:
     return rank_of(machine.machine, machine.cores, machine.completion_probability)
 
 
-@routes.get("/v1/calibration", allow_head=False)
+@routes.get("/v1/calibration")
 @describe(
     "Whether predictions that machines keep their cores come true",
     tag="machines",
@@ -106,7 +106,7 @@ async def calibration(request: web.Request) -> web.Response:
     return answer(request.app[MANAGER].core_changes.calibration())
 
 
-@routes.get("/v1/machines/{name}", allow_head=False)
+@routes.get("/v1/machines/{name}")
 @describe(
     "How likely one machine keeps its cores",
     tag="machines",

@@ -12,6 +12,7 @@ from cluster_manager.api.forms import MANAGER
 from cluster_manager.errors import DISK_FULL, LostLeadership, StoreError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import Problem
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.sheet import PATH
 from ebbtide.rest.problems import answer_problem
 from ebbtide.rest.roles import OPEN_ROUTES
@@ -30,7 +31,7 @@ async def leader_middleware(request: web.Request, handler: Handler) -> web.Strea
     resource = request.match_info.route.resource
     if resource is None or resource.canonical in ANYWHERE or request.app[MANAGER].leadership.leads():
         return await handler(request)
-    return _refusal(request.app[MANAGER])
+    return _refusal(request)
 
 
 def store_problem(request: web.Request, error: StoreError) -> web.Response:
@@ -38,14 +39,14 @@ def store_problem(request: web.Request, error: StoreError) -> web.Response:
     if not isinstance(error, LostLeadership):
         log.error("request failed by the store", method=request.method, path=request.rel_url.raw_path, why=str(error))
     elif not request.app[MANAGER].leadership.leads():
-        return _refusal(request.app[MANAGER])
+        return _refusal(request)
     said = str(error) if str(error) == DISK_FULL else "the store does not answer"
-    return unavailable(f"{said}; send the same request again")
+    return unavailable(request, f"{said}; send the same request again")
 
 
-def unavailable(sentence: str) -> web.Response:
+def unavailable(request: web.Request, sentence: str, code: ProblemCode | None = None) -> web.Response:
     """503 for a while."""
-    return answer_problem(Problem(error=sentence, field=None), 503, {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)})
+    return answer_problem(request, Problem.of(503, sentence, None, code), {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)})
 
 
 def not_leading(manager: Manager) -> str:
@@ -54,9 +55,10 @@ def not_leading(manager: Manager) -> str:
     return f"this manager does not lead: {why}" if why == DISK_FULL else "this manager is a standby"
 
 
-def _refusal(manager: Manager) -> web.Response:
+def _refusal(request: web.Request) -> web.Response:
+    manager = request.app[MANAGER]
     if manager.leadership.why == DISK_FULL:
-        return unavailable(not_leading(manager))
+        return unavailable(request, not_leading(manager), ProblemCode.STANDBY)
     leader = manager.leadership.leader
     where = f"the manager at {leader} leads" if leader is not None else "it is not known which manager leads"
-    return unavailable(f"this manager is a standby; {where}")
+    return unavailable(request, f"this manager is a standby; {where}", ProblemCode.STANDBY)

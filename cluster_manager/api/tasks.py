@@ -57,7 +57,7 @@ async def submit(request: web.Request) -> web.Response:
     return _taken(pages.shown(await request.app[MANAGER].tasks.submit(wanted, request[PRINCIPAL].name)))
 
 
-@routes.get("/v1/tasks", allow_head=False)
+@routes.get("/v1/tasks")
 @describe(
     "The tasks, newest first",
     tag="tasks",
@@ -68,14 +68,14 @@ async def tasks(request: web.Request) -> web.Response:
     return answer(await _pages(request).tasks(**parameters_of(request)))
 
 
-@routes.get("/v1/tasks/{name}", allow_head=False)
+@routes.get("/v1/tasks/{name}")
 @describe("One task", tag="tasks", path=(NAME,), answers={200: ManagedTask}, problems=(404,))
 async def task(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(_pages(request).shown(await request.app[MANAGER].tasks.task(request.match_info["name"])))
 
 
-@routes.get("/v1/tasks/{name}/explanation", allow_head=False)
+@routes.get("/v1/tasks/{name}/explanation")
 @describe(
     "Why a task waits, and what it waits for",
     tag="tasks",
@@ -102,14 +102,14 @@ async def cancel(request: web.Request) -> web.Response:
     return _taken(_pages(request).shown(await request.app[MANAGER].tasks.cancel(request.match_info["name"])))
 
 
-@routes.get("/v1/engine", allow_head=False)
+@routes.get("/v1/engine")
 @describe("What runs the tasks, and its machines", tag="tasks", answers={200: EngineStatus})
 async def engine(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(_pages(request).engine())
 
 
-@routes.get("/v1/acquirer", allow_head=False)
+@routes.get("/v1/acquirer")
 @describe("The harvest VMs that are kept for tasks, and why", tag="tasks", answers={200: AcquirerStatus})
 async def acquirer(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -58,7 +58,7 @@ async def create(request: web.Request) -> web.Response:
     return begun(await manager.operations.create(wanted))
 
 
-@routes.get("/v1/vms", allow_head=False)
+@routes.get("/v1/vms")
 @describe(
     "The VMs",
     tag="vms",
@@ -69,7 +69,7 @@ async def vms(request: web.Request) -> web.Response:
     return answer(await request.app[MANAGER].lists.vms(**parameters_of(request)))
 
 
-@routes.get("/v1/vms/{name}", allow_head=False)
+@routes.get("/v1/vms/{name}")
 @describe(
     "One VM",
     tag="vms",
@@ -84,7 +84,7 @@ async def vm(request: web.Request) -> web.StreamResponse:
     return answer_tagged(request, found, found.version)
 
 
-@routes.get("/v1/vms/{name}/explain", allow_head=False)
+@routes.get("/v1/vms/{name}/explain")
 @describe("Why a VM has its size", tag="vms", path=(NAME,), answers={200: VMExplanation}, problems=(404,))
 async def explain(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -158,7 +158,7 @@
   }
 
   async function problem(answer) {
-    const said = await answer.json().then((body) => body.error, () => answer.statusText);
+    const said = await answer.json().then((body) => body.detail, () => answer.statusText);
     if (answer.status === 401 || answer.status === 403) return new Refused(said);
     return new Error(`${answer.status}: ${said}`);
   }

@@ -19,6 +19,7 @@ from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import EventRow, VMExplanation
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.requests import ModeRequest
 from ebbtide.messages.vms import ClusterVM
 
@@ -73,7 +74,7 @@ class AgentProxy:
         :raises RequestError: 409 where it is on no host, the host's refusal, 503 where it does not answer.
         """
         if vm.host is None:
-            raise RequestError(409, f"{vm.name} is {vm.state}, not running", "name")
+            raise RequestError(409, f"{vm.name} is {vm.state}, not running", "name", code=ProblemCode.WRONG_STATE)
         # A question fences no command, and is no client's command.
         ours = command.model_copy(update={"epoch": self._epoch, "order": 0})
         return await _passed_on(self._agents.forecast(vm.host, vm.name, ours))
@@ -135,7 +136,7 @@ async def _passed_on(asked: Awaitable[T]) -> T:
         problem = error.problem
         # That the host does not let this manager in is not about the client's token.
         if problem is None or error.status in (401, 403):
-            raise RequestError(503, str(error)) from error
-        raise RequestError(error.status, problem.error, problem.field) from error
+            raise RequestError(503, str(error), None, ProblemCode.HOST_UNAVAILABLE) from error
+        raise RequestError(error.status, problem.detail, problem.field, problem.code) from error
     except AgentError as error:
-        raise RequestError(503, str(error)) from error
+        raise RequestError(503, str(error), None, ProblemCode.HOST_UNAVAILABLE) from error

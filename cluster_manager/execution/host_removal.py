@@ -19,6 +19,7 @@ from cluster_manager.store.rows import StoredVM, stored_vm
 from cluster_manager.store.store import Store
 from ebbtide.messages.hosts import ForgottenHost
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ProblemCode
 
 log = structlog.get_logger()
 
@@ -51,12 +52,14 @@ class HostRemoval:
             stranded = [state for state in stranded if not self._has_come_up(state)]
             working = [state.request_id for state in plans if not clears(state) and state not in stranded]
             if working:
-                raise RequestError(409, f"{host} is waited for: see operation {_some(working)}", "id")
+                raise RequestError(
+                    409, f"{host} is waited for: see operation {_some(working)}", "id", code=ProblemCode.BUSY
+                )
             vms = await self._vms(host)
             ending = {state.vm for state in stranded}
             busy = [f"{vm.name} is {vm.phase}" for vm in vms if vm.phase in BUSY and vm.name not in ending]
             if busy:
-                raise RequestError(409, f"{host}: {_some(busy)}; wait for that", "id")
+                raise RequestError(409, f"{host}: {_some(busy)}; wait for that", "id", code=ProblemCode.BUSY)
             if vms and not lost_vms:
                 some = _some([vm.name for vm in vms])
                 raise RequestError(409, f"{host} has {some}, which would be given up: say so by lost_vms", "lost_vms")
@@ -83,7 +86,12 @@ class HostRemoval:
         if self.hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "id")
         if not self.hosts.is_silent(host):
-            raise RequestError(409, f"{host} reports: end its agent first, if it is not to come back", "id")
+            raise RequestError(
+                409,
+                f"{host} reports: end its agent first, if it is not to come back",
+                "id",
+                code=ProblemCode.WRONG_STATE,
+            )
 
     async def _vms(self, host: str) -> list[StoredVM]:
         query = queries.vms(None, None, host=host, phases=None, priority=None, prefix=None)

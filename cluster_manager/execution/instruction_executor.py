@@ -359,11 +359,11 @@ class InstructionExecutor:
             reports = [host.report for host in self._hosts.all() if not self._hosts.is_silent(host.report.id)][:LINE]
             reasons = ", ".join(closed(report) or f"{report.id} is {report.mode}" for report in reports)
             why = f"no host takes new VMs ({reasons})" if reasons else "no host is ready"
-            return HostsChosen(elapsed_s, (), why)
+            return HostsChosen(elapsed_s, (), why, ready=False)
         ready = self._hosts.ready()
         if ready and not any(has_template(host.report, spec) for host in ready):
             where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
-            return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})")
+            return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})", ready=False)
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
         return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")

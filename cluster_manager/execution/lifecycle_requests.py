@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from cluster_manager.defaults import RebalancingRules
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import InvalidBody, RequestError
 from cluster_manager.execution.operations import BUSY, Operations
 from cluster_manager.execution.running_plans import plan_id
 from cluster_manager.inventory.hosts import Hosts
@@ -37,6 +37,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import NAME_PATTERN, problem_of
 from ebbtide.messages.dry_runs import ProposedMove
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.requests import (
     AdoptRequest,
     MigrateRequest,
@@ -77,7 +78,7 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if self._phase(row) is VMPhase.STOPPED and row.phase is VMPhase.STOPPED:
-                raise RequestError(409, f"{name} is stopped already", "name")
+                raise RequestError(409, f"{name} is stopped already", "name", code=ProblemCode.WRONG_STATE)
             return start_stop(plan_id("stop", name), request.request_id, name, host, request.limit_s)
 
         return await self._begin("stop", name, request, prepare)
@@ -92,7 +93,9 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if self._phase(row) not in OFF:
-                raise RequestError(409, f"{name} is {self._phase(row)}, not stopped", "name")
+                raise RequestError(
+                    409, f"{name} is {self._phase(row)}, not stopped", "name", code=ProblemCode.WRONG_STATE
+                )
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             waits = row.phase is VMPhase.PREEMPTED
@@ -108,12 +111,11 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if row.phase not in (VMPhase.RUNNING, *OFF):
-                raise RequestError(409, f"{name} is {row.phase}", "name")
+                raise RequestError(409, f"{name} is {row.phase}", "name", code=ProblemCode.WRONG_STATE)
             try:
                 spec = request.onto(await self._sold(row))
             except (ValidationError, InvalidField) as error:
-                problem = problem_of(error)
-                raise RequestError(400, problem.error, problem.field) from error
+                raise InvalidBody(problem_of(error)) from error
             return start_resize(plan_id("resize", name), request.request_id, host, spec, request.deadline_s)
 
         return await self._begin("resize", name, request, prepare)
@@ -129,7 +131,7 @@ class Lifecycle:
             host = self._ready(row)
             phase = self._phase(row)
             if phase not in (VMPhase.RUNNING, *OFF):
-                raise RequestError(409, f"{name} is {phase}", "name")
+                raise RequestError(409, f"{name} is {phase}", "name", code=ProblemCode.WRONG_STATE)
             if request.host is not None:
                 self._check_target(name, host, request.host)
             if request.live:
@@ -164,7 +166,9 @@ class Lifecycle:
             row = await self._free(move.vm, ANY_VERSION)
             host = self._ready(row)
             if host != move.source:
-                raise RequestError(409, f"{move.vm} is on {host}, no longer on {move.source}", "name")
+                raise RequestError(
+                    409, f"{move.vm} is on {host}, no longer on {move.source}", "name", code=ProblemCode.WRONG_STATE
+                )
             self._check_target(move.vm, host, move.target)
             why = f"{move.sentence}, for {move.lasted_s:.0f} s"
             return await self._live(new_id, row, host, request, why, shrinks=False)
@@ -188,7 +192,9 @@ class Lifecycle:
             row = await self._free(move.vm, ANY_VERSION)
             host = self._ready(row)
             if host != move.source:
-                raise RequestError(409, f"{move.vm} is on {host}, no longer on {move.source}", "name")
+                raise RequestError(
+                    409, f"{move.vm} is on {host}, no longer on {move.source}", "name", code=ProblemCode.WRONG_STATE
+                )
             self._check_target(move.vm, host, move.to)
             return await self._live(request_id, row, host, request, f"so that nobody is preempted for {arriving}")
 
@@ -205,11 +211,13 @@ class Lifecycle:
         async def prepare() -> Plan:
             for row in await self._store.vms(name):
                 if row.host is not None or row.phase is not VMPhase.FAILED:
-                    raise RequestError(409, f"name: {name} exists already ({row.phase})", "name")
+                    raise RequestError(
+                        409, f"name: {name} exists already ({row.phase})", "name", code=ProblemCode.ALREADY_EXISTS
+                    )
             if self._hosts.get(request.host) is None:
                 raise RequestError(404, f"there is no host {request.host}", "host")
             if why := self._hosts.why_not_ready(request.host):
-                raise RequestError(503, f"{request.host} {why}", "host")
+                raise RequestError(503, f"{request.host} {why}", "host", code=ProblemCode.HOST_UNAVAILABLE)
             if request.priority is Priority.HARVEST:
                 raise RequestError(400, "priority: a domain is adopted as fixed or deflatable", "priority")
             return start_adoption(plan_id("adopt", name), name, request)
@@ -223,7 +231,12 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if row.spec.template != ADOPTED_TEMPLATE:
-                raise RequestError(409, f"{name} was not adopted: it can be deleted, not released", "name")
+                raise RequestError(
+                    409,
+                    f"{name} was not adopted: it can be deleted, not released",
+                    "name",
+                    code=ProblemCode.WRONG_STATE,
+                )
             new_id = plan_id("release", name)
             return start_release(new_id, request.request_id, name, host, request.deadline_s)
 
@@ -244,9 +257,16 @@ class Lifecycle:
         """The plan of a live migration. Raises `RequestError` where it cannot be."""
         name, phase = row.name, self._phase(row)
         if phase is not VMPhase.RUNNING:
-            raise RequestError(409, f"live: {name} is {phase}, so it can only be moved without", "live")
+            raise RequestError(
+                409, f"live: {name} is {phase}, so it can only be moved without", "live", code=ProblemCode.WRONG_STATE
+            )
         if row.spec.xml is not None:
-            raise RequestError(409, f"live: {name} was made from XML, which its new host does not have", "live")
+            raise RequestError(
+                409,
+                f"live: {name} was made from XML, which its new host does not have",
+                "live",
+                code=ProblemCode.NOT_CONFIGURED,
+            )
         self._check_disk(row, host, request.copy_storage, "copy_storage")
         sold = await self._sold(row)
         return start_live_migration(
@@ -258,19 +278,25 @@ class Lifecycle:
         row = await self._operations.existing(name)
         precondition(row)
         if row.phase in BUSY:
-            raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+            raise RequestError(
+                409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name", code=ProblemCode.BUSY
+            )
         if row.owes_removal:
-            raise RequestError(409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name")
+            raise RequestError(
+                409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name", code=ProblemCode.BUSY
+            )
         if (other := self._operations.changing(name)) is not None:
-            raise RequestError(409, f"{name} is being changed: wait for operation {other}", "name")
+            raise RequestError(
+                409, f"{name} is being changed: wait for operation {other}", "name", code=ProblemCode.BUSY
+            )
         return row
 
     def _ready(self, row: StoredVM) -> str:
         """The host of a VM, which has reported lately."""
         if row.host is None:
-            raise RequestError(409, f"{row.name} is {row.phase} and on no host", "name")
+            raise RequestError(409, f"{row.name} is {row.phase} and on no host", "name", code=ProblemCode.WRONG_STATE)
         if why := self._hosts.why_not_ready(row.host):
-            raise RequestError(503, f"{row.host}, where {row.name} is, {why}")
+            raise RequestError(503, f"{row.host}, where {row.name} is, {why}", code=ProblemCode.HOST_UNAVAILABLE)
         return row.host
 
     def _phase(self, row: StoredVM) -> VMPhase:
@@ -302,18 +328,20 @@ class Lifecycle:
 
     def _check_target(self, name: str, home: str, host: str) -> None:
         if host == home:
-            raise RequestError(409, f"host: {name} is on {host} already", "host")
+            raise RequestError(409, f"host: {name} is on {host} already", "host", code=ProblemCode.ALREADY_EXISTS)
         if self._hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "host")
         if why := self._hosts.why_not_ready(host):
-            raise RequestError(503, f"{host} {why}", "host")
+            raise RequestError(503, f"{host} {why}", "host", code=ProblemCode.HOST_UNAVAILABLE)
 
     def _check_disk(self, row: StoredVM, host: str, allowed: bool, field: str = "lose_disk") -> None:
         """Whether a VM may go elsewhere: its disk is shared, or its owner says that it may be lost, or is copied."""
         known = self._hosts.get(host)
         reported = self._hosts.vm(host, row.name)
         if row.spec.template == ADOPTED_TEMPLATE or (reported is not None and reported.adopted):
-            raise RequestError(409, f"{row.name} is adopted: its domain stays where it is", "name")
+            raise RequestError(
+                409, f"{row.name} is adopted: its domain stays where it is", "name", code=ProblemCode.WRONG_STATE
+            )
         templates = known.report.templates if known is not None else None
         shared = row.spec.xml is None and any(t.shared_disk for t in templates or () if t.name == row.spec.template)
         suspended = reported is not None and reported.saved_mib is not None

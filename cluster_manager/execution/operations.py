@@ -73,6 +73,7 @@ from ebbtide.matcher.match.notices import Notice
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.requests import TargetRequest, VMRequest
 from ebbtide.messages.vms import VMSpec
 
@@ -215,13 +216,13 @@ class Operations:
             row = await self.existing(name)
             precondition(row)
             if row.phase is not VMPhase.RUNNING or row.host is None:
-                raise RequestError(409, f"{name} is {row.phase}, not running", "name")
+                raise RequestError(409, f"{name} is {row.phase}, not running", "name", code=ProblemCode.WRONG_STATE)
             command, newest = self.target_command(row, wanted), self._generation(row)
             if command.generation < newest:
                 sentence = f"generation: {command.generation} is older than {newest}, which {name} has"
-                raise RequestError(409, sentence, "generation")
+                raise RequestError(409, sentence, "generation", code=ProblemCode.SUPERSEDED)
             if why := self._hosts.why_not_ready(row.host):
-                raise RequestError(503, f"{row.host}, where {name} runs, {why}")
+                raise RequestError(503, f"{row.host}, where {name} runs, {why}", code=ProblemCode.HOST_UNAVAILABLE)
             return start_target(plan_id("target", name), command.request_id, name, row.host, command)
 
         # As earlier versions stored it, which had no word for what is left out.
@@ -236,14 +237,21 @@ class Operations:
         for row in await self._store.vms(name):
             if row.host is not None or row.phase is not VMPhase.FAILED:
                 where = f" on {row.host}" if row.host else ""
-                raise RequestError(409, f"vm.name: {name} exists already ({row.phase}{where})", "vm.name")
+                raise RequestError(
+                    409,
+                    f"vm.name: {name} exists already ({row.phase}{where})",
+                    "vm.name",
+                    code=ProblemCode.ALREADY_EXISTS,
+                )
 
     async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
         """The row of a VM that may be deleted. Raises as `delete`."""
         row = await self.existing(name)
         precondition(row)
         if row.phase in BUSY and row.phase is not VMPhase.PLACING:
-            raise RequestError(409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name")
+            raise RequestError(
+                409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name", code=ProblemCode.BUSY
+            )
         return row
 
     def target_command(self, row: StoredVM, wanted: TargetRequest) -> TargetCommand:
@@ -575,7 +583,12 @@ class Operations:
         if plan is None:
             return None
         if plan.fingerprint != fingerprint:
-            raise RequestError(409, f"request_id: {request_id} was used for another request", "request_id")
+            raise RequestError(
+                409,
+                f"request_id: {request_id} was used for another request",
+                "request_id",
+                code=ProblemCode.REQUEST_ID_REUSED,
+            )
         running = self._running.get(plan.state.id)
         return self.view(running or plan)
 

@@ -35,7 +35,9 @@ from cluster_manager.plans.victims import notices_of
 from cluster_manager.store.rows import StoredPlan
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
-from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, OperationState, Reason
+from ebbtide.messages.problem_codes import ReasonCode
 
 
 def plan_id(kind: PlanKind | Literal["rebalance"], subject: str) -> str:
@@ -134,7 +136,7 @@ def defect(state: Plan, error: Exception) -> Step:
     if state.host is not None and (end := _settled(state)) is not None:
         owed = ReinflationPending(state.host, True)
         return finish(state, end.state, end.sentence).also(owed, Note("failed", state.vm, state.host, sentence))
-    step = finish(state, OperationState.FAILED, sentence)
+    step = finish(state, OperationState.FAILED, sentence, reason=ReasonCode.INTERNAL)
     if isinstance(state, LifecyclePlan):
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
         arrived = isinstance(state, MovePlan) and state.stage == "clear"
@@ -178,4 +180,16 @@ def operation_of(plan: StoredPlan, now: float) -> Operation:
         started_at=plan.started_at,
         seconds=round((plan.updated_at if end is not None else now) - plan.started_at, 3),
         progress=state.progress,
+        reason=_reason(state),
     )
+
+
+def _reason(state: Plan) -> Reason | None:
+    """Why a plan did not do all that it was asked for; None: it did, or has not ended."""
+    end = state.instruction
+    if not isinstance(end, Finish) or end.state not in (OperationState.FAILED, OperationState.PARTIAL):
+        return None
+    missing = state.shortfall
+    known = ReasonCode.SHORTFALL if missing != Vector() else ReasonCode.FAILED
+    asked = state.spec.nominal if isinstance(state, PlacementPlan) else None
+    return Reason(code=end.reason or known, asked=asked, missing=missing)

@@ -20,12 +20,13 @@ from cluster_manager.settings import AgentLimits
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.commands import Budget, BudgetStatus, Command, EpochCommand, ModeCommand, TargetCommand
-from ebbtide.messages.common import Problem, cleaned_text
+from ebbtide.messages.common import cleaned_text, problem_in
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import Explanation
 from ebbtide.messages.hosts import HostReport, TemplateList
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import command_token
+from ebbtide.rest.descriptions import JSON, PROBLEM_JSON
 from ebbtide.rest.metrics import sheet
 
 log = structlog.get_logger()
@@ -319,7 +320,7 @@ class Agents:
         left_out: Collection[str] = (),
     ) -> bytes:
         """One call at an address, where only the agent of that host gets to see it; the body of what all is well."""
-        headers = {"Authorization": f"Bearer {command_token(self._key, host)}"}
+        headers = {"Authorization": f"Bearer {command_token(self._key, host)}", "Accept": f"{JSON}, {PROBLEM_JSON}"}
         options: dict[str, Any] = {"headers": headers, "params": params, "allow_redirects": False}
         # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
         options["server_hostname"] = host
@@ -347,7 +348,7 @@ class Agents:
             # About this moment, not about the command.
             raise AgentUnreachable(f"{host} answered {status}: {_problem(raw)}")
         if status >= 300:
-            raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", _parsed(raw))
+            raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", problem_in(status, raw))
         return raw
 
 
@@ -356,8 +357,9 @@ def _unknown_field(error: AgentRefused) -> str | None:
     said = error.problem
     if error.status != 400 or said is None:
         return None
-    unknown = said.error.endswith(": extra inputs are not permitted") or " is no query parameter of " in said.error
-    return said.field if unknown else None
+    if " is no query parameter of " in said.detail:
+        return said.field
+    return next((error.field for error in said.errors if error.code == "unknown"), None)
 
 
 def _reason(error: Exception) -> str:
@@ -380,13 +382,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 def _problem(raw: bytes) -> str:
     """The sentence of an error's body, cut short where it is none of ours."""
-    problem = _parsed(raw)
-    said = problem.error if problem is not None else cleaned_text(raw[:200].decode(errors="replace"))
+    problem = problem_in(400, raw)
+    said = problem.detail if problem is not None else cleaned_text(raw[:200].decode(errors="replace"))
     return said or "no reason given"
-
-
-def _parsed(raw: bytes) -> Problem | None:
-    try:
-        return Problem.model_validate_json(raw)
-    except ValidationError:
-        return None

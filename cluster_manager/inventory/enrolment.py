@@ -28,6 +28,7 @@ from ebbtide.messages.enrolment import (
     RenewalRequest,
     Revocation,
 )
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.rates import Buckets, Rate
@@ -94,13 +95,21 @@ class Enrolments:
     def authority(self) -> CertificateAuthority:
         """:raises RequestError: 409, there is none."""
         if self._authority is None:
-            raise RequestError(409, "this manager signs no certificates: it was started without --ca-key")
+            raise RequestError(
+                409,
+                "this manager signs no certificates: it was started without --ca-key",
+                code=ProblemCode.NOT_CONFIGURED,
+            )
         return self._authority
 
     async def invite(self, request: InvitationRequest) -> Invitation:
         """Make an invitation. Raises RequestError."""
         if self._url is None:
-            raise RequestError(409, "this manager does not know where hosts reach it: start it with --url")
+            raise RequestError(
+                409,
+                "this manager does not know where hosts reach it: start it with --url",
+                code=ProblemCode.NOT_CONFIGURED,
+            )
         if request.host is not None:
             self._check_host(request.host)
         secure = self._url.startswith("https://")

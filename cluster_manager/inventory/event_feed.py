@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from cluster_manager.inventory.lists import event_of
+from cluster_manager.inventory.lists import event_of, position_of
 from cluster_manager.store import queries
 from cluster_manager.store.store import Store
 from ebbtide.messages.explanations import Event
@@ -157,7 +157,7 @@ class EventFeed:
 
     async def newest(self) -> int:
         """The id of the latest event; 0 where there is none."""
-        return next((row.id for row in await self._store.rows(queries.newest_event())), 0)
+        return await position_of(self._store)
 
     async def _follow(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
+from cluster_manager.errors import RequestError
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredPlan, StoredVM, stored_plan, stored_vm
@@ -13,6 +14,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.explanations import Event, EventPage
 from ebbtide.messages.machines import CoreChange, CoreChangePage
 from ebbtide.messages.operations import Operation, OperationPage, OperationState
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import ClusterVM, ManagedState, VMPage
 from ebbtide.rest.pages import cursor_of, key_of
 
@@ -62,6 +64,7 @@ class Lists:
     ) -> VMPage:
         """By name. Raises InvalidField for a cursor of something else, as all here."""
         key = key_of("vms", after, (str,))
+        position = await position_of(self._store)
         phases = None if state is None else _SHOWN_OF.get(state, [state])
 
         def show(row: Any) -> ClusterVM | None:
@@ -78,7 +81,7 @@ class Lists:
 
         number = limit + 1 if state is None else max(limit + 1, _SEARCH)
         rows, last = await _page(read, number, limit, key[0] if key else None)
-        return VMPage(vms=tuple(rows), next=None if last is None else cursor_of("vms", (last,)))
+        return VMPage(vms=tuple(rows), next=None if last is None else cursor_of("vms", (last,)), position=position)
 
     async def operations(
         self,
@@ -93,18 +96,23 @@ class Lists:
     ) -> OperationPage:
         """What clients asked for, newest first."""
         key = key_of("operations", after, (int,))
+        position = await position_of(self._store)
         wanted: Any = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
         found = await self._store.rows(queries.plans(limit + 1, key[0] if key else None, **wanted))
         rows = tuple(self._show_plan(stored_plan(row)) for row in found[:limit])
         last = found[limit - 1].number if len(found) > limit else None
-        return OperationPage(operations=rows, next=None if last is None else cursor_of("operations", (last,)))
+        following = None if last is None else cursor_of("operations", (last,))
+        return OperationPage(operations=rows, next=following, position=position)
 
     async def events(self, limit: int, after: str | None, **wanted: Any) -> EventPage:
         """The event log, newest first. ``wanted``: the filters of `cluster_manager.store.queries.events`."""
         key = key_of("events", after, (int,))
+        await check_position(self._store, wanted.get("since_id"), "since_id")
+        position = await position_of(self._store)
         found = await self._store.rows(queries.events(limit + 1, key[0] if key else None, **wanted))
         rows = tuple(event_of(row) for row in found[:limit])
-        return EventPage(events=rows, next=cursor_of("events", (rows[-1].id,)) if len(found) > limit else None)
+        following = cursor_of("events", (rows[-1].id,)) if len(found) > limit else None
+        return EventPage(events=rows, next=following, position=position)
 
     async def core_changes(
         self, limit: int, after: str | None, *, machine: str | None = None, since: float | None = None
@@ -134,6 +142,18 @@ async def _page(
             break
         last = batch[-1][1]
     return [row for row, _ in rows[:limit]], rows[limit - 1][1] if len(rows) > limit else None
+
+
+async def position_of(store: Store) -> int:
+    """The id of the latest event; 0 where there is none."""
+    return next((row.id for row in await store.rows(queries.newest_event())), 0)
+
+
+async def check_position(store: Store, event_id: int | None, name: str) -> None:
+    """:raises RequestError: 400, an event that is none yet: its reader looks at another log."""
+    if event_id is not None and event_id > (newest := await position_of(store)):
+        sentence = f"{name}: {event_id} is ahead of the event log, which ends at {newest}: read the lists again"
+        raise RequestError(400, sentence, name, ProblemCode.AHEAD_OF_LOG)
 
 
 def event_of(row: Any) -> Event:

@@ -28,6 +28,7 @@ from cluster_manager.plans.report_queries import asked_of_hosts
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec
 
 #: Where a migration is: finding room, unsure whether the VM runs on its new host, removing what must not be there,
@@ -135,7 +136,7 @@ def hand_over(state: MovePlan, why: str) -> Step:
         f"{home}, and can be started there once {state.host} has answered and it is removed there"
     )
     phase = VMPhase.STARTING if state.kind == "start" else VMPhase.MIGRATING
-    return finish(state, OperationState.FAILED, sentence).also(
+    return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
         SetVM(vm, phase, home, sentence),
         Note("failed", vm, state.host, sentence),
         SpawnFollowUp(state.continuation(state.host, "clean")),
@@ -152,6 +153,6 @@ def _give_back(state: MovePlan, host: str, why: str) -> Step:
     )
     effects: tuple[Effect, ...] = (ReinflationPending(host, True),) if state.reclaims else ()
     left = state.continuation(host, "left", CLEARING).having(reclaims=0)
-    return finish(state, OperationState.FAILED, sentence).also(
+    return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
         SetVM(vm, VMPhase.STOPPED, home, sentence), Note("failed", vm, host, sentence), *effects, SpawnFollowUp(left)
     )

@@ -88,6 +88,7 @@ from ebbtide.deflation.sharing.proportional import CODES, choose_victims
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 #: How `deflation.placement.placement_step` calls the purposes.
@@ -210,7 +211,9 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
 
 def _on_hosts(state: PlacementPlan, event: HostsChosen) -> Step:
     from_s = state.clock_from_s if state.looked_again else event.elapsed_s
-    state = state.having(**{"hosts_left": event.hosts, "tried": 0, "clock_from_s": from_s})
+    state = state.having(
+        **{"hosts_left": event.hosts, "tried": 0, "clock_from_s": from_s, "none_ready": not event.ready}
+    )
     if not event.hosts and event.sentence:
         state = state.having(**{"failures": (*state.failures, event.sentence)})
     step = _next_host(state, event.elapsed_s)
@@ -232,7 +235,9 @@ def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
     if state.called_off:
         sentence = f"the placement of {state.vm} was called off"
         end = SetVM(state.vm, VMPhase.FAILED, None, sentence)
-        return finish(state, OperationState.FAILED, sentence).also(end, Note("called-off", state.vm, None, sentence))
+        return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.CALLED_OFF).also(
+            end, Note("called-off", state.vm, None, sentence)
+        )
     late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
     if state.hosts_left and state.tried < MOST_HOSTS and not late:
         host, *rest = state.hosts_left
@@ -252,7 +257,8 @@ def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
     if state.purpose == "deflated":
         rule = f", and {spec.least_start()} are the least that it can start with{rule}"
     sentence = f"refused {spec.name} ({spec.nominal.vector()}): {why}{rule}"
-    return finish(state, OperationState.FAILED, sentence).also(
+    reason = ReasonCode.NO_HOST_READY if state.none_ready else ReasonCode.NO_ROOM
+    return finish(state, OperationState.FAILED, sentence, reason=reason).also(
         SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, None, sentence)
     )
 
@@ -528,12 +534,13 @@ def _give_up(state: PlacementPlan, failure: str, reachable: bool) -> Step:
     """End in failure, giving back first: no other VM is preempted for this VM on another host."""
     spec, host = state.spec, _host(state)
     sentence = f"refused {spec.name}: {failure}"
+    reason = ReasonCode.NO_ROOM if reachable else ReasonCode.HOST_UNAVAILABLE
     effects = (SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, host, sentence))
     if reachable and state.changed:
-        conclusion = Finish(state=OperationState.FAILED, sentence=sentence)
+        conclusion = Finish(state=OperationState.FAILED, sentence=sentence, reason=reason)
         return _undo(state, f"giving back what was taken on {host}", conclusion).also(*effects)
     owed = (ReinflationPending(host, True),) if state.changed else ()
-    return finish(state, OperationState.FAILED, sentence).also(*effects, *owed)
+    return finish(state, OperationState.FAILED, sentence, reason=reason).also(*effects, *owed)
 
 
 def _lose(state: PlacementPlan, failure: str) -> Step:
@@ -543,7 +550,7 @@ def _lose(state: PlacementPlan, failure: str) -> Step:
         f"{spec.name} may have been started on {host}, which cannot say ({failure}); "
         "it is removed there as soon as the host answers"
     )
-    return finish(state, OperationState.FAILED, sentence).also(
+    return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
         SetVM(spec.name, VMPhase.FAILED, host, sentence, owed=True),
         ReinflationPending(host, True),
         Note("lost", spec.name, host, sentence),

@@ -38,6 +38,7 @@ from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec
 
 #: Hosts that a placement acts on before it gives up or preempts.
@@ -306,6 +307,7 @@ class Finish(Record):
     do: Literal["finish"] = "finish"
     state: OperationState
     sentence: str
+    reason: ReasonCode | None = None
 
 
 Instruction = Annotated[
@@ -436,11 +438,13 @@ class HostsChosen(Event):
     """The hosts to try, best first; ``sentence`` says why there are none.
 
     ``first``: how the first of them answers to its reading; None: it is still to be read.
+    ``ready``: whether any host may be tried at all.
     """
 
     hosts: tuple[str, ...]
     sentence: str = ""
     first: HostRead | HostFailed | None = None
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +554,8 @@ class RoomPlan(Plan):
     deadline_s: float = 0.0
     #: Why each host failed.
     failures: tuple[str, ...] = ()
+    #: Whether no host could be tried at all, when they were ranked last.
+    none_ready: bool = False
     #: On the present host: reclaims that were commanded and that ended, how the last one ended and which layer failed,
     #: how often the VM's start was commanded, and how often the agent forgot.
     reclaims: int = 0
@@ -588,9 +594,11 @@ def instruct(state: Plan, instruction: Instruction, said: str = "", **changes: A
     return Step(state.having(**{"instruction": instruction, "step": state.step + 1, "progress": progress, **changes}))
 
 
-def finish(state: Plan, how: OperationState, sentence: str, **changes: Any) -> Step:
-    """The end of a plan."""
-    return instruct(state, Finish(state=how, sentence=sentence), sentence, **changes)
+def finish(
+    state: Plan, how: OperationState, sentence: str, *, reason: ReasonCode | None = None, **changes: Any
+) -> Step:
+    """The end of a plan. ``reason``: why not all was done; None: no more is known than the shortfall."""
+    return instruct(state, Finish(state=how, sentence=sentence, reason=reason), sentence, **changes)
 
 
 def unexpected(state: Plan, event: Event) -> ProtocolViolation:

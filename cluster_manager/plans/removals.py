@@ -30,6 +30,7 @@ from cluster_manager.plans.reclaim_steps import resize_notes
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 
 
 class RemovalPlan(Plan):
@@ -146,12 +147,14 @@ def advance_target(state: TargetPlan, event: Event) -> Step:
     match state.instruction, event:
         case SetTarget(), OperationEnded(operation=operation):
             note = Note("resized", state.vm, state.host, operation.sentence)
-            changes = {"outcomes": operation.vms, "shortfall": operation.shortfall}
-            return finish(state, operation.state, operation.sentence, **changes).also(note)
+            state = state.having(outcomes=operation.vms, shortfall=operation.shortfall)
+            return finish(state, operation.state, operation.sentence).also(note)
         case SetTarget(), HostFailed():
             unknown = f"; whether {state.vm} was resized is not known, and its size is as reported"
             sentence = event.sentence + (unknown if event.uncertain else "")
-            return finish(state, OperationState.FAILED, sentence).also(Note("failed", state.vm, state.host, sentence))
+            return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
+                Note("failed", state.vm, state.host, sentence)
+            )
     raise unexpected(state, event)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster_manager.inventory.lists import position_of
 from cluster_manager.store.store import Store
 from cluster_manager.store.tasks import stored_task, tasks_query
 from cluster_manager.tasks.tasks import TaskService
@@ -40,11 +41,13 @@ class TaskPages:
         :raises InvalidField: a cursor of something else.
         """
         key = key_of("tasks", after, (int,))
+        position = await position_of(self._store)
         phase = TaskPhase(state.value) if state is not None else None
         query = tasks_query(limit + 1, key[0] if key else None, state=phase, machine=machine, prefix=prefix)
         rows = [stored_task(row) for row in await self._store.rows(query)]
         shown = tuple(self.shown(row.task) for row in rows[:limit])
-        return TaskPage(tasks=shown, next=cursor_of("tasks", (rows[limit - 1].number,)) if len(rows) > limit else None)
+        following = cursor_of("tasks", (rows[limit - 1].number,)) if len(rows) > limit else None
+        return TaskPage(tasks=shown, next=following, position=position)
 
     def shown(self, task: Task) -> ManagedTask:
         """One task."""

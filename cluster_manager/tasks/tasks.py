@@ -42,6 +42,7 @@ from ebbtide.matcher.match.tasks import (
 )
 from ebbtide.matcher.match.turns import Turn, turn, without
 from ebbtide.messages.explanations import EventKind
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
 
 log = structlog.get_logger()
@@ -157,7 +158,11 @@ class TaskService:
         :raises RequestError: 403, 409.
         """
         if self._engine is None:
-            raise RequestError(409, "this manager has no engine to run tasks: see its option --engine-file")
+            raise RequestError(
+                409,
+                "this manager has no engine to run tasks: see its option --engine-file",
+                code=ProblemCode.NOT_CONFIGURED,
+            )
         spec, fingerprint = request.task, _fingerprint(request.task)
         user = self._settings.users.get(owner, self._settings.user)
         if self._settings.users and user is None:
@@ -166,10 +171,22 @@ class TaskService:
             repeated = await self._store.task(request_id=request.request_id)
             if repeated is not None:
                 if repeated.fingerprint != fingerprint:
-                    raise RequestError(409, f"request {request.request_id} was another one", "request_id")
+                    raise RequestError(
+                        409,
+                        f"request {request.request_id} was another one",
+                        "request_id",
+                        code=ProblemCode.REQUEST_ID_REUSED,
+                    )
                 return self._tasks.get(repeated.task.name, repeated.task)
             if await self._store.task(name=spec.name) is not None:
-                raise RequestError(409, f"there is a task named {spec.name} already", "task.name")
+                raise RequestError(
+                    409, f"there is a task named {spec.name} already", "task.name", code=ProblemCode.ALREADY_EXISTS
+                )
+            most = max((machine.most_cores for machine in self.machines.values()), default=spec.cores)
+            if spec.cores > most and self._settings.engine != "dask":
+                # Whatever comes to Dask is new; others know their machines.
+                sentence = f"task.cores: {spec.cores} are more than the {most} of the largest machine that there is"
+                raise RequestError(409, sentence, "task.cores", code=ProblemCode.NEVER_FITS)
             if len(self._tasks) >= MOST_TASKS:
                 raise RequestError(409, f"there are {MOST_TASKS} tasks that have not ended")
             now = self._clock()

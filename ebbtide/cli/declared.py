@@ -44,7 +44,7 @@ def specs_of(file: Path) -> list[VMSpec]:
         try:
             spec = VMSpec.model_validate(body)
         except (ValidationError, InvalidField) as error:
-            raise EbbError(f"{file}: VM {number}: {problem_of(error).error}") from error
+            raise EbbError(f"{file}: VM {number}: {problem_of(error).detail}") from error
         if spec.name in found:
             raise EbbError(f"{file}: VM {number}: name: {spec.name} is declared twice")
         found[spec.name] = spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from ebbtide.client.errors import ClientError, ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.tls import tls_problem
+from ebbtide.messages.common import Problem, problem_in
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -227,8 +229,8 @@ def query_of(values: Mapping[str, object]) -> dict[str, str]:
 
 def refusal_of(status: int, content: Any, may_come: bool = False) -> ManagerRefused:
     """The error for a 4xx or 5xx. ``may_come``: the answer says when to ask again."""
-    problem = content if isinstance(content, dict) else {}
-    sentence = problem.get("error") or f"the manager answered with status {status}"
-    field = problem.get("field")
+    problem = problem_in(status, json.dumps(content)) or Problem.of(
+        status, f"the manager answered with status {status}"
+    )
     kind = ManagerStandsBy if status == 503 and may_come else ManagerRefused
-    return kind(status, str(sentence), str(field) if field else None)
+    return kind(status, problem.detail, problem.field, problem)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ebbtide.errors import EbbError
+from ebbtide.messages.common import Problem
+from ebbtide.messages.problem_codes import ProblemCode
 
 
 class ClientError(EbbError):
@@ -18,12 +20,19 @@ class ManagerRefused(ClientError):
 
     :param status: the HTTP status.
     :param field: the field that is wrong, where there is one.
+    :param problem: all that it said.
     """
 
-    def __init__(self, status: int, sentence: str, field: str | None = None) -> None:
+    def __init__(self, status: int, sentence: str, field: str | None = None, problem: Problem | None = None) -> None:
         super().__init__(sentence)
         self.status = status
         self.field = field
+        self.problem = problem or Problem.of(status, sentence, field)
+
+    @property
+    def code(self) -> ProblemCode:
+        """What it is about: stable, while sentences may change."""
+        return self.problem.code
 
 
 class ManagerStandsBy(ManagerRefused):

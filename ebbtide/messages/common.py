@@ -5,13 +5,16 @@ Names carry units. A ``target`` is always the size to reach, never an amount; am
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import from_json
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.problem_codes import PROBLEMS, ProblemCode, code_of
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="lower-case letters, digits and hyphens, 1 to 40")]
@@ -150,40 +153,128 @@ def _as_parts(value: Any) -> Any:
 Target = Annotated[PartialVector, BeforeValidator(_as_parts)]
 
 
-class Problem(Body):
-    """What every 4xx and 5xx answers."""
+class FieldProblem(Body):
+    """One field that is wrong."""
 
-    error: Sentence = Field(description="one sentence that says what is wrong")
-    field: str | None = Field(None, description="the field that is wrong, where there is one")
+    field: str = Field(description="its path in the body, with points, or the parameter or header")
+    code: Literal["missing", "unknown", "invalid"] = Field("invalid", description="what is the matter with it")
+    detail: Sentence = Field(description="one sentence that says what is wrong")
+
+
+class Problem(Body):
+    """What every 4xx and 5xx answers: problem details (RFC 9457)."""
+
+    type: str = Field(description="a URN that ends in the code")
+    title: str = Field(description="the same for every problem of this code")
+    status: int = Field(description="the HTTP status")
+    detail: Sentence = Field(description="what is wrong, in a sentence or more")
+    instance: str | None = Field(None, description="a URN that ends in the request's X-Request-Id")
+    code: ProblemCode = Field(description="what it is about; later versions have more codes")
+    field: str | None = Field(None, description="the first field that is wrong, where there is one")
+    errors: tuple[FieldProblem, ...] = Field((), description="all fields that are wrong, 100 at the most")
+
+    @classmethod
+    def of(
+        cls,
+        status: int,
+        detail: str,
+        field: str | None = None,
+        code: ProblemCode | None = None,
+        errors: tuple[FieldProblem, ...] = (),
+    ) -> Self:
+        """A problem; ``code``: default by the status."""
+        code = code or code_of(status)
+        if field is not None and not errors:
+            errors = (FieldProblem(field=field, detail=detail),)
+        return cls(
+            type=f"urn:ebbtide:problem:{code}",
+            title=PROBLEMS[code][1],
+            status=status,
+            detail=detail,
+            code=code,
+            field=field,
+            errors=errors,
+        )
+
+
+class EarlierProblem(Body):
+    """The same in the words of version 0.1."""
+
+    error: Sentence
+    field: str | None = None
+
+
+def problem_in(status: int, raw: bytes | str) -> Problem | None:
+    """The problem in an answer of this version, of a later one, or of 0.1; None: it holds none."""
+    with contextlib.suppress(ValidationError):
+        earlier = EarlierProblem.model_validate_json(raw, extra="ignore")
+        unknown = earlier.field is not None and earlier.error.endswith(_UNKNOWN)
+        errors = (FieldProblem(field=earlier.field, code="unknown", detail=earlier.error),) if unknown else ()
+        return Problem.of(status, earlier.error, earlier.field, errors=errors)
+    try:
+        found: Any = from_json(raw)
+        if isinstance(found, dict) and found.get("code") not in list(ProblemCode):
+            found["code"] = code_of(status)
+        return Problem.model_validate(found, extra="ignore", strict=False)
+    except (ValidationError, ValueError):
+        return None
+
+
+#: Fields that are told of at once.
+_MOST_TOLD: Final = 100
+#: How pydantic ends the sentence for a field that it does not know.
+_UNKNOWN: Final = ": extra inputs are not permitted"
+_KINDS: Final[dict[str, Literal["missing", "unknown"]]] = {"missing": "missing", "extra_forbidden": "unknown"}
 
 
 def problem_of(error: ValidationError | InvalidField) -> Problem:
-    """One sentence, and the field, for a body that does not fit."""
+    """400 with all fields that do not fit, and the sentences about the first of them."""
     if isinstance(error, InvalidField):
-        return Problem(error=str(error), field=error.field)
+        return Problem.of(400, str(error), error.field)
     if (count := error.error_count()) > _MOST_ERRORS:
         # Each is written out before one can be looked at.
-        return Problem(error=f"the body is wrong in {count} places", field=None)
-    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
-    cause = first.get("ctx", {}).get("error")
-    path = ".".join(str(part) for part in first["loc"])
+        return Problem.of(400, f"the body is wrong in {count} places")
+    found = [_told(row) for row in error.errors(include_url=False)[:_MOST_TOLD]]
+    # One value of a union is told of once for each of its kinds.
+    first = list({told.field: told.detail for told in reversed(found)}.values())[::-1]
+    more = f"; and {len(first) - _MOST_SAID} more" if len(first) > _MOST_SAID else ""
+    said = "; ".join(first[:_MOST_SAID]) + more
+    return Problem.of(400, said, found[0].field or None, errors=tuple(told for told in found if told.field))
+
+
+#: Sentences about fields in one detail.
+_MOST_SAID: Final = 3
+
+
+def _told(row: Any) -> FieldProblem:
+    cause = row.get("ctx", {}).get("error")
+    path = ".".join(str(part) for part in row["loc"])
     if isinstance(cause, InvalidField):
         field = f"{path}.{cause.field}" if path else cause.field
-        return Problem(error=f"{field} {cause.problem}", field=field)
-    if first["type"] == "string_pattern_mismatch":
-        words = _PATTERN_WORDS.get(first["ctx"]["pattern"], "has characters that are not allowed there, or is too long")
-        return Problem(error=f"{path or 'the body'} {words}", field=path or None)
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    return Problem(error=f"{path or 'the body'}: {message}", field=path or None)
+        return FieldProblem(field=field, detail=f"{field} {cause.problem}")
+    if row["type"] == "string_pattern_mismatch":
+        words = _PATTERN_WORDS.get(row["ctx"]["pattern"], "has characters that are not allowed there, or is too long")
+        return FieldProblem(field=path, detail=f"{path or 'the body'} {words}")
+    message = row["msg"][:1].lower() + row["msg"][1:]
+    return FieldProblem(field=path, code=_KINDS.get(row["type"], "invalid"), detail=f"{path or 'the body'}: {message}")
 
 
 class Health(Body):
     """The server runs."""
 
     status: Literal["ok"] = Field("ok", description="always this word")
+    version: str = Field("", description="of Ebbtide")
 
 
 class Page(Body):
     """Base of all pages."""
 
     next: str | None = Field(None, description="`after` of the next page; null: this is the last")
+
+
+class WatchedPage(Page):
+    """Base of the manager's pages of what its events are about."""
+
+    position: int = Field(
+        0, description="the latest event before this was read: a stream from there (`since_id`) misses no change of it"
+    )

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.modes import HostMode
-from ebbtide.messages.common import Body, Name, Page, Vector
+from ebbtide.messages.common import Body, Name, Vector, WatchedPage
 from ebbtide.messages.operations import VMOutcome
 from ebbtide.messages.vms import (
     NOTICE_S,
@@ -188,7 +188,7 @@ class Event(EventRow):
     id: int = Field(ge=1, description="counts up; streams resume by it")
 
 
-class EventPage(Page):
+class EventPage(WatchedPage):
     """GET /v1/events of the manager: newest first."""
 
     events: tuple[Event, ...] = Field(description="newest first")

@@ -7,7 +7,19 @@ from typing import Literal
 from pydantic import Field
 
 from ebbtide.deflation.modes import HostMode
-from ebbtide.messages.common import LARGEST, MOST_VMS, Address, Body, Health, Name, Page, Rows, Sentence, Size, Vector
+from ebbtide.messages.common import (
+    LARGEST,
+    MOST_VMS,
+    Address,
+    Body,
+    Health,
+    Name,
+    Rows,
+    Sentence,
+    Size,
+    Vector,
+    WatchedPage,
+)
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMStatus
@@ -97,7 +109,7 @@ class HostStatus(Body):
     version: str = Field("", description="differs when its capacity, address or mode does")
 
 
-class HostPage(Page):
+class HostPage(WatchedPage):
     """GET /v1/hosts of the manager: by id."""
 
     hosts: tuple[HostStatus, ...] = Field(description="by id")

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.ledger import Layer, LedgerEntry
-from ebbtide.messages.common import Body, Name, Page, RequestId, Rows, Sentence, Vector
+from ebbtide.messages.common import Body, Name, RequestId, Rows, Sentence, Vector, WatchedPage
+from ebbtide.messages.problem_codes import ReasonCode
 
 
 class LedgerRow(Body):
@@ -68,6 +69,14 @@ class VMOutcome(Body):
         )
 
 
+class Reason(Body):
+    """Why an operation did not do all that it was asked for, for programs."""
+
+    code: ReasonCode = Field(description="stable; later versions have more codes")
+    asked: Vector | None = Field(None, description="what there was to be room for; null: it was about no room")
+    missing: Vector = Field(Vector(), description="what was not verified of what was asked for")
+
+
 class OperationState(StrEnum):
     """Where an operation stands; all but ``running`` are final."""
 
@@ -109,9 +118,13 @@ class Operation(Body):
     started_at: float = Field(description="seconds since the epoch")
     seconds: float = Field(0.0, description="how long it has taken")
     progress: Rows[Sentence] = Field((), description="what has been done so far, a sentence a step")
+    #: Only the manager gives one; managers of version 0.1 know of none in what a host answers.
+    reason: Reason | None = Field(
+        None, exclude_if=lambda reason: reason is None, description="failed or partial: why; left out otherwise"
+    )
 
 
-class OperationPage(Page):
+class OperationPage(WatchedPage):
     """GET /v1/operations of the manager: newest first."""
 
     operations: tuple[Operation, ...] = Field(description="newest first")

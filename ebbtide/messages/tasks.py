@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ebbtide.deflation.errors import InvalidField
-from ebbtide.messages.common import Body, Name, Page, RequestId
+from ebbtide.messages.common import Body, Name, RequestId, WatchedPage
 
 #: A word of a command; no NUL, which no program can be given.
 Word = Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
@@ -110,7 +110,7 @@ class ManagedTask(Body):
     sentence: str = Field(description="what happened to it last, and why")
 
 
-class TaskPage(Page):
+class TaskPage(WatchedPage):
     """GET /v1/tasks of the manager: newest first."""
 
     tasks: tuple[ManagedTask, ...] = Field(description="newest first")

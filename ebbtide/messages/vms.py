@@ -26,6 +26,7 @@ from ebbtide.messages.common import (
     Size,
     StopSeconds,
     Vector,
+    WatchedPage,
 )
 from ebbtide.messages.minimums import AnyShares, Utility
 
@@ -268,7 +269,7 @@ class ClusterVM(Body):
     )
 
 
-class VMPage(Page):
+class VMPage(WatchedPage):
     """GET /v1/vms of the manager: by name."""
 
     vms: tuple[ClusterVM, ...] = Field(description="by name")

@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 #: Who sent the request; not set on open routes.
 PRINCIPAL: Final = web.RequestKey("principal", Principal)
+#: Headers that say how many requests its caller has left; not set where there is no limit.
+RATE_LIMIT: Final[web.RequestKey[dict[str, str]]] = web.RequestKey("rate_limit", dict)
 
 
 #: Who is refused is told in the log, but cannot fill a disk with it.
@@ -79,7 +81,7 @@ class Access:
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else None
             if route in OPEN_ROUTES:
-                self._count(f"address {counted(request.remote)}", "strangers")
+                self._count(request, f"address {counted(request.remote)}", "strangers")
             else:
                 request[_ACCESS] = self
                 request[PRINCIPAL] = self._admit(request, route)
@@ -98,7 +100,7 @@ class Access:
         caller = self._caller(request)
         if caller is None or not same_kind(caller.role, role):
             # No caller without the right token learns even which paths exist.
-            self._count(f"address {counted(request.remote)}", "strangers")
+            self._count(request, f"address {counted(request.remote)}", "strangers")
             if not self._told.take("log", _TOLD, self._clock()):
                 path = request.rel_url.raw_path
                 log.warning("no right token", address=request.remote, method=request.method, path=path)
@@ -112,7 +114,7 @@ class Access:
         named = request.match_info.get("id") if role is Role.AGENT else None
         host = quote(named) if named is not None else None
         # A single count, whatever hosts an agent names.
-        self._count(f"token {caller.name}", "agents" if role is Role.AGENT else "people")
+        self._count(request, f"token {caller.name}", "agents" if role is Role.AGENT else "people")
         self._check_certificate(caller, request, host)
         if route is not None and not allowed(caller.role, request.method, route):
             raise self._forbidden(caller, request, f"{request.method} {request.rel_url.raw_path} needs the role {role}")
@@ -140,11 +142,16 @@ class Access:
             log.warning("refused", who=caller.name, why=sentence, method=request.method, path=path)
         return Refused(403, sentence)
 
-    def _count(self, caller: str, kind: str) -> None:
+    def _count(self, request: web.Request, caller: str, kind: str) -> None:
         if self._rates is None:
             return
         rate: Rate = getattr(self._rates, kind)
         wait_s = self._buckets.take(caller, rate, self._clock())
+        left, full_s = self._buckets.left(caller, rate, self._clock())
+        request[RATE_LIMIT] = {
+            "RateLimit-Policy": f'"{kind}";q={math.floor(rate.burst)};w={math.ceil(rate.burst / rate.per_s)}',
+            "RateLimit": f'"{kind}";r={left};t={math.ceil(full_s)}',
+        }
         if wait_s > 0:
             after = str(math.ceil(wait_s))
             sentence = f"more than {rate.per_s:g} requests a second; try again in {after} s"

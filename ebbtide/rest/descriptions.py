@@ -15,6 +15,7 @@ H = TypeVar("H", bound=Handler)
 Security = Literal["client", "agent", "none"]
 
 JSON: Final = "application/json"
+PROBLEM_JSON: Final = "application/problem+json"
 #: Of an answer that something has begun.
 LOCATION: Final[Mapping[str, str]] = {"Location": "where to look at what has begun"}
 _ATTRIBUTE: Final = "_rest_description"

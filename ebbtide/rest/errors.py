@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ebbtide.messages.common import Problem
+from ebbtide.messages.problem_codes import ProblemCode
 
 
 class RestError(Exception):
@@ -20,11 +21,16 @@ class Refused(RestError):
     """
 
     def __init__(
-        self, status: int, sentence: str, field: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        sentence: str,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        code: ProblemCode | None = None,
     ) -> None:
         super().__init__(sentence)
         self.status = status
-        self.problem = Problem(error=sentence, field=field)
+        self.problem = Problem.of(status, sentence, field, code)
         self.headers = dict(headers or {})
 
 

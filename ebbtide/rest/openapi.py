@@ -12,7 +12,15 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from ebbtide.messages.common import Problem
-from ebbtide.rest.descriptions import JSON, Answer, Description, Parameter, UndescribedRoute, description_of
+from ebbtide.rest.descriptions import (
+    JSON,
+    PROBLEM_JSON,
+    Answer,
+    Description,
+    Parameter,
+    UndescribedRoute,
+    description_of,
+)
 
 PATH: Final = "/v1/openapi.json"
 #: What any route may answer; a status that is added to all routes is added here.
@@ -85,6 +93,9 @@ def _routes(app: web.Application) -> Iterator[tuple[str, str, str, Description]]
     """Method, path, the handler's name and description of every route, by path and method."""
     found = []
     for route in app.router.routes():
+        if route.method == hdrs.METH_HEAD:
+            # Of every GET.
+            continue
         if route.resource is None or route.method == hdrs.METH_ANY:
             raise UndescribedRoute(f"{route} takes any method")
         description = description_of(route.handler)
@@ -105,13 +116,10 @@ class _Plain(GenerateJsonSchema):
         return made
 
     def field_is_required(self, field: Any, total: bool) -> bool:
-        return self.mode == "serialization" or super().field_is_required(field, total)
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def get_title_from_name(self, name: str) -> str:
-        return name
+        # What some answers leave out is none of what is always there.
+        if self.mode == "serialization" and not field.get("serialization_exclude_if"):
+            return True
+        return super().field_is_required(field, total)
 
 
 Models = Mapping[tuple[Any, str], dict[str, Any]]
@@ -185,7 +193,7 @@ def _responses(description: Description, models: Models) -> dict[str, Any]:
     found = {str(status): _answer(answer, models) for status, answer in description.answers.items()}
     common = _OPEN if description.security == "none" else tuple(EVERYWHERE)
     for status in (*common, *description.problems):
-        problem = Answer(Problem, {**EVERYWHERE, **SOMEWHERE}[status])
+        problem = Answer(Problem, {**EVERYWHERE, **SOMEWHERE}[status], PROBLEM_JSON)
         found[str(status)] = _answer(problem, models)
     return dict(sorted(found.items()))
 

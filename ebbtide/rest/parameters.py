@@ -60,4 +60,4 @@ def _parsed(parameter: Parameter, text: str) -> Any:
     try:
         return parameter.adapter.validate_python(value)
     except ValidationError as error:
-        raise InvalidField(parameter.name, problem_of(error).error.removeprefix("the body: ")) from error
+        raise InvalidField(parameter.name, problem_of(error).detail.removeprefix("the body: ")) from error

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import structlog
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
+from pydantic import BaseModel
 
 from ebbtide.deflation.errors import InvalidField
-from ebbtide.messages.common import Problem, problem_of
+from ebbtide.messages.common import REQUEST_ID_PATTERN, EarlierProblem, Problem, problem_of
+from ebbtide.messages.problem_codes import ProblemCode
+from ebbtide.rest.access import PRINCIPAL, RATE_LIMIT
+from ebbtide.rest.descriptions import JSON, PROBLEM_JSON
 from ebbtide.rest.errors import Refused
+from ebbtide.rest.roles import Role
 
 log = structlog.get_logger()
+
+REQUEST_ID: Final = "X-Request-Id"
+_REQUEST_ID: Final = web.RequestKey("request_id", str)
+#: What other daemons of a cluster call as.
+_DAEMONS: Final = (Role.MANAGER, Role.AGENT)
 
 #: The answer to one of a daemon's own errors, see `answer_problem`; None for an error that it does not know.
 Known = Callable[[web.Request, Exception], web.Response | None]
@@ -30,22 +43,23 @@ def problem_middleware(daemon: str, known: Known) -> Middleware:
         try:
             return await handler(request)
         except Refused as error:
-            return answer_problem(error.problem, error.status, error.headers)
+            return answer_problem(request, error.problem, error.headers)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
             say = _SENTENCES.get(error.status)
             sentence = say(request) if say is not None else error.reason
             headers = {str(hdrs.ALLOW): error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
-            return answer_problem(Problem(error=sentence, field=None), error.status, headers)
+            code = ProblemCode.NO_SUCH_ROUTE if error.status == 404 else None
+            return answer_problem(request, Problem.of(error.status, sentence, None, code), headers)
         except Exception as error:
             if (answer := known(request, error)) is not None:
                 return answer
             if isinstance(error, InvalidField):
-                return answer_problem(problem_of(error), 400)
+                return answer_problem(request, problem_of(error))
             path = request.rel_url.raw_path
             log.exception(f"request failed by a defect of the {daemon}", method=request.method, path=path)
-            return answer_problem(Problem(error=f"the {daemon} failed; its log says more", field=None), 500)
+            return answer_problem(request, Problem.of(500, f"the {daemon} failed; its log says more"))
 
     return problems
 
@@ -57,10 +71,30 @@ _SENTENCES: Mapping[int, Callable[[web.Request], str]] = {
 }
 
 
-def answer_problem(problem: Problem, status: int, headers: Mapping[str, str] | None = None) -> web.Response:
+def answer_problem(request: web.Request, problem: Problem, headers: Mapping[str, str] | None = None) -> web.Response:
     """A Problem as an answer; after 408 the connection is closed, since the rest of the body may still come."""
-    text = problem.model_dump_json()
-    response = web.Response(text=text, status=status, headers=headers, content_type="application/json")
-    if status == 408:
+    told: BaseModel = problem.model_copy(update={"instance": f"urn:ebbtide:request:{request_id_of(request)}"})
+    kind = PROBLEM_JSON
+    caller = request.get(PRINCIPAL)
+    if caller is not None and caller.role in _DAEMONS and PROBLEM_JSON not in request.headers.get(hdrs.ACCEPT, ""):
+        # One of version 0.1, which reads nothing else, and of several fields the first.
+        first = problem.errors[0].detail if problem.errors else problem.detail
+        told, kind = EarlierProblem(error=first, field=problem.field), JSON
+    response = web.Response(text=told.model_dump_json(), status=problem.status, headers=headers, content_type=kind)
+    if problem.status == 408:
         response.force_close()
     return response
+
+
+def request_id_of(request: web.Request) -> str:
+    """What a request is called in logs and answers: its X-Request-Id, or one that is made here."""
+    if (known := request.get(_REQUEST_ID)) is None:
+        given = request.headers.get(REQUEST_ID, "")
+        known = request[_REQUEST_ID] = given if re.fullmatch(REQUEST_ID_PATTERN, given) else uuid.uuid4().hex
+    return known
+
+
+async def put_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """What every answer says of its request: its id, and what its caller has left; for ``on_response_prepare``."""
+    response.headers[REQUEST_ID] = request_id_of(request)
+    response.headers.update(request.get(RATE_LIMIT, {}))

@@ -95,6 +95,11 @@ class Buckets:
             self._full_at.popitem(last=False)
         return 0.0
 
+    def left(self, caller: str, rate: Rate, now: float) -> tuple[int, float]:
+        """How many requests a caller may send at once, and in how many seconds its bucket is full again."""
+        full_s = max(self._full_at.get(caller, now) - now, 0.0)
+        return max(math.floor(rate.burst - full_s * rate.per_s + 1e-9), 0), full_s
+
     def __len__(self) -> int:
         return len(self._full_at)
 

@@ -61,7 +61,8 @@ def needed(method: str, route: str) -> Role:
 
     :param route: its canonical path, such as ``/v1/vms/{name}``.
     """
-    special = ROUTE_ROLES.get((method, route))
+    # HEAD asks for a GET without its body.
+    special = ROUTE_ROLES.get(("GET" if method == "HEAD" else method, route))
     if special is not None:
         return special
     return Role.VIEWER if method in _READING else Role.OPERATOR

@@ -120,7 +120,7 @@ def _file(path: Path) -> _File:
         return _File.model_validate_json(json.dumps(tomllib.loads(text), default=str))
     except ValidationError as error:
         # Without the cause, whose text holds what was given.
-        raise AccessError(f"the tokens file {path}: {problem_of(error).error}") from None
+        raise AccessError(f"the tokens file {path}: {problem_of(error).detail}") from None
     except (ValueError, RecursionError) as error:
         # Numbers of thousands of digits and tables in tables in tables are no TOMLDecodeError.
         raise AccessError(f"the tokens file {path} is no TOML: {error}") from None

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from ebbtide.messages.common import Problem, problem_of
 from ebbtide.messages.explanations import DecisionKind
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.access import Access, tokens_only
 from ebbtide.rest.metrics.stalls import LoopWatch
-from ebbtide.rest.problems import answer_problem, problem_middleware
+from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
 from ebbtide.rest.roles import Role
 from hostagent.api import budget, explain, lifecycle, metrics, openapi
 from hostagent.api import routes as api_routes
@@ -40,6 +41,7 @@ def make_app(agent: Agent, access: Access | str) -> web.Application:
         access = tokens_only(access, role=Role.MANAGER)
     middlewares = [problem_middleware("host agent", _known), access.middleware()]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+    app.on_response_prepare.append(put_headers)
     app[AGENT] = agent
     app[metrics.LOOP] = LoopWatch()
     for routes in ROUTES:
@@ -51,15 +53,16 @@ def _known(request: web.Request, error: Exception) -> web.Response | None:
     if isinstance(error, RequestRefused):
         if error.status == 409 and WOULD_BE not in request:
             _note_refusal(request, str(error))
-        return answer_problem(Problem(error=str(error), field=error.field), error.status)
+        return answer_problem(request, Problem.of(error.status, str(error), error.field, error.code))
     if isinstance(error, ValidationError):
-        return answer_problem(problem_of(error), 400)
+        return answer_problem(request, problem_of(error))
     if isinstance(error, HypervisorError):
-        return answer_problem(Problem(error=f"the hypervisor: {error}", field=None), 503)
+        code = ProblemCode.HYPERVISOR_UNAVAILABLE
+        return answer_problem(request, Problem.of(503, f"the hypervisor: {error}", None, code))
     if isinstance(error, JournalError):
-        return answer_problem(Problem(error=str(error), field=None), 503)
+        return answer_problem(request, Problem.of(503, str(error)))
     if isinstance(error, HostAgentError):
-        return answer_problem(Problem(error=str(error), field=None), 400)
+        return answer_problem(request, Problem.of(400, str(error)))
     return None
 
 

@@ -29,7 +29,7 @@ async def _grant(request: web.Request) -> web.Response:
     return answer(await agent.harvest.grant(budget))
 
 
-@routes.get("/v1/budget", allow_head=False)
+@routes.get("/v1/budget")
 @describe("What harvest VMs may hold", tag="host", answers={200: BudgetStatus})
 async def _status(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -25,7 +25,7 @@ _SINCE: Final = Parameter("since", Annotated[int, Field(ge=0, le=2**53)], "only 
 routes = web.RouteTableDef()
 
 
-@routes.get("/v1/vms/{name}/explain", allow_head=False)
+@routes.get("/v1/vms/{name}/explain")
 @describe("Why a VM has its size", tag="vms", path=(NAME,), answers={200: Explanation}, problems=(404,))
 async def _explain(request: web.Request) -> web.Response:
     check_parameters(request)
@@ -34,7 +34,7 @@ async def _explain(request: web.Request) -> web.Response:
     return answer(explanation, unknown=of_one_vm(host.unknown_fields))
 
 
-@routes.get("/v1/decisions", allow_head=False)
+@routes.get("/v1/decisions")
 @describe("What was decided and why", tag="host", query=(_VM, _SINCE, LIMIT), answers={200: DecisionPage})
 async def _decisions(request: web.Request) -> web.Response:
     query = parameters_of(request)
@@ -52,7 +52,7 @@ async def _decisions(request: web.Request) -> web.Response:
     )
 
 
-@routes.get("/v1/mode", allow_head=False)
+@routes.get("/v1/mode")
 @describe("What the host is to do", tag="host", answers={200: ModeStatus})
 async def _get_mode(request: web.Request) -> web.Response:
     check_parameters(request)

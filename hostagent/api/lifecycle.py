@@ -115,7 +115,7 @@ async def _adopt(request: web.Request) -> web.Response:
     return await begin(request, AdoptCommand, request.app[AGENT].adoptions.adopt)
 
 
-@routes.get("/v1/adoptions", allow_head=False)
+@routes.get("/v1/adoptions")
 @describe(
     "What a running domain could be adopted as, by what it uses for some seconds; nothing is adopted",
     tag="vms",
@@ -137,7 +137,7 @@ async def _release(request: web.Request) -> web.Response:
     return await begin(request, ReleaseCommand, request.app[AGENT].adoptions.release)
 
 
-@routes.get("/v1/templates", allow_head=False)
+@routes.get("/v1/templates")
 @describe("The host's templates", tag="host", answers={200: TemplateList})
 async def _templates(request: web.Request) -> web.Response:
     check_parameters(request)

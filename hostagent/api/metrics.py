@@ -25,7 +25,7 @@ LOOP: Final = web.AppKey("loop", LoopWatch)
 routes = web.RouteTableDef()
 
 
-@routes.get(sheets.PATH, allow_head=False)
+@routes.get(sheets.PATH)
 @describe("The agent's metrics, those of its VMs and what their guests say", tag="agent", answers={200: sheets.ANSWER})
 async def _metrics(request: web.Request) -> web.Response:
     check_parameters(request)

@@ -18,7 +18,7 @@ def document(app: web.Application) -> dict[str, Any]:
     return document_of(app, "Ebbtide host agent", "Carries out what the manager decides on one host.")
 
 
-@routes.get(PATH, allow_head=False)
+@routes.get(PATH)
 @describe("This document", tag="agent", answers={200: Document})
 async def _openapi(request: web.Request) -> web.Response:
     check_parameters(request)

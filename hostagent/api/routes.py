@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Final, Literal
 
 from aiohttp import web
@@ -54,14 +55,14 @@ _SIZE: Final = Vector(cpu_cores=1.5, memory_mib=640.0)
 routes = web.RouteTableDef()
 
 
-@routes.get("/healthz", allow_head=False)
+@routes.get("/healthz")
 @describe("Whether the agent runs", tag="agent", answers={200: Health}, security="none")
 async def _health(request: web.Request) -> web.Response:
     check_parameters(request)
-    return answer(Health())
+    return answer(Health(version=version("ebbtide")))
 
 
-@routes.get("/v1/host", allow_head=False)
+@routes.get("/v1/host")
 @describe("What the agent knows of its host", tag="host", answers={200: HostReport})
 async def _get_host(request: web.Request) -> web.Response:
     check_parameters(request)
@@ -69,7 +70,7 @@ async def _get_host(request: web.Request) -> web.Response:
     return answer(host.report(), unknown=host.unknown_fields)
 
 
-@routes.get("/v1/vms", allow_head=False)
+@routes.get("/v1/vms")
 @describe("The VMs of this host", tag="vms", query=(LIMIT, AFTER), answers={200: VMStatusPage})
 async def _get_vms(request: web.Request) -> web.Response:
     query = parameters_of(request)
@@ -79,7 +80,7 @@ async def _get_vms(request: web.Request) -> web.Response:
     return answer(VMStatusPage(vms=tuple(rows), next=following))
 
 
-@routes.get("/v1/vms/{name}", allow_head=False)
+@routes.get("/v1/vms/{name}")
 @describe("One VM", tag="vms", path=(NAME,), answers={200: VMStatus}, problems=(404,))
 async def _get_vm(request: web.Request) -> web.Response:
     check_parameters(request)
@@ -179,7 +180,7 @@ async def _put_epoch(request: web.Request) -> web.Response:
     return answer(command)
 
 
-@routes.get("/v1/operations/{request_id}", allow_head=False)
+@routes.get("/v1/operations/{request_id}")
 @describe(
     "One operation; waits for its end",
     tag="operations",

@@ -25,6 +25,7 @@ from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import Budget, BudgetStatus
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
+from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
@@ -70,10 +71,17 @@ class Harvest:
         journal, room = self._host.journal, budget.room.vector()
         if budget.number < journal.budget.number:
             latest = journal.budget.number
-            raise RequestRefused(409, f"number {budget.number} is below {latest}, which was granted before", "number")
+            raise RequestRefused(
+                409,
+                f"number {budget.number} is below {latest}, which was granted before",
+                "number",
+                code=ProblemCode.SUPERSEDED,
+            )
         if budget.number == journal.budget.number:
             if room != journal.budget.granted:
-                raise RequestRefused(409, f"number {budget.number} was granted with another room", "number")
+                raise RequestRefused(
+                    409, f"number {budget.number} was granted with another room", "number", code=ProblemCode.SUPERSEDED
+                )
             return self.status()
         await asyncio.to_thread(journal.grant, budget.number, room)
         if room.is_zero():

@@ -16,11 +16,14 @@ import aiohttp
 import structlog
 
 from ebbtide.deflation.fencing import Fence
+from ebbtide.messages.common import problem_in
 from ebbtide.messages.hosts import ReportReply
 from hostagent.errors import JournalError
 from hostagent.vm.earlier_manager import unknown_field, without
 from hostagent.vm.host import Host
 
+#: Bytes of a refusal that are read.
+_LONGEST: Final = 2**14
 EVERY_S: Final = 2.0
 #: A change is reported after this, so that a burst of changes is one report.
 BURST_S: Final = 0.05
@@ -87,10 +90,11 @@ class Reporter:
         url = f"{manager}/v1/hosts/{self._host.slice.host_id}/report"
         async with session.post(url, data=without(self._host.report(), self._host.unknown_fields)) as response:
             if response.status >= 400:
-                sentence = (await response.content.read(500)).decode(errors="replace")
+                sentence = (await response.content.read(_LONGEST)).decode(errors="replace")
                 field = unknown_field(sentence) if response.status == 400 else None
                 if field is None or field in self._host.unknown_fields:
-                    raise ValueError(f"it answers {response.status}: {sentence}")
+                    said = problem.detail if (problem := problem_in(response.status, sentence)) else sentence[:500]
+                    raise ValueError(f"it answers {response.status}: {said}")
                 self._host.unknown_fields.add(field)
                 log.info("the manager does not know a field of our reports", manager=manager, field=".".join(field))
                 return await self._send(session, manager)

@@ -22,6 +22,7 @@ from ebbtide.deflation.sharing.proportional import share_room
 from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import XML_TEMPLATE
 from hostagent.errors import HostAgentError, RequestRefused
 from hostagent.libvirt.hypervisor import domain_name
@@ -132,7 +133,12 @@ def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) 
     """
     spec = command.vm
     if spec.name in host.vms:
-        raise RequestRefused(409, f"there is a VM {spec.name} on {host.slice.host_id} already", "vm.name")
+        raise RequestRefused(
+            409,
+            f"there is a VM {spec.name} on {host.slice.host_id} already",
+            "vm.name",
+            code=ProblemCode.ALREADY_EXISTS,
+        )
     allocation, free = _newcomer(host, command), host.free()
     anything = undeclared(host.slice.capacity, allocation.current)
     if allocation.charge.fits_in(free.larger(anything)):
@@ -140,7 +146,12 @@ def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) 
     if allocation.charge.fits_in((free + spare).larger(anything)):
         return allocation.charge
     what = "vm.nominal" if command.start_size is None else "start_size"
-    raise RequestRefused(409, f"{what} with its overhead ({allocation.charge}) exceeds what is free ({free})", what)
+    raise RequestRefused(
+        409,
+        f"{what} with its overhead ({allocation.charge}) exceeds what is free ({free})",
+        what,
+        code=ProblemCode.NO_ROOM,
+    )
 
 
 def adopt_new(

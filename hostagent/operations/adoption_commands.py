@@ -17,6 +17,7 @@ from ebbtide.messages.commands import AdoptCommand, ReleaseCommand
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
 from hostagent.errors import DomainGone, HypervisorError, RequestRefused
 from hostagent.libvirt.hypervisor import Candidate
@@ -132,12 +133,16 @@ class AdoptionCommands:
     def _check_adoptable(self, command: AdoptCommand, found: Candidate) -> None:
         """:raises RequestRefused: the domain cannot be looked after under this name."""
         if command.name in self._host.vms:
-            raise RequestRefused(409, f"there is a VM {command.name} on this host already", "name")
+            raise RequestRefused(
+                409, f"there is a VM {command.name} on this host already", "name", code=ProblemCode.ALREADY_EXISTS
+            )
         if any(vm.domain == command.domain for vm in self._host.vms.values()):
             # Its metadata may not be written yet, so that the examination finds nothing.
-            raise RequestRefused(409, f"{command.domain} is adopted already", "domain")
+            raise RequestRefused(409, f"{command.domain} is adopted already", "domain", code=ProblemCode.ALREADY_EXISTS)
         if found.why_not:
-            raise RequestRefused(409, f"{command.domain} cannot be adopted: {found.why_not}", "domain")
+            raise RequestRefused(
+                409, f"{command.domain} cannot be adopted: {found.why_not}", "domain", code=ProblemCode.WRONG_STATE
+            )
         if command.priority is Priority.HARVEST:
             raise RequestRefused(400, "priority: a domain is adopted as fixed or deflatable", "priority")
 
@@ -161,7 +166,9 @@ class AdoptionCommands:
         # Its memory is in use already, so only the slice has to have room.
         left = self._host.slice.capacity.less(charges)
         if not charge.fits_in(left):
-            raise RequestRefused(409, f"{charge} does not fit into what the slice has left ({left})", "domain")
+            raise RequestRefused(
+                409, f"{charge} does not fit into what the slice has left ({left})", "domain", code=ProblemCode.NO_ROOM
+            )
         return Intent(
             owner=self._host.slice.host_id,
             spec=spec,
@@ -206,7 +213,9 @@ class AdoptionCommands:
         async def accept(request: Request) -> Run:
             vm = self._host.vm(name)
             if vm.intent.adopted is None:
-                raise RequestRefused(409, f"{name} was made here: it can be deleted, not released", "name")
+                raise RequestRefused(
+                    409, f"{name} was made here: it can be deleted, not released", "name", code=ProblemCode.WRONG_STATE
+                )
             await self._host.sample()
             return partial(self._release, vm=vm, deadline_s=command.deadline_s, request=request)
 
@@ -221,7 +230,12 @@ class AdoptionCommands:
             check_present(host, vm)
             before = vm.intent.adopted
             if before is None:
-                raise RequestRefused(409, f"{vm.name} was made here: it can be deleted, not released", "name")
+                raise RequestRefused(
+                    409,
+                    f"{vm.name} was made here: it can be deleted, not released",
+                    "name",
+                    code=ProblemCode.WRONG_STATE,
+                )
             old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
             size = (before.size or old.nominal).vector()
             # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.
@@ -270,7 +284,9 @@ class AdoptionCommands:
             return
         grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
         if not target.fits_in(row.current) and not host.fits(grown, row.charge):
-            raise RequestRefused(409, f"{target} needs more than what is free ({host.free()})", "name")
+            raise RequestRefused(
+                409, f"{target} needs more than what is free ({host.free()})", "name", code=ProblemCode.NO_ROOM
+            )
         vm.record.plan(target, cause, spec=spec, was=before.was or before.spec)
         await persist_all([vm])
 

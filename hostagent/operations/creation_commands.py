@@ -14,6 +14,7 @@ from ebbtide.messages.commands import Command, CreateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
 from hostagent.errors import DomainGone, NoticeWithdrawn, RequestRefused
@@ -57,7 +58,9 @@ class CreationCommands:
             self._requests.leadership.check(command)
             host.modes.check(HostEvent.CREATE)
             if spec.name in self._coming:
-                raise RequestRefused(409, f"{spec.name} is being made already", "vm.name")
+                raise RequestRefused(
+                    409, f"{spec.name} is being made already", "vm.name", code=ProblemCode.ALREADY_EXISTS
+                )
             charge = check_new(host, command, self._harvest.spare())
             adopt = partial(adopt_new, host, command, request.cause(ZERO), self._boot_mib)
             if charge.is_zero():
@@ -78,7 +81,7 @@ class CreationCommands:
             if not deleted:
                 del self._coming[name]
         if deleted:
-            raise RequestRefused(409, f"{name} was deleted meanwhile")
+            raise RequestRefused(409, f"{name} was deleted meanwhile", code=ProblemCode.SUPERSEDED)
         return await self.bring_up(operation, adopt(), fresh=True, xml=xml)
 
     async def bring_up(

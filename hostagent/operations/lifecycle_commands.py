@@ -19,6 +19,7 @@ from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand, Wi
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.control.start_admission import charge_memory, turn_off_again
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, NoticeWithdrawn, RequestRefused
@@ -78,9 +79,11 @@ class LifecycleCommands:
             vm = self._host.vm(name)
             if vm.intent.phase in (Phase.CREATING, Phase.DELETING):
                 doing = "made" if vm.intent.phase is Phase.CREATING else "removed"
-                raise RequestRefused(409, f"{name} is being {doing}")
+                raise RequestRefused(409, f"{name} is being {doing}", code=ProblemCode.BUSY)
             if vm.intent.phase in MOVING:
-                raise RequestRefused(409, f"{name} is moving to another host; try again when it has", "name")
+                raise RequestRefused(
+                    409, f"{name} is moving to another host; try again when it has", "name", code=ProblemCode.BUSY
+                )
             vm.resizer.mark_terminating("it is being stopped")
             return partial(self._stop, vm=vm, request=request)
 
@@ -161,7 +164,12 @@ class LifecycleCommands:
         async def accept(request: Request) -> Run:
             vm = self._host.vm(name)
             if vm.notice.request_id != command.preemption:
-                raise RequestRefused(409, f"no notice of {command.preemption} runs for {name}", "preemption")
+                raise RequestRefused(
+                    409,
+                    f"no notice of {command.preemption} runs for {name}",
+                    "preemption",
+                    code=ProblemCode.WRONG_STATE,
+                )
             vm.notice.withdrawn = command.reason or "it is not needed any more"
             return answer(f"the preemption of {name} is called off")
 
@@ -200,11 +208,21 @@ class LifecycleCommands:
             if vm.resizer.terminating or vm.intent.phase in _GOING:
                 # One that is to go down runs for a while yet: "it runs" would be no longer true a moment later.
                 why = vm.resizer.terminating or f"it is {vm.status().state}"
-                raise RequestRefused(409, f"{name} cannot be started now: {why}; try again when that has ended", "name")
+                raise RequestRefused(
+                    409,
+                    f"{name} cannot be started now: {why}; try again when that has ended",
+                    "name",
+                    code=ProblemCode.BUSY,
+                )
             if vm.running:
                 return answer(f"{name} runs already")
             if vm.intent.phase not in _OFF or vm.paused or vm.lock.locked():
-                raise RequestRefused(409, f"{name} cannot be started now: it is {vm.status().state}", "name")
+                raise RequestRefused(
+                    409,
+                    f"{name} cannot be started now: it is {vm.status().state}",
+                    "name",
+                    code=ProblemCode.WRONG_STATE,
+                )
             before = vm.intent
             intent = off(before, self._boot_mib) if before.saved_mib is None else before
             if command.start_size is not None:
@@ -212,7 +230,12 @@ class LifecycleCommands:
             row = intent.spec.allocation(intent.committed.vector(), self._host.slice.vm_overhead_mib)
             if not self._host.fits(row, vm.allocation().charge):
                 free = self._host.free()
-                raise RequestRefused(409, f"{name} ({row.charge}) needs more than what is free ({free})", "name")
+                raise RequestRefused(
+                    409,
+                    f"{name} ({row.charge}) needs more than what is free ({free})",
+                    "name",
+                    code=ProblemCode.NO_ROOM,
+                )
             # Charged from this moment on, so that no other operation counts on the room.
             vm.record.intent = intent.changed(phase=Phase.STARTING, cause=request.cause(ZERO))
             return partial(self._store_and_start, vm=vm, before=before)
@@ -329,7 +352,11 @@ class LifecycleCommands:
             most = (await self._host.hypervisor.sizes.most(vm.domain)).larger(current)
             way = respec(old, new, current, most)
             if way.at_next_start is not None and vm.intent.adopted is not None:
-                raise RequestRefused(409, f"the running domain has no room for {way.why}, and is not ours to define")
+                raise RequestRefused(
+                    409,
+                    f"the running domain has no room for {way.why}, and is not ours to define",
+                    code=ProblemCode.NO_ROOM,
+                )
             if request is not None:
                 await self._begin_resize(vm, way, request.cause(current))
             return await self._settle_spec(operation, vm, way, old, left(until))
@@ -345,7 +372,10 @@ class LifecycleCommands:
         row = way.meanwhile.allocation(vm.allocation().current.larger(way.target), self._host.slice.vm_overhead_mib)
         if not way.target.fits_in(vm.allocation().current) and not self._host.fits(row, charge):
             raise RequestRefused(
-                409, f"{way.target} needs more than what is free ({self._host.free()})", "spec.nominal"
+                409,
+                f"{way.target} needs more than what is free ({self._host.free()})",
+                "spec.nominal",
+                code=ProblemCode.NO_ROOM,
             )
         vm.record.plan(way.target, cause, spec=way.meanwhile, was=vm.intent.spec)
         await persist_all([vm])
@@ -388,9 +418,15 @@ class LifecycleCommands:
 
     async def _resize_off(self, operation: Operation, vm: ManagedVM, new: VMSpec, request: Request | None) -> Operation:
         if vm.intent.adopted is not None:
-            raise RequestRefused(409, f"{vm.name} is adopted and off: its definition is not ours", "name")
+            raise RequestRefused(
+                409, f"{vm.name} is adopted and off: its definition is not ours", "name", code=ProblemCode.WRONG_STATE
+            )
         if vm.intent.saved_mib is not None and _sizes_of(vm.intent.spec) != _sizes_of(new):
-            raise RequestRefused(409, f"{vm.name} is suspended, its memory saved as it is: resize it when it runs")
+            raise RequestRefused(
+                409,
+                f"{vm.name} is suspended, its memory saved as it is: resize it when it runs",
+                code=ProblemCode.WRONG_STATE,
+            )
         before = vm.allocation()
         intent = resized_while_off(vm.intent, new, self._boot_mib)
         if vm.intent.saved_mib is not None:
@@ -398,7 +434,9 @@ class LifecycleCommands:
         if vm.intent.phase is not Phase.STOPPED:
             row = intent.spec.allocation(intent.committed.vector(), before.overhead_mib)
             if not self._host.fits(row, before.charge):
-                raise RequestRefused(409, f"{row.charge} needs more than what is free ({self._host.free()})")
+                raise RequestRefused(
+                    409, f"{row.charge} needs more than what is free ({self._host.free()})", code=ProblemCode.NO_ROOM
+                )
         cause = request.cause(before.current) if request is not None else cause_of(vm)
         fields = ("spec", "committed", "target", "boot_mib", "redefine")
         await vm.record.store(cause=cause, at_next_start=None, **{field: getattr(intent, field) for field in fields})

@@ -17,6 +17,7 @@ from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.libvirt.hypervisor import Departure, Whereabouts, domain_name
@@ -54,17 +55,23 @@ class MigrationCommands:
             if spec.name != name:
                 raise RequestRefused(400, f"vm.name: is {spec.name}, but the path is of {name}", "vm.name")
             if host.hypervisor.moves.address is None:
-                raise RequestRefused(409, f"{host.slice.host_id} takes part in no live migration (--migration-uri)")
+                raise RequestRefused(
+                    409,
+                    f"{host.slice.host_id} takes part in no live migration (--migration-uri)",
+                    code=ProblemCode.NOT_CONFIGURED,
+                )
             await host.hypervisor.check(spec)
             await self._harvest.revoke(f"{name} is to come")
             await host.sample()
             self._requests.leadership.check(command)
             host.modes.check(HostEvent.CREATE)
             if name in host.vms:
-                raise RequestRefused(409, f"there is a VM {name} already", "name")
+                raise RequestRefused(409, f"there is a VM {name} already", "name", code=ProblemCode.ALREADY_EXISTS)
             row = spec.allocation(command.size.vector(), host.slice.vm_overhead_mib)
             if not host.fits(row):
-                raise RequestRefused(409, f"{row.charge} exceeds what is free ({host.free()})", "size")
+                raise RequestRefused(
+                    409, f"{row.charge} exceeds what is free ({host.free()})", "size", code=ProblemCode.NO_ROOM
+                )
             intent = Intent(
                 owner=host.slice.host_id,
                 spec=spec,
@@ -107,9 +114,13 @@ class MigrationCommands:
         async def accept(request: Request) -> Run:
             vm = self._host.vm(name)
             if vm.intent.adopted is not None:
-                raise RequestRefused(409, f"{name} is adopted: its domain stays where it is", "name")
+                raise RequestRefused(
+                    409, f"{name} is adopted: its domain stays where it is", "name", code=ProblemCode.WRONG_STATE
+                )
             if command.to == self._host.slice.host_id:
-                raise RequestRefused(409, f"to: {name} is on {command.to} already", "to")
+                raise RequestRefused(
+                    409, f"to: {name} is on {command.to} already", "to", code=ProblemCode.ALREADY_EXISTS
+                )
             self._host.check_resizable(vm)
             return partial(self._depart, vm=vm, command=command, request=request)
 
@@ -122,10 +133,20 @@ class MigrationCommands:
         async with host.locked_until(vm, now() + command.deadline_s):
             host.check_resizable(vm)
             if vm.intent.phase is not Phase.SETTLED or vm.record.uncertain:
-                raise RequestRefused(409, f"{vm.name} cannot move now: a change of its size is not settled", "name")
+                raise RequestRefused(
+                    409,
+                    f"{vm.name} cannot move now: a change of its size is not settled",
+                    "name",
+                    code=ProblemCode.BUSY,
+                )
             if (await host.hypervisor.sizes.read(vm.domain)).limit_mib is not None:
                 # The limit is this host's, and what it pushed out is in this host's swap.
-                raise RequestRefused(409, f"{vm.name} cannot move now: swap backs a part of its memory here", "name")
+                raise RequestRefused(
+                    409,
+                    f"{vm.name} cannot move now: swap backs a part of its memory here",
+                    "name",
+                    code=ProblemCode.WRONG_STATE,
+                )
             await vm.record.store(phase=Phase.LEAVING, cause=request.cause(vm.allocation().current))
             host.changed.set()
             move = Departure(

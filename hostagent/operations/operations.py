@@ -17,6 +17,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import Split
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.totals import OPERATION_S, Distributions
 from hostagent.errors import HostAgentError, RequestRefused
 
@@ -74,7 +75,12 @@ class Operations:
         if record is None:
             return None
         if record.operation.kind != kind or record.body != body:
-            raise RequestRefused(409, f"request_id {request_id} was used for another request", "request_id")
+            raise RequestRefused(
+                409,
+                f"request_id {request_id} was used for another request",
+                "request_id",
+                code=ProblemCode.REQUEST_ID_REUSED,
+            )
         return record.operation
 
     def begin(

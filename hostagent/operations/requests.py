@@ -11,6 +11,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
+from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.errors import RequestRefused
 from hostagent.operations.operations import Kind, Operations, Run, done
 from hostagent.state.intents import Cause, Phase, Request
@@ -116,7 +117,9 @@ async def check_not_arrived(host: Host, vm: ManagedVM) -> None:
     """
     if vm.intent.phase is Phase.ARRIVING and (await host.domain_states()).get(vm.domain) == "running":
         vm.request_check()
-        raise RequestRefused(409, f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name")
+        raise RequestRefused(
+            409, f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name", code=ProblemCode.WRONG_STATE
+        )
 
 
 def cause_of(vm: ManagedVM) -> Cause:

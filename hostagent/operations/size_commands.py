@@ -21,6 +21,7 @@ from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
+from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
 from hostagent.errors import HypervisorError, JournalError, RequestRefused
@@ -74,10 +75,13 @@ class SizeCommands:
                 409,
                 f"generation {command.generation} is not above {vm.intent.generation}, which {vm.name} has",
                 "generation",
+                code=ProblemCode.SUPERSEDED,
             )
         room = free.larger(undeclared(self._host.slice.capacity, vm.allocation().upper))
         if not wanted.less(vm.allocation().current).fits_in(room):
-            raise RequestRefused(409, f"target ({wanted}) needs more than what is free ({free})", "target")
+            raise RequestRefused(
+                409, f"target ({wanted}) needs more than what is free ({free})", "target", code=ProblemCode.NO_ROOM
+            )
 
     async def reclaim(self, command: ReclaimCommand) -> Operation:
         """Free an amount by deflating this host's VMs in proportion.

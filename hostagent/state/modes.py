@@ -9,6 +9,7 @@ from typing import Final
 from ebbtide.deflation.modes import HostEvent, HostMode, Reaction, reaction, refusal
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import ModeStatus
+from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.errors import RequestRefused
 from hostagent.state.history import History
 from hostagent.state.journal import Journal
@@ -53,7 +54,7 @@ class Modes:
     def check(self, event: HostEvent) -> None:
         """:raises RequestRefused: the mode refuses this command (409)."""
         if why := refusal(self._host_id, self.mode, self.reason, event):
-            raise RequestRefused(409, why)
+            raise RequestRefused(409, why, code=ProblemCode.MODE_FORBIDS)
 
     async def set(self, mode: HostMode, reason: str) -> None:
         """Change the mode, durably, and say so in one sentence in log and history.

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from ebbtide.messages.common import Problem
-
-#: How they refuse one.
-_UNKNOWN: Final = ": extra inputs are not permitted"
+from ebbtide.messages.common import problem_in
 
 
 def unknown_field(answer: str) -> tuple[str, ...] | None:
@@ -22,13 +19,10 @@ def unknown_field(answer: str) -> tuple[str, ...] | None:
 
     :returns: None: the refusal is about something else.
     """
-    try:
-        problem = Problem.model_validate_json(answer, extra="ignore")
-    except ValidationError:
-        return None
-    if problem.field is None or not problem.error.endswith(_UNKNOWN):
-        return None
-    return tuple("*" if part.isdigit() else part for part in problem.field.split("."))
+    problem = problem_in(400, answer)
+    errors = problem.errors if problem is not None else ()
+    field = next((error.field for error in errors if error.code == "unknown"), None)
+    return None if field is None else tuple("*" if part.isdigit() else part for part in field.split("."))
 
 
 def without(body: BaseModel, fields: Collection[tuple[str, ...]]) -> str:

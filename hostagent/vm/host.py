@@ -23,6 +23,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
 from ebbtide.messages.operations import VMOutcome
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.totals import Reports
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.libvirt.hypervisor import Hypervisor
@@ -187,7 +188,9 @@ class Host:
         """:raises RequestRefused: the VM's size cannot be changed now (409)."""
         if not self.holds(vm) or vm not in self.resizable():
             state = vm.status().state if self.holds(vm) else "removed"
-            raise RequestRefused(409, f"{vm.name} cannot be resized now: it is {state}", "name")
+            raise RequestRefused(
+                409, f"{vm.name} cannot be resized now: it is {state}", "name", code=ProblemCode.WRONG_STATE
+            )
 
     @contextlib.asynccontextmanager
     async def claimed(self, wait_s: float, priority: Priority | None = None) -> AsyncIterator[Claim]:

@@ -17,7 +17,7 @@ from ebbtide.deflation.allocations import Priority, check_target
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import TOLERANCE, ZERO, ResourceVector
 from ebbtide.messages.commands import Command, TargetCommand
-from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.common import EarlierProblem, Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMState
 from tests.manager.fake_agent import FakeAgent
@@ -214,16 +214,16 @@ class ChaosAgent(FakeAgent):
         kind: Any,
         name: str,
         work: Callable[[], dict[str, Any]],
-        problem: Problem | None = None,
+        problem: EarlierProblem | None = None,
     ) -> web.StreamResponse:
         if self.aim is not None:
             await self.aim.here("arrived")
             if self.aim.where == "arrived" and self.aim.reached.is_set() and self._chance.random() < 0.5:
                 raise web.HTTPServiceUnavailable  # lost with its sender
         if isinstance(command, TargetCommand) and (why := self._no_target(name, command)):
-            problem = Problem(error=why, field="target")
+            problem = EarlierProblem(error=why, field="target")
         if kind == "start" and (why := self._no_start(name)):
-            problem = Problem(error=why, field="name")
+            problem = EarlierProblem(error=why, field="name")
         answer = await super()._carry_out(command, kind, name, work, problem)
         if self.aim is not None:
             await self.aim.here("carried-out")

@@ -68,7 +68,8 @@ def make_agent(world: World, state_dir: Path) -> Agent:
 
 @pytest.fixture
 async def client(agent: Agent) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(make_app(agent, TOKEN)), headers={"Authorization": f"Bearer {TOKEN}"}) as made:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/problem+json"}
+    async with TestClient(TestServer(make_app(agent, TOKEN)), headers=headers) as made:
         yield made
 
 

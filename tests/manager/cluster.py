@@ -19,6 +19,7 @@ from cluster_manager.manager import Manager
 from cluster_manager.settings import AgentLimits, Settings
 from cluster_manager.store.database import Database
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.rest.descriptions import PROBLEM_JSON
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 
 TOKEN = "clients"
@@ -86,7 +87,7 @@ class Cluster:
 
     async def call(self, method: str, path: str, token: str = TOKEN, **options: Any) -> tuple[int, Any]:
         assert self.server is not None
-        headers = {"Authorization": f"Bearer {token}", **options.pop("headers", {})}
+        headers = {"Authorization": f"Bearer {token}", "Accept": PROBLEM_JSON, **options.pop("headers", {})}
         url = self.server.make_url("") / "" if not path else str(self.server.make_url("")).rstrip("/") + path
         async with self.session.request(method, url, headers=headers, **options) as response:
             return response.status, await response.json()

@@ -33,7 +33,7 @@ from ebbtide.messages.commands import (
     ReinflateCommand,
     TargetCommand,
 )
-from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.common import EarlierProblem, Vector
 from ebbtide.messages.hosts import HostReport, HostTemplate, ReportReply
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import Operation, OperationState
@@ -263,7 +263,7 @@ class FakeAgent(FakeLifecycle):
         if self.trouble.mute:
             await self._ever.wait()
         if request.headers.get("Authorization") != f"Bearer {command_token(HOSTS_KEY, self.id)}":
-            return json_answer(Problem(error="wrong token", field=None), 401)
+            return json_answer(EarlierProblem(error="wrong token", field=None), 401)
         return await handler(request)
 
     async def _get_host(self, request: web.Request) -> web.Response:
@@ -273,7 +273,7 @@ class FakeAgent(FakeLifecycle):
     async def _get_operation(self, request: web.Request) -> web.Response:
         found = self._operations.get(request.match_info["id"])
         if found is None:
-            return json_answer(Problem(error="no such operation", field=None), 404)
+            return json_answer(EarlierProblem(error="no such operation", field=None), 404)
         if found[0].state is OperationState.RUNNING:
             self.polled.set()
             with contextlib.suppress(TimeoutError):
@@ -314,9 +314,9 @@ class FakeAgent(FakeLifecycle):
             rows = [vm.allocation() for vm in self.vms.values() if vm.priority is Priority.HARVEST]
             self._resize(dict(split_need(rows, charge.less(self.free())).targets))
         if spec.name in self.vms:
-            problem = Problem(error=f"there is a VM {spec.name} already", field="vm.name")
+            problem = EarlierProblem(error=f"there is a VM {spec.name} already", field="vm.name")
         elif not charge.fits_in(self.free().larger(undeclared(self.capacity, charge))):
-            problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="vm.nominal")
+            problem = EarlierProblem(error=f"{charge} exceeds what is free ({self.free()})", field="vm.nominal")
         return await self._carry_out(command, "create", spec.name, work, problem)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
@@ -325,7 +325,7 @@ class FakeAgent(FakeLifecycle):
         command = Command.model_validate_strings(query, strict=False)
         if name not in self.vms and command.request_id not in self._operations:
             self.fence = self.fence.after(command.epoch, command.order)
-            return json_answer(Problem(error=f"no VM {name}", field="name"), 404)
+            return json_answer(EarlierProblem(error=f"no VM {name}", field="name"), 404)
         self.reasons[name] = request.query["reason"]
 
         def work() -> dict[str, Any]:
@@ -374,7 +374,7 @@ class FakeAgent(FakeLifecycle):
         command = EpochCommand.model_validate_json(await request.read())
         why, field = self.fence.refusal(command.epoch, 0)
         if why:
-            return json_answer(Problem(error=why, field=field), 409)
+            return json_answer(EarlierProblem(error=why, field=field), 409)
         self.fence = self.fence.after(command.epoch)
         return json_answer(command)
 
@@ -391,10 +391,10 @@ class FakeAgent(FakeLifecycle):
         budget = Budget.model_validate_json(await request.read())
         why, field = self.fence.refusal(budget.epoch, budget.order)
         if why:
-            return json_answer(Problem(error=why, field=field), 409)
+            return json_answer(EarlierProblem(error=why, field=field), 409)
         self.fence = self.fence.after(budget.epoch, budget.order)
         if self.budgets and budget.number <= self.budgets[-1].number:
-            return json_answer(Problem(error="an old number", field="number"), 409)
+            return json_answer(EarlierProblem(error="an old number", field="number"), 409)
         self.budgets.append(budget)
         self.budget = budget.room.vector()
         rows = [vm.allocation() for vm in self.vms.values() if runs(vm)]
@@ -412,15 +412,15 @@ class FakeAgent(FakeLifecycle):
         kind: Any,
         name: str,
         work: Callable[[], dict[str, Any]],
-        problem: Problem | None = None,
+        problem: EarlierProblem | None = None,
     ) -> web.StreamResponse:
         self.arrived.append(kind)
         why, field = self.fence.refusal(command.epoch, command.order)
         if why:
-            return json_answer(Problem(error=why, field=field), 409)
+            return json_answer(EarlierProblem(error=why, field=field), 409)
         self.fence = self.fence.after(command.epoch, command.order)
         if self.trouble.refuses is not None:
-            return json_answer(Problem(error="refused by the test", field=None), self.trouble.refuses)
+            return json_answer(EarlierProblem(error="refused by the test", field=None), self.trouble.refuses)
         hangs = self.trouble.hangs_at == len(self.arrived)
         body = command.model_dump_json(exclude={"epoch", "order"})
         known = self._operations.get(command.request_id)
@@ -428,7 +428,7 @@ class FakeAgent(FakeLifecycle):
             return (
                 json_answer(known[0], 202)
                 if known[1] == body
-                else json_answer(Problem(error="another body", field=None), 409)
+                else json_answer(EarlierProblem(error="another body", field=None), 409)
             )
         if not hangs or self.trouble.carries_out:
             if problem is not None:

@@ -19,7 +19,7 @@ from ebbtide.messages.commands import (
     StopCommand,
     WithdrawCommand,
 )
-from ebbtide.messages.common import Problem, Vector
+from ebbtide.messages.common import EarlierProblem, Vector
 from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -101,7 +101,7 @@ class FakeLifecycle:
         name = request.match_info["name"]
         command = WithdrawCommand.model_validate_json(await request.read())
         if not self.end_partly(command.preemption, f"{name} runs on: {command.reason}"):
-            return json_answer(Problem(error="no such notice runs", field="preemption"), 409)
+            return json_answer(EarlierProblem(error="no such notice runs", field="preemption"), 409)
         return await self._carried(command, "withdraw", name, lambda: {"sentence": "called off"})
 
     async def _start(self, request: web.Request) -> web.StreamResponse:
@@ -116,7 +116,7 @@ class FakeLifecycle:
         if vm is not None and vm.start_size is not None:
             charge = vm.start_size.vector() + ResourceVector(memory_mib=self.overhead_mib)
             if not charge.fits_in(self.free()):
-                problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="name")
+                problem = EarlierProblem(error=f"{charge} exceeds what is free ({self.free()})", field="name")
 
         def work() -> dict[str, Any]:
             vm = self.vms[name]
@@ -160,9 +160,9 @@ class FakeLifecycle:
         if name in self.vms:
             # As an agent that was started again knows by its intents.
             if (self.vms[name].state, self.vms[name].uuid) != (VMState.MIGRATING, command.uuid):
-                problem = Problem(error=f"there is a VM {name} already", field="name")
+                problem = EarlierProblem(error=f"there is a VM {name} already", field="name")
         elif not charge.fits_in(self.free()):
-            problem = Problem(error=f"{charge} exceeds what is free ({self.free()})", field="size")
+            problem = EarlierProblem(error=f"{charge} exceeds what is free ({self.free()})", field="size")
 
         def work() -> dict[str, Any]:
             spec = command.vm
@@ -210,14 +210,14 @@ class FakeLifecycle:
         domain = request.query["domain"]
         size = self.domains.get(domain)
         if size is None:
-            return json_answer(Problem(error=f"there is no domain {domain}", field="domain"), 404)
+            return json_answer(EarlierProblem(error=f"there is no domain {domain}", field="domain"), 404)
         return json_answer(Adoptable(domain=domain, size=Vector.of(size)), 200)
 
     async def _adopt(self, request: web.Request) -> web.StreamResponse:
         command = AdoptCommand.model_validate_json(await request.read())
         size = self.domains.get(command.domain)
         if size is None:
-            return json_answer(Problem(error=f"there is no domain {command.domain}", field="domain"), 404)
+            return json_answer(EarlierProblem(error=f"there is no domain {command.domain}", field="domain"), 404)
 
         def work() -> dict[str, Any]:
             spec = VMSpec(
@@ -260,10 +260,10 @@ class FakeLifecycle:
         kind: str,
         name: str,
         work: Callable[[], dict[str, Any]],
-        problem: Problem | None = None,
+        problem: EarlierProblem | None = None,
     ) -> web.StreamResponse:
         if name not in self.vms and not self.knows(command.request_id):
-            return json_answer(Problem(error=f"no VM {name}", field="name"), 404)
+            return json_answer(EarlierProblem(error=f"no VM {name}", field="name"), 404)
         return await self._carry_out(command, kind, name, work, problem)  # type: ignore[no-any-return]
 
 

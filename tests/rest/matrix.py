@@ -57,7 +57,7 @@ async def walk(session: aiohttp.ClientSession, url: str, table: Mapping[tuple[st
             assert (status, answer["field"]) == (401, "Authorization"), where
         else:
             assert status == 403, where
-            assert f"the role {needed}" in answer["error"], where
+            assert f"the role {needed}" in answer["detail"], where
 
 
 async def walk_as_stranger(

@@ -13,7 +13,7 @@ from ebbtide.messages.common import Problem, Vector
 from ebbtide.messages.hosts import HostStatus
 from ebbtide.rest.versions import answer_tagged, digest_of, wanted_versions
 
-BODY = Problem(error="nothing", field=None)
+BODY = Problem.of(400, "nothing")
 
 
 def request(**headers: str) -> web.Request:
@@ -39,7 +39,7 @@ def test_one_tag_of_many_is_enough(header: str) -> None:
 
 def test_an_answer_that_differs_in_anything_is_sent() -> None:
     tag = tag_of(answer_tagged(request(), BODY, "v1"))
-    other = Problem(error="something", field=None)
+    other = Problem.of(400, "something")
     assert answer_tagged(request(If_None_Match=tag), other, "v1").status == 200
     assert answer_tagged(request(If_None_Match=tag), BODY, "v2").status == 200
 

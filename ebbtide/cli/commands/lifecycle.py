@@ -255,4 +255,4 @@ def _partial(what: str, **components: float | None) -> PartialVector | None:
     try:
         return PartialVector.model_validate(given) if given else None
     except ValidationError as error:
-        raise EbbError(f"{what}.{problem_of(error).error}") from error
+        raise EbbError(f"{what}.{problem_of(error).detail}") from error

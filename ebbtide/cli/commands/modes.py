@@ -43,7 +43,7 @@ def _set(host: str, mode: HostMode, reason: str, to: Asking) -> None:
     try:
         ModeCommand(request_id="x", mode=mode, reason=reason)
     except ValidationError as error:
-        raise EbbError(problem_of(error).error) from error
+        raise EbbError(problem_of(error).detail) from error
     if not re.fullmatch(NAME_PATTERN, host):
         raise EbbError(f"{host!r} is no name of a host: lower-case letters, digits and hyphens, 1 to 40")
 

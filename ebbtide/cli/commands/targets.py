@@ -128,7 +128,7 @@ def size_to_reach(vm: ClusterVM, wanted: dict[str, float] | None, way: Way) -> V
     try:
         return Vector.model_validate(now | wanted)
     except ValidationError as error:
-        raise EbbError(f"target.{problem_of(error).error}") from error
+        raise EbbError(f"target.{problem_of(error).detail}") from error
 
 
 def _reach(

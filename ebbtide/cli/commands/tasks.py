@@ -76,7 +76,7 @@ def submit(
             checkpoint_grace_s=checkpoint_grace_s,
         )
     except ValidationError as error:
-        raise EbbError(problem_of(error).error) from error
+        raise EbbError(problem_of(error).detail) from error
     with Steps(quiet=to.for_programs or not wait) as steps:
 
         async def talk(client: ManagerClient) -> ManagedTask:

@@ -179,7 +179,7 @@ def create(
         try:
             spec = VMSpec.model_validate(body)
         except (ValidationError, InvalidField) as error:
-            raise EbbError(problem_of(error).error) from error
+            raise EbbError(problem_of(error).detail) from error
     if dry_run:
         report = to.ask(lambda client: client.dry_run_creation(spec, policy=policy, deadline_s=deadline_s))
         to.say(report, lambda: print_dry_run(report))

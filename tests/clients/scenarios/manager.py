@@ -16,7 +16,11 @@ from generated_manager.models.operation_state import OperationState
 from generated_manager.models.partial_vector_input import PartialVectorInput
 from generated_manager.models.priority import Priority
 from generated_manager.models.problem import Problem
+from generated_manager.models.problem_code import ProblemCode
+from generated_manager.models.reason import Reason
+from generated_manager.models.reason_code import ReasonCode
 from generated_manager.models.target_request import TargetRequest
+from generated_manager.models.vector import Vector
 from generated_manager.models.vector_input import VectorInput
 from generated_manager.models.vm_explanation import VMExplanation
 from generated_manager.models.vm_request import VMRequest
@@ -48,7 +52,18 @@ def main(client: AuthenticatedClient) -> None:
     assert isinstance(explain.sync("low", client=client), VMExplanation)
 
     refused = create.sync_detailed(client=client, body=wanted("low", 1.0, request_id="again"))
-    assert (refused.status_code, type(refused.parsed)) == (409, Problem)
+    assert refused.status_code == 409
+    assert isinstance(refused.parsed, Problem)
+    assert refused.parsed.code is ProblemCode.ALREADY_EXISTS
+    assert [error.field for error in refused.parsed.errors] == ["vm.name"]
+    huge = create.sync(client=client, body=wanted("huge", 100.0, Priority.FIXED))
+    assert isinstance(huge, Operation)
+    failed = operation.sync(huge.request_id, client=client, wait_s=30.0)
+    assert isinstance(failed, Operation)
+    assert isinstance(failed.reason, Reason)
+    assert failed.reason.code is ReasonCode.NO_ROOM
+    assert isinstance(failed.reason.asked, Vector)
+    assert failed.reason.asked.cpu_cores == 100.0
     log = events.sync(client=client, vm="low")
     assert log is not None
     assert not isinstance(log, Problem)

@@ -48,6 +48,6 @@ const resized = await ended("smaller");
 check(resized.vms[0]?.after.cpu_cores === 1 && resized.vms[0].after.memory_mib === 1000, resized);
 
 const again = await client.POST("/v1/vms", { body: { ...wanted("low", 1), request_id: "again" } });
-check(again.data === undefined && again.response.status === 409, again);
+check(again.data === undefined && again.response.status === 409 && again.error?.code === "already-exists", again);
 const { data: log } = await client.GET("/v1/events", { params: { query: { vm: "low" } } });
 check(log !== undefined && log.events.some((event) => event.kind === "deflated"), log);

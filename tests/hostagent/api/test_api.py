@@ -59,7 +59,7 @@ async def test_a_malformed_vm_is_refused_by_the_name_of_its_field(
 ) -> None:
     status, problem = await refused(client, "POST", "/v1/vms", {"request_id": "r"} | fields)
     assert (status, problem["field"]) == (400, field)
-    assert field in problem["error"]
+    assert field in problem["detail"]
     assert not world.domains
 
 
@@ -69,7 +69,7 @@ async def test_a_malformed_vm_is_refused_by_the_name_of_its_field(
 async def test_nan_and_broken_json_are_refused(client: Client, text: str) -> None:
     response = await client.post("/v1/reclaims", data=text)
     assert response.status == 400
-    assert (await response.json())["error"]
+    assert (await response.json())["detail"]
 
 
 async def test_a_vm_that_does_not_fit_is_refused_and_nothing_is_started(client: Client, world: World) -> None:
@@ -91,7 +91,7 @@ async def test_a_vm_that_does_not_fit_is_refused_and_nothing_is_started(client: 
 async def test_what_is_not_there_answers_404_with_a_sentence(client: Client, method: str, path: str) -> None:
     status, problem = await refused(client, method, path, None)
     assert status == 404
-    assert problem["error"]
+    assert problem["detail"]
 
 
 TARGETS = [
@@ -117,7 +117,7 @@ async def test_a_target_that_cannot_be_is_refused_and_the_vm_stays_as_it_is(
     body = {"request_id": "t", "generation": 2} | fields
     got, problem = await refused(client, "PUT", "/v1/vms/low-1/target", body)
     assert (got, problem["field"]) == (status, field)
-    assert field in problem["error"]
+    assert field in problem["detail"]
     assert vars(world.domains["ebb-host-a.low-1"]) == before
 
 
@@ -167,7 +167,7 @@ async def test_the_same_request_gives_the_same_answer_and_another_body_a_conflic
 async def test_a_body_that_is_too_large_is_refused(client: Client) -> None:
     response = await client.post("/v1/reclaims", data=b" " * 300_000)
     assert response.status == 413
-    assert (await response.json())["error"]
+    assert (await response.json())["detail"]
 
 
 @pytest.mark.parametrize("wait", ["-1", "soon", "1e9", "nan"])

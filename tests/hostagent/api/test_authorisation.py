@@ -83,7 +83,7 @@ async def test_an_oversized_body_is_refused(agent: Agent, world: World) -> None:
         session.post(f"{url}/v1/vms", data=b" " * (256 * 1024 + 1), headers=headers) as response,
     ):
         assert response.status == 413
-        assert "262144 bytes" in (await response.json())["error"]
+        assert "262144 bytes" in (await response.json())["detail"]
     assert not world.domains
 
 

@@ -63,7 +63,7 @@ async def test_a_domain_is_adopted_under_one_name_only(
     response = await client.post("/v1/adoptions", json=body)
     problem = await response.json()
     assert (response.status, problem["field"]) == (409, "domain")
-    assert "adopted already" in problem["error"]
+    assert "adopted already" in problem["detail"]
     assert list(host.vms) == ["web"]
 
 
@@ -81,7 +81,7 @@ async def test_what_cannot_be_adopted_is_left_alone(client: Client, command: Com
         assert (response.status, (await response.json())["field"]) == (status, field)
     domain.why_not, domain.boot_mib, domain.balloon_mib = "", 9000.0, 9000.0
     response = await client.post("/v1/adoptions", json=body)
-    assert (response.status, "slice" in (await response.json())["error"]) == (409, True)
+    assert (response.status, "slice" in (await response.json())["detail"]) == (409, True)
     assert domain.intent == ""
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     response = await client.post("/v1/vms/low-1/release", json={"request_id": "r"})

@@ -131,7 +131,7 @@ async def test_a_start_needs_room_and_is_charged_at_once(
     response = await client.post("/v1/vms/low-1/start", json={"request_id": "start"})
     problem = await response.json()
     assert (response.status, problem["field"]) == (409, "name")
-    assert "needs more than what is free" in problem["error"]
+    assert "needs more than what is free" in problem["detail"]
     assert host.vms["low-1"].intent.phase is Phase.STOPPED
     await command("DELETE", "/v1/vms/high?request_id=d")
     assert (await start(command, request_id="later")).state == "done"

@@ -50,7 +50,7 @@ async def status(client: Client) -> ModeStatus:
 async def refusal(client: Client, method: str, path: str, body: dict[str, Any]) -> str:
     response = await client.request(method, path, json=body)
     assert response.status == 409, await response.text()
-    return str((await response.json())["error"])
+    return str((await response.json())["detail"])
 
 
 def sizes(domain: Domain) -> tuple[int, float | None, float]:
@@ -160,7 +160,7 @@ async def test_a_mode_that_cannot_be_stored_is_not_taken(
     monkeypatch.setattr("hostagent.state.journal._replace", full)
     response = await client.put("/v1/mode", json={"request_id": "m", "mode": "off"})
     assert response.status == 503
-    assert "no space left" in (await response.json())["error"]
+    assert "no space left" in (await response.json())["detail"]
     assert host.modes.mode == "active"
 
 

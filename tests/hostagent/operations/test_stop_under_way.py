@@ -76,7 +76,7 @@ async def test_a_start_while_a_stop_waits_is_refused_and_the_vm_is_said_to_be_st
         refused = await client.post("/v1/vms/low-1/start", json={"request_id": "start"})
         problem = await refused.json()
         assert (refused.status, problem["field"]) == (409, "name")
-        assert "it is being stopped" in problem["error"]
+        assert "it is being stopped" in problem["detail"]
         assert world.domains["ebb-host-a.low-1"].state == "running"
     ended = await client.get("/v1/operations/stop", params={"wait_s": "20"})
     assert Operation.model_validate_json(await ended.text()).state == "done"
@@ -92,6 +92,6 @@ async def test_a_start_while_a_removal_waits_is_refused(client: Client, host: Ho
         await until(lambda: bool(host.vms["low-1"].resizer.terminating))
         refused = await client.post("/v1/vms/low-1/start", json={"request_id": "start"})
         assert refused.status == 409
-        assert "it is being removed" in (await refused.json())["error"]
+        assert "it is being removed" in (await refused.json())["detail"]
     ended = await client.get("/v1/operations/d", params={"wait_s": "20"})
     assert Operation.model_validate_json(await ended.text()).state == "done"

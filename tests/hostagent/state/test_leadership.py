@@ -129,7 +129,7 @@ async def test_an_epoch_that_cannot_be_stored_is_no_fault_of_the_command(
         disk.setattr("hostagent.state.journal._replace", full)
         response = await client.post("/v1/reclaims", json=body)
         assert (response.status, host.journal.epoch) == (503, 0)
-        assert "No space left" in (await response.json())["error"]
+        assert "No space left" in (await response.json())["detail"]
     assert (await client.post("/v1/reclaims", json=body)).status == 202
     assert host.journal.epoch == 3
 
@@ -210,7 +210,7 @@ async def test_what_was_done_before_the_epoch_was_forgotten_is_not_done_again(wo
         assert list(world.domains) == ["ebb-host-a.web"]
         # That manager has not ended, as the way back asks for: it leads here again, and the other one is told.
         status, refusal = await send("POST", "/v1/reclaims", {"request_id": "r", "epoch": 2, "need": {"cpu_cores": 1}})
-        assert (status, refusal["error"]) == (409, "epoch 2 is over: the manager with epoch 7 leads")
+        assert (status, refusal["detail"]) == (409, "epoch 2 is over: the manager with epoch 7 leads")
 
 
 @contextlib.asynccontextmanager

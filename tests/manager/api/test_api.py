@@ -58,7 +58,7 @@ async def test_a_bad_request_for_a_vm_names_its_field(cluster: Cluster, body: An
     status, problem = await cluster.call("POST", "/v1/vms", json=body)
     assert status == 400
     assert problem["field"] == field
-    assert problem["error"]
+    assert problem["detail"]
     await nothing_happened(cluster)
 
 
@@ -74,7 +74,7 @@ async def test_numbers_that_are_none_are_refused(cluster: Cluster, number: str) 
 async def test_what_is_no_json_is_refused(cluster: Cluster, data: bytes) -> None:
     status, problem = await cluster.call("POST", "/v1/vms", data=data)
     assert status == 400
-    assert problem["error"]
+    assert problem["detail"]
     await nothing_happened(cluster)
 
 
@@ -88,7 +88,7 @@ async def nothing_happened(cluster: Cluster) -> None:
 async def test_a_body_beyond_the_limit_is_refused(cluster: Cluster) -> None:
     status, problem = await cluster.call("POST", "/v1/vms", data=b" " * (256 * 1024 + 1))
     assert status == 413
-    assert "262144 bytes" in problem["error"]
+    assert "262144 bytes" in problem["detail"]
     await nothing_happened(cluster)
 
 
@@ -155,7 +155,7 @@ async def test_commands_for_unknown_vms_are_404(cluster: Cluster) -> None:
 async def test_another_method_is_405(cluster: Cluster, method: str, path: str) -> None:
     status, problem = await cluster.call(method, path)
     assert status == 405
-    assert method in problem["error"]
+    assert method in problem["detail"]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ async def test_a_vm_that_is_being_placed_is_called_off_once(cluster: Cluster) ->
     assert (await cluster.get("/v1/vms/low-1"))["state"] == "deleting"
     status, problem = await cluster.call("DELETE", "/v1/vms/low-1?request_id=e")
     assert status == 409
-    assert "wait for operation d" in problem["error"]
+    assert "wait for operation d" in problem["detail"]
 
 
 async def test_a_vm_that_was_refused_can_be_deleted(cluster: Cluster) -> None:

@@ -153,7 +153,7 @@ async def test_an_agent_reports_of_its_own_host_only(served: Served) -> None:
         body = FakeAgent(name, cpu_cores=4.0, memory_mib=1000.0).report().model_dump(mode="json")
         got, answer = await served.call("POST", f"/v1/hosts/{name}/report", "agent", json=body)
         assert got == status, answer
-    assert "of the host host-a" in answer["error"]
+    assert "of the host host-a" in answer["detail"]
     assert [host.report.id for host in served.manager.hosts.all()] == ["host-a"]
     body = FakeAgent("host-b", cpu_cores=4.0, memory_mib=1000.0).report().model_dump(mode="json")
     assert (await served.call("POST", "/v1/hosts/host-a/report", "agent", json=body))[0] == 400
@@ -188,7 +188,7 @@ async def test_domain_xml_in_a_request_is_for_admins_only(served: Served) -> Non
     body = {"request_id": "x", "vm": vm("low-1", xml="<domain type='qemu'><name>low-1</name></domain>")}
     for role in ("viewer", "operator"):
         status, problem = await served.call("POST", "/v1/vms", role, json=body)
-        assert status == 403 or "extra inputs" in problem["error"], problem
+        assert status == 403 or "extra inputs" in problem["detail"], problem
     assert await served.manager.vms() == []
 
 
@@ -203,7 +203,7 @@ async def test_an_oversized_body_is_refused_whether_its_size_is_said_or_not(serv
     for data in (b" " * (256 * 1024 + 1), pieces()):
         status, problem = await served.call("POST", "/v1/vms", "operator", data=data)
         assert status == 413
-        assert "262144 bytes" in problem["error"]
+        assert "262144 bytes" in problem["detail"]
 
 
 def head(length: int, role: str = "operator") -> bytes:
@@ -291,7 +291,7 @@ async def test_who_asks_too_often_waits_and_nobody_else_does(tmp_path: Path) -> 
         async with served.session.get(url, headers=headers) as response:
             assert response.status == 429
             assert 1 <= int(response.headers["Retry-After"]) <= 100
-            assert "0.01 requests a second" in (await response.json())["error"]
+            assert "0.01 requests a second" in (await response.json())["detail"]
         assert (await served.call("GET", "/v1/vms", "operator"))[0] == 200
         statuses = []
         for _ in range(5):

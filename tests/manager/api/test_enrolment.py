@@ -102,7 +102,7 @@ async def test_an_invitation_enrols_one_host_with_one_key_also_after_a_restart(t
         for host in ("host-b", "host-c"):
             status, problem = await enrol(cluster, token, host)
             assert (status, problem["field"]) == (403, "token")
-            assert "was used by host-b already" in problem["error"]
+            assert "was used by host-b already" in problem["detail"]
 
 
 @pytest.mark.service
@@ -121,7 +121,7 @@ async def test_what_is_no_invitation_for_this_host_now_is_refused(
 ) -> None:
     async with enrolling(tmp_path, FakeAgent("host-a", cpu_cores=1.0, memory_mib=1000.0)) as cluster:
         named = await invite(cluster, host="host-x")
-        assert "is for host-x" in (await enrol(cluster, named))[1]["error"]
+        assert "is for host-x" in (await enrol(cluster, named))[1]["detail"]
         known = await enrol(cluster, await invite(cluster), "host-a")
         assert (known[0], known[1]["field"]) == (409, "host")
         assert (await enrol(cluster, await invite(cluster, host="host-a"), "host-a"))[0] == 200
@@ -189,7 +189,7 @@ async def test_a_host_that_was_revoked_is_neither_heard_nor_taken_in_again(tmp_p
             token = report_token(HOSTS_KEY, "host-a")
             for name, body in (("report", report), ("certificate", {"csr": request(), "address": "127.0.0.1"})):
                 status, problem = await cluster.call("POST", f"/v1/hosts/host-a/{name}", token, json=body)
-                assert (status, problem["error"]) == (403, "host-a is revoked: it was stolen")
+                assert (status, problem["detail"]) == (403, "host-a is revoked: it was stolen")
             assert (await enrol(cluster, kept, "host-a"))[0] == 409
             assert (await cluster.call("POST", "/v1/invitations", json={"host": "host-a"}))[0] == 409
             await cluster.stop_manager()
@@ -206,7 +206,7 @@ async def test_without_tls_tokens_are_all_that_a_host_gets_and_without_a_url_nob
         assert (status, joined.get("certificate"), joined.get("ca")) == (200, None, None)
     async with cluster_of(tmp_path) as cluster:
         status, problem = await cluster.call("POST", "/v1/invitations", json={})
-        assert (status, "start it with --url" in problem["error"]) == (409, True)
+        assert (status, "start it with --url" in problem["detail"]) == (409, True)
         assert (await cluster.call("GET", "/v1/ca"))[0] == 409
 
 

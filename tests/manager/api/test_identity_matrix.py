@@ -139,7 +139,7 @@ async def stop_at(session: aiohttp.ClientSession, method: str, url: str) -> str:
     assert not re.search(r"[{}]", url)
     try:
         async with session.request(method, url, data=None if method == "GET" else b"{}") as response:
-            error = (await response.json())["error"] if response.status in (401, 403) else ""
+            error = (await response.json())["detail"] if response.status in (401, 403) else ""
     except BROKEN:
         return "no connection without a certificate"
     if response.status == 401:

@@ -169,7 +169,7 @@ async def test_a_revoked_host_is_neither_heard_nor_called(pair: Pair, tmp_path: 
     pair.gate.read_again()()
     assert (await pair.report(own))[0] == 401
     status, problem = await pair.call("GET", url, pair.pki.client(), TOKEN)
-    assert (status, problem["error"]) == (503, "host-a is revoked")
+    assert (status, problem["detail"]) == (503, "host-a is revoked")
     assert pair.manager.hosts.state("host-a") == ("silent", "it is revoked")
     assert "host-a" not in dict(pair.manager.hosts.availability.offers("place", 10))
 
@@ -184,7 +184,7 @@ async def test_a_report_needs_the_certificate_of_its_host(pair: Pair) -> None:
     named = pair.pki.pair("someone", ("host-d", "127.0.0.1"))
     for own in (None, pair.pki.pair("host-b"), pair.pki.pair("ebb-manager"), named):
         status, problem = await pair.report(own, "host-d")
-        assert (status, problem["error"]) == (403, "the client's certificate must have the common name host-d")
+        assert (status, problem["detail"]) == (403, "the client's certificate must have the common name host-d")
     assert pair.manager.hosts.get("host-d") is None
 
 
@@ -221,7 +221,7 @@ async def test_an_agent_serves_its_manager_only(pair: Pair) -> None:
     assert (await pair.ask_agent(pair.pki.pair("ebb-manager")))[0] == 200
     for name in ("host-a", "host-b", "EBB-MANAGER"):
         status, problem = await pair.ask_agent(pair.pki.pair(name))
-        assert (status, problem["error"]) == (403, "the client's certificate must have the common name ebb-manager")
+        assert (status, problem["detail"]) == (403, "the client's certificate must have the common name ebb-manager")
     # A name to listen under is no name to command by.
     assert (await pair.ask_agent(pair.pki.pair("host-b", ("ebb-manager", "127.0.0.1"))))[0] == 403
 
@@ -286,7 +286,7 @@ async def test_a_manager_gives_its_token_to_no_false_agent(pair: Pair, trouble: 
         url = f"{pair.manager_url}/v1/hosts/host-f/mode"
         status, problem = await pair.call("PUT", url, pair.pki.client(), TOKEN, json=command)
         assert status == 503
-        assert "certificate" in problem["error"].lower(), problem
+        assert "certificate" in problem["detail"].lower(), problem
         assert heard == []
     finally:
         await server.close()
@@ -305,7 +305,7 @@ async def test_a_connection_with_one_host_serves_no_other_at_the_same_address(pa
     command |= {"request_id": "p", "mode": "paused"}
     status, problem = await pair.call("PUT", f"{pair.manager_url}/v1/hosts/host-b/mode", people, TOKEN, json=command)
     assert status == 503
-    assert "the certificate is of host-a, not of host-b" in problem["error"]
+    assert "the certificate is of host-a, not of host-b" in problem["detail"]
     assert pair.agent.host.journal.mode.mode is HostMode.ACTIVE
 
 

@@ -108,7 +108,7 @@ async def test_what_cannot_be_asked_is_refused_by_its_field(
     await lab.create("low-1")
     got, problem = await lab.cluster.call(method, path, json=body)
     assert (got, problem["field"]) == (status, field), problem
-    assert problem["error"]
+    assert problem["detail"]
 
 
 async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: Lab) -> None:

@@ -86,7 +86,7 @@ async def test_vms_are_given_up_only_where_that_is_said(cluster: Cluster) -> Non
     await lose(cluster, first)
     status, problem = await forget(cluster, "host-a")
     assert (status, problem["field"]) == (409, "lost_vms")
-    assert "low-1" in problem["error"]
+    assert "low-1" in problem["detail"]
     assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
     status, answer = await forget(cluster, "host-a", "?lost_vms=true")
     assert (status, answer["vms"]) == (200, ["low-1"]), answer
@@ -126,7 +126,7 @@ async def test_a_host_that_an_operation_waits_for_is_not_forgotten(cluster: Clus
     await is_silent(cluster, cluster.agents[1])
     status, problem = await forget(cluster, "host-b", "?lost_vms=true")
     assert (status, problem["field"]) == (409, "id"), problem
-    assert "is waited for" in problem["error"]
+    assert "is waited for" in problem["detail"]
     assert (await cluster.get("/v1/vms/low-1"))["state"] == "migrating"
 
 

@@ -57,7 +57,7 @@ async def test_a_stopped_vm_keeps_its_name_and_host_and_its_room_is_shared(clust
     row = await seen(cluster, "low-2")
     assert (row["state"], row["host"], row["current"]["cpu_cores"]) == ("stopped", "host-a", 0.0)
     status, problem = await send(cluster, "low-2", "stop", request_id="again")
-    assert (status, problem["error"]) == (409, "low-2 is stopped already")
+    assert (status, problem["detail"]) == (409, "low-2 is stopped already")
     await consistent(cluster)
 
 
@@ -72,7 +72,7 @@ async def test_a_start_deflates_others_and_comes_up_at_its_committed_size(cluste
     assert runs(first.vms["low-2"])
     assert [kind for kind, _ in first.done][-2:] == ["reclaim", "start"]
     status, problem = await send(cluster, "low-2", "start", request_id="again")
-    assert (status, problem["error"]) == (409, "low-2 is running, not stopped")
+    assert (status, problem["detail"]) == (409, "low-2 is running, not stopped")
     await consistent(cluster)
 
 
@@ -270,7 +270,7 @@ async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster
     if high.host == "host-b":
         assert second.cores("old-web") < 3.0
     status, problem = await send(cluster, "old-web", "migrate", lose_disk=True)
-    assert (status, "adopted" in problem["error"]) == (409, True)
+    assert (status, "adopted" in problem["detail"]) == (409, True)
     await cluster.delete("high-1")
     released = await ask(cluster, "old-web", "release")
     assert released.state is OperationState.DONE
@@ -280,7 +280,7 @@ async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster
     assert (newest.cores_after, newest.by_owner) == (0.0, True), "nobody took its cores away"
     assert (await cluster.call("GET", "/v1/vms/old-web"))[0] == 404
     status, problem = await send(cluster, "low-1", "release")
-    assert (status, "not adopted" in problem["error"]) == (409, True)
+    assert (status, "not adopted" in problem["detail"]) == (409, True)
     await consistent(cluster)
 
 
@@ -327,7 +327,7 @@ async def test_nothing_begins_beside_a_plan_that_is_at_work_on_the_vm(cluster: C
     await first.polled.wait()
     for verb in ("start", "resize", "migrate"):
         status, problem = await send(cluster, "low-1", verb, **({"priority": "fixed"} if verb == "resize" else {}))
-        assert (status, problem["error"]) == (409, "low-1 is stopping: wait for operation stop-low-1")
+        assert (status, problem["detail"]) == (409, "low-1 is stopping: wait for operation stop-low-1")
     assert (await cluster.call("DELETE", "/v1/vms/low-1?request_id=d"))[0] == 409
     status, answer = await send(cluster, "low-1", "stop")
     assert (status, answer["request_id"]) == (202, "stop-low-1"), "the same request is the same operation"
@@ -355,7 +355,7 @@ async def test_nothing_begins_beside_a_resize_or_a_release(cluster: Cluster, ver
     for other in ("stop", "migrate", "resize"):
         body = {"priority": "fixed"} if other == "resize" else {}
         status, problem = await send(cluster, name, other, request_id=f"second-{other}", **body)
-        assert (status, problem["error"]) == (409, f"{name} is being changed: wait for operation {verb}-{name}")
+        assert (status, problem["detail"]) == (409, f"{name} is being changed: wait for operation {verb}-{name}")
     agent.trouble.never_ends = False
     agent.end_pending()
     assert (await cluster.ended(f"{verb}-{name}")).state is OperationState.DONE

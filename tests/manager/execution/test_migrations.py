@@ -228,7 +228,7 @@ async def test_a_migration_to_a_host_that_goes_silent_ends_and_the_vm_can_be_sta
     assert "may have been started on host-b, which does not say" in failed.sentence
     assert not runs(first.vms["low-1"]), "as long as it may run elsewhere"
     status, problem = await send(cluster, "low-1", "start")
-    assert (status, "low-1 is migrating" in problem["error"]) == (409, True)
+    assert (status, "low-1 is migrating" in problem["detail"]) == (409, True)
     await second.revive()
 
     async def safe() -> bool:

@@ -280,7 +280,7 @@ async def test_a_suspended_vm_is_shown_so_and_comes_back_with_the_memory_that_wa
         for verb, more in (("migrate", {}), ("start", {"anywhere": True})):
             status, answer = await send(cluster, name, verb, **more)
             assert (status, answer["field"]) == (409, "lose_disk")
-            assert "on host-a alone and stays behind" in answer["error"]
+            assert "on host-a alone and stays behind" in answer["detail"]
         await cluster.delete("high-1")
         back = await is_back(cluster, name)
         assert (back["saved_mib"], back["preempted"]) == (None, None)

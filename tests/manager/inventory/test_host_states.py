@@ -58,7 +58,7 @@ async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted
         assert "the hypervisor of host-a does not answer (Connection refused)" in refused.sentence
         body = {"request_id": "t", "generation": 9, "target": {"cpu_cores": 1.0, "memory_mib": 500.0}}
         status, problem = await cluster.call("PUT", "/v1/vms/low-1/target", json=body)
-        assert (status, "cannot reach its hypervisor" in problem["error"]) == (503, True)
+        assert (status, "cannot reach its hypervisor" in problem["detail"]) == (503, True)
         assert await cluster.events("preempting") == []
         assert set(agent.vms) == {"low-1", "low-2"}
         agent.unavailable = ""

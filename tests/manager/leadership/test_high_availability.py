@@ -144,7 +144,7 @@ async def test_a_killed_leader_is_followed_by_the_other_and_every_accepted_reque
         first, second = made.managers
         assert (await second.ask("/healthz")) == (200, {"status": "ok", "role": "standby"})
         status, problem = await second.ask("/v1/vms")
-        assert (status, problem["error"]) == (503, f"this manager is a standby; the manager at {first.url} leads")
+        assert (status, problem["detail"]) == (503, f"this manager is a standby; the manager at {first.url} leads")
         await made.hosts_ready(client)
         stream = Stream(client)
         try:
@@ -216,7 +216,7 @@ async def test_a_leader_that_was_halted_changes_nothing_after_the_take_over_and_
             while "standby" not in first.roles()[-1]:
                 await first.ask("/healthz")
         status, problem = await first.ask("/v1/vms")
-        assert (status, problem["error"].split(";")[0]) == (503, "this manager is a standby")
+        assert (status, problem["detail"].split(";")[0]) == (503, "this manager is a standby")
         assert made.contents() == before
         assert [list(each.arrived) for each in made.agents] == arrived
         assert rows_of(made.database, "SELECT epoch, url FROM terms ORDER BY epoch") == [

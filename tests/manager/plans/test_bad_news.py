@@ -100,7 +100,7 @@ async def test_a_host_that_does_not_let_the_manager_in_is_not_the_clients_fault(
         monkeypatch.setattr("tests.manager.fake_lifecycle.web.json_response", _refusing(status))
         answer, problem = await cluster.call("GET", "/v1/hosts/host-a/templates")
         assert answer == 503, problem
-        assert "the certificate must name host-a" in problem["error"]
+        assert "the certificate must name host-a" in problem["detail"]
 
 
 def _refusing(status: int) -> Any:

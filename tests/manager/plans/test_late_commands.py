@@ -144,7 +144,7 @@ async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has
         again = {"request_id": "again", "vm": vm(victim)}
         status, problem = await cluster.call("POST", "/v1/vms", json=again)
         assert status == 409, problem
-        assert "deleting" in problem["error"]
+        assert "deleting" in problem["detail"]
         for request_id in ("high", "delete-low-1", "delete-low-2"):
             assert (await cluster.ended(request_id)).state is OperationState.DONE
         assert (await cluster.create(vm(victim, cpu_cores=0.5, memory_mib=300.0), "anew")).state is OperationState.DONE

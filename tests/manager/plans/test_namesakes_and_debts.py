@@ -130,7 +130,7 @@ async def test_a_vm_that_is_to_be_removed_is_not_moved_or_started_meanwhile(
         for verb, body in (("migrate", {"lose_disk": True}), ("stop", {}), ("start", {}), ("resize", {"nominal": {}})):
             status, problem = await send(cluster, "low-1", verb, **body)
             assert (status, problem["field"]) == (409, "name"), verb
-            assert "is removed as soon as host-a answers" in problem["error"]
+            assert "is removed as soon as host-a answers" in problem["detail"]
         deleted = await cluster.delete("low-1")
         assert deleted.state is OperationState.DONE, "its owner may have it removed at once"
 

@@ -221,7 +221,7 @@ async def test_a_silent_host_gets_no_vm_and_keeps_its_own(tmp_path: Path) -> Non
             json={"request_id": "t", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 500.0}},
         )
         assert status == 503
-        assert "silent" in problem["error"]
+        assert "silent" in problem["detail"]
 
 
 async def test_a_target_is_passed_on_to_the_agent(tmp_path: Path) -> None:

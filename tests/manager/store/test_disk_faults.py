@@ -49,7 +49,7 @@ async def test_a_full_disk_under_the_store_is_said_to_clients_until_there_is_roo
             spec = {"name": f"vm-{next(requests)}", "nominal": {"cpu_cores": 1000.0, "memory_mib": 1024.0}}
             body = {"request_id": spec["name"], "vm": spec}
             status, answer = await cluster.call("POST", "/v1/vms", json=body)
-            return status == 503 and answer["error"].startswith("the disk under the store is full")
+            return status == 503 and answer["detail"].startswith("the disk under the store is full")
 
         await cluster.until(is_said)
 

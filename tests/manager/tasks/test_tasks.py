@@ -82,7 +82,7 @@ async def test_each_token_has_its_own_user_for_its_tasks(tmp_path: Path) -> None
         assert [running.order.user for running in engine.attempts.values()] == ["daemon"]
     async with cluster_of(tmp_path, **settings(engine, user=None, users={"ci": "daemon"})) as cluster:
         status, answer = await cluster.call("POST", "/v1/tasks", json=body("another"))
-        assert (status, answer["error"].partition(":")[0]) == (403, "token-file has no user for its tasks")
+        assert (status, answer["detail"].partition(":")[0]) == (403, "token-file has no user for its tasks")
 
 
 @each_store
@@ -125,7 +125,7 @@ async def test_without_an_engine_tasks_are_refused_and_said_to_be(tmp_path: Path
     async with cluster_of(tmp_path) as cluster:
         status, problem = await cluster.call("POST", "/v1/tasks", json=body("train"))
         assert status == 409
-        assert "--engine-file" in problem["error"]
+        assert "--engine-file" in problem["detail"]
         assert (await cluster.get("/v1/engine"))["kind"] == "none"
         for method, path in (("GET", "/v1/tasks/none"), ("DELETE", "/v1/tasks/none")):
             assert (await cluster.call(method, path))[0] == 404

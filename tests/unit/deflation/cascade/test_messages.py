@@ -79,7 +79,7 @@ def test_a_bad_request_is_answered_with_its_field(path: str, value: Any, field: 
         VMRequest.model_validate_json(json.dumps(body))
     problem = problem_of(caught.value)
     assert problem.field == field
-    assert field in problem.error
+    assert field in problem.detail
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"low"', "{}", '{"request_id": "r"}'])
@@ -87,8 +87,8 @@ def test_a_body_that_is_none_is_answered_with_a_sentence(text: str) -> None:
     with pytest.raises(ValidationError) as caught:
         VMRequest.model_validate_json(text)
     problem = problem_of(caught.value)
-    assert problem.error
-    assert "\n" not in problem.error
+    assert problem.detail
+    assert "\n" not in problem.detail
 
 
 def test_a_body_that_is_wrong_all_over_takes_no_time_to_be_refused() -> None:
@@ -100,13 +100,13 @@ def test_a_body_that_is_wrong_all_over_takes_no_time_to_be_refused() -> None:
     with pytest.raises(ValidationError) as caught:
         HostReport.model_validate_json(json.dumps({f"f{number}": 0 for number in range(2000)}))
     problem = problem_of(caught.value)
-    assert (problem.field, problem.error.split(" in ")[0]) == (None, "the body is wrong")
+    assert (problem.field, problem.detail.split(" in ")[0]) == (None, "the body is wrong")
 
 
 def test_an_error_of_the_core_keeps_its_field() -> None:
     problem = problem_of(InvalidField("target.cpu_cores", "must be within [1, 4], but is 5"))
     assert problem.field == "target.cpu_cores"
-    assert problem.error == "target.cpu_cores must be within [1, 4], but is 5"
+    assert problem.detail == "target.cpu_cores must be within [1, 4], but is 5"
 
 
 @pytest.mark.parametrize("generation", [0, -1, 1.5, "x", None])

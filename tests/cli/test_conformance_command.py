@@ -1,0 +1,135 @@
+"""`ebb conformance` against the example agent, against our own, and against agents that break one rule each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ebbtide.cli import conformance
+from ebbtide.rest.credentials import command_token, report_token
+from tests.manager.cluster import cluster_of, vm
+from tests.manager.fake_agent import HOSTS_KEY
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/host_agent.py"
+TOKEN = command_token(HOSTS_KEY, "host-x")
+
+
+@contextlib.asynccontextmanager
+async def agent_of(script: Path, **environment: str) -> AsyncIterator[str]:
+    """A process of an agent; its URL."""
+    variables = {**os.environ, "EBB_TOKEN": TOKEN, **environment}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", str(script), "host-x", "0", env=variables, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def failures(url: str) -> dict[str, str]:
+    checks = await conformance.examine(url, TOKEN)
+    return {check.name: check.why for check in checks if not check.ok}
+
+
+async def test_the_example_passes_all_checks() -> None:
+    async with agent_of(EXAMPLE) as url:
+        checks = await conformance.examine(url, TOKEN)
+    assert [(check.name, check.why) for check in checks if not check.ok] == []
+    assert len(checks) == len(conformance.CHECKS)
+
+
+#: A line of the example, what it becomes, and the check that finds it.
+BROKEN = {
+    "the token is not looked at": (
+        '        if self.headers.get("Authorization") != f"Bearer {os.environ[\'EBB_TOKEN\']}":',
+        "        if False:",
+        "it answers nothing without a token",
+    ),
+    "an earlier manager is followed": (
+        "        if epoch < self.epoch:",
+        "        if False:",
+        "it refuses managers that are over",
+    ),
+    "a repetition begins anew": (
+        "        if request_id in self.done:",
+        "        if False:",
+        "repeated requests are harmless",
+    ),
+    "what is held is not said": ('size != vm["nominal"]', "False", "targets are reached, counted and held"),
+    "what was left out is 0": (
+        'float(vm["current"][part] if wanted.get(part) is None else wanted[part])',
+        "float(wanted.get(part, 0.0))",
+        "a part of a target leaves the rest",
+    ),
+    "a shortfall is not told": (
+        'return self.resize(sizes) | {"state": state, "shortfall": short}',
+        "return self.resize(sizes)",
+        "needs are reclaimed, and shortfalls told",
+    ),
+    "minimums are not kept": (
+        'vm["current"][part] - vm["minimum"][part] for vm in rows}\n            share',
+        'vm["current"][part] for vm in rows}\n            share',
+        "needs are reclaimed, and shortfalls told",
+    ),
+    "what is off is charged": (
+        '"current": dict.fromkeys(PARTS, 0.0)}',
+        '"current": vm["current"]}',
+        "a VM that is off holds nothing",
+    ),
+    "free counts what VMs hold": (
+        'left[part] -= vm["current"][part]',
+        "left[part] -= 0",
+        "a VM is created at its nominal size",
+    ),
+    "a deleted VM stays": ("        del self.vms[name]", "        pass", "a deleted VM is gone"),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+async def test_an_agent_that_breaks_a_rule_fails_the_check_of_it(rule: str, tmp_path: Path) -> None:
+    line, instead, check = BROKEN[rule]
+    text = EXAMPLE.read_text()
+    assert text.count(line) == 1
+    script = tmp_path / "agent.py"
+    script.write_text(text.replace(line, instead))
+    async with agent_of(script) as url:
+        assert check in await failures(url)
+
+
+async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, silent_after_s=60.0) as cluster:
+        assert cluster.server is not None
+        manager = str(cluster.server.make_url("")).rstrip("/")
+
+        async def known() -> bool:
+            return bool((await cluster.get("/v1/hosts"))["hosts"])
+
+        async with agent_of(EXAMPLE, EBB_MANAGER=manager, EBB_REPORT_TOKEN=report_token(HOSTS_KEY, "host-x")):
+            await cluster.until(known)
+            low = await cluster.create(vm("low", cpu_cores=6.0))
+            high = await cluster.create(vm("high", "fixed", cpu_cores=4.0))
+            assert (low.state, high.state, high.host) == ("done", "done", "host-x"), high.sentence
+            shown = {row["name"]: row["current"]["cpu_cores"] for row in (await cluster.get("/v1/vms"))["vms"]}
+            assert shown == {"low": 4.0, "high": 4.0}
+            assert (await cluster.delete("high")).state == "done"
+
+            async def grown() -> bool:
+                return bool((await cluster.get("/v1/vms/low"))["current"]["cpu_cores"] == 6.0)
+
+            await cluster.until(grown)
+
+
+async def test_what_is_no_agent_fails_with_a_sentence() -> None:
+    found = await failures("http://127.0.0.1:1")
+    assert list(found) == ["it says that it runs"]
+    assert "GET /healthz: no answer in JSON" in found["it says that it runs"]
