@@ -6,11 +6,14 @@
         for vm in await manager.vms():
             print(vm.name, vm.current)
 
+Without asyncio: `SyncManagerClient`. More in docs/reference/client.md.
+
 Bodies are those of `ebbtide.messages`. A request fails with a ClientError: ManagerUnreachable, ManagerRefused (with
 the HTTP status and the field that is wrong) or ManagerStandsBy. Several managers of one store are given as one URL with
 commas; the client finds the one that leads.
 """
 
+from ebbtide.client.blocking import SyncManagerClient
 from ebbtide.client.errors import ClientError, ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.lifecycle import new_request_id
 from ebbtide.client.manager import ManagerClient
@@ -22,6 +25,7 @@ __all__ = [
     "ManagerRefused",
     "ManagerStandsBy",
     "ManagerUnreachable",
+    "SyncManagerClient",
     "TLSFiles",
     "new_request_id",
 ]
