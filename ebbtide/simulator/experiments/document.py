@@ -13,9 +13,11 @@ from ebbtide.simulator.errors import ExperimentError, InvalidParameter
 from ebbtide.simulator.experiments import plotting
 from ebbtide.simulator.experiments.experiment import BOUND, RESERVED, Axis, Experiment, Policy, Value
 from ebbtide.simulator.experiments.fields import Given
-from ebbtide.simulator.experiments.model import INPUTS, MADE, POLICY, Input
+from ebbtide.simulator.experiments.model import INPUTS, MADE, MODELS, POLICY, WITH_JOBS, Input
 
 TABLES: Final = ("experiment", INPUTS, "settings", "sweep", "plots")
+#: The setting that ``--rows`` sets.
+ROWS: Final = "rows"
 #: Keys of [experiment] that ``--set`` finds without their table.
 OWN: Final = ("name", "model", "description", "policies", "seeds", "metrics")
 #: Values of one axis at most; a range with a slip in its step is no sweep.
@@ -68,6 +70,13 @@ def parsed(
     if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
         raise own.wrong("name", f"must be of letters, digits, '-', '_' and '.', but is {name!r}")
     settings = _settings(whole.table("settings", {}), "settings")
+    model = own.text("model")
+    if ROWS in settings and model in MODELS and model not in WITH_JOBS:
+        raise InvalidParameter(
+            f"settings.{ROWS}",
+            f"(--rows) asks for a row for each job, and the model {model} has no jobs; those of {', '.join(WITH_JOBS)} "
+            "can be written",
+        )
     axes = tuple(_axes(whole.table("sweep", {}), "sweep"))
     metrics = own.texts("metrics", ())
     if len(set(metrics)) < len(metrics):
@@ -78,7 +87,7 @@ def parsed(
         _replaced(settings, axis.name)
     experiment = Experiment(
         name=name,
-        model=own.text("model"),
+        model=model,
         description=own.text("description", ""),
         inputs=_inputs(whole.table(INPUTS, {}), directory, inputs or {}),
         settings=settings,

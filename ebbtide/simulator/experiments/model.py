@@ -44,6 +44,9 @@ MODELS: Final[dict[str, str]] = {
     "waiting": "ebbtide.simulator.waiting.model:MODEL",
 }
 
+#: Models that have jobs, and so the setting ``rows``, a row for each of them.
+WITH_JOBS: Final = ("jobs", "waiting", "intervals", "coaster", "matching")
+
 #: Settings that say how a model makes what an input brings, by model and input: they count for nothing beside it.
 MADE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "harvest-series": {"vms": ("arrivals_per_h", "lifetime_shape", "lifetime_least_s", "lifetime_most_s")},

@@ -276,13 +276,24 @@ def test_rows_of_jobs_are_written_by_the_command_line(tmp_path: Path, monkeypatc
     assert ebb("run", shipped, *words, "--rows", "jobs.csv").exit_code == 2
 
 
+@pytest.mark.parametrize("name", ["harvest-series", "preemption"])
+def test_a_model_without_jobs_has_no_rows_of_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = str(ROOT / "experiments" / f"{name}.toml")
+    done = ebb("run", shipped, "--rows", "jobs.parquet")
+    assert done.exit_code == 1
+    sentence = f"settings.rows (--rows) asks for a row for each job, and the model {name} has no jobs; those of jobs, "
+    assert sentence in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("model", sorted(ON_TRACES))
 def test_every_model_of_jobs_gives_rows(model: str, tmp_path: Path) -> None:
     given = ON_TRACES[model] | {"inputs": {"jobs": Input(trace(tmp_path))}, "rows": True}
     table = outcome(model, **given).tables["jobs"]
     assert table["id"].tolist()[:2] == ["job-0", "job-1"]
     assert (table["ended_s"] > table["submitted_s"]).all()
-    assert not outcome(model, **given | {"rows": False}).tables
+    assert "jobs" not in outcome(model, **given | {"rows": False}).tables
 
 
 def test_warnings_are_kept_with_the_runs(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_policy_of_a_shipped_experiment_runs(name: str) -> None:
         assert all(math.isfinite(found[metric]) for metric in plotted)
 
 
-@pytest.mark.parametrize("name", ["waiting-trace", "coaster-trace"])
+@pytest.mark.parametrize("name", ["waiting-trace", "coaster-trace", "coaster-yahoo", "eagle"])
 def test_experiments_on_traces_are_sound(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "jobs.tr"
     trace.write_text("0 1 5 5\n10 2 7.5 5 10\n")
