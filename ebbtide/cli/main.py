@@ -90,7 +90,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("context remove", "contexts.remove", "ebb context remove prod"),
     ("health", "cluster.health", "ebb health; ebb health --ready"),
     ("doctor", "doctor.doctor", "ebb doctor; ebb doctor --probe-acpi"),
-    ("conformance", "conformance.conformance", "ebb conformance http://127.0.0.1:7101 --token-file agent-token"),
+    ("conformance", "doctor.conformance", "ebb conformance http://127.0.0.1:7101 --token-file agent-token"),
     ("demo", "lab.demo", "ebb demo --lab"),
     ("backup", "cluster.backup", "ebb backup /var/backups/ebbtide.backup"),
     ("openapi", "cluster.openapi", "ebb openapi > manager.json"),

@@ -67,6 +67,14 @@ class Mechanism(TypedDict):
     fixes: list[str]
 
 
+class Conforms(TypedDict):
+    """One check of a host agent; why: empty if it passed."""
+
+    name: str
+    ok: bool
+    why: str
+
+
 class Gives(TypedDict):
     """What a VM gives as such a guest."""
 
@@ -160,6 +168,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "context remove": _object("Removed", removed=str, contexts=list[str]),
     "health": ManagerHealth | Readiness,
     "doctor": _object("Diagnosis", ok=bool, findings=list[Finding]),
+    "conformance": _object("Conformance", url=str, checks=list[Conforms]),
     "demo": DemoReport,
     "backup": _object("Backup", file=str, bytes=int),
     "openapi": _FREE,
