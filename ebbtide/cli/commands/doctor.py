@@ -1,4 +1,4 @@
-"""`ebb doctor`: this machine, or the ACPI probe; `ebb vm doctor`: a VM; `ebb conformance`: a host agent of one's own."""
+"""`ebb doctor`: this machine, or the ACPI probe; `ebb vm doctor`: a VM; `ebb conformance`: a host agent of others."""
 
 from __future__ import annotations
 
