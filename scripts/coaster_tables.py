@@ -75,7 +75,7 @@ class Sweep:
 def tables() -> Iterator[str]:
     """The lines."""
     eagle, yahoo, trace = Sweep("eagle"), Sweep("coaster-yahoo"), Sweep("coaster-trace")
-    yield from ("**Eagle**, mean and longest wait of short tasks, s. " + eagle.command + ".", "")
+    yield from ("**Eagle**, mean and longest wait of short tasks, s.", eagle.command + ".", "")
     yield "| servers, for short tasks only | Eagle's simulator | `simulator` | difference | `paper` | |"
     yield "|---|---|---|---|---|---|"
     for name, servers in (("4000", 80), ("3500", 70), ("3350", 67), ("3330", 66), ("3000", 60)):
@@ -89,7 +89,7 @@ def tables() -> Iterator[str]:
         else:
             rest = f"not run | {shown} | | {old} | the paper's load: {PAPER_EAGLE[0]} s on its whole trace |"
         yield f"| {name}, {servers} | {rest}"
-    yield from ("", "**CloudCoaster** at the paper's load, 3330 servers with 66. " + yahoo.command + ".", "")
+    yield from ("", "**CloudCoaster** at the paper's load, 3330 servers with 66.", yahoo.command + ".", "")
     yield "| claim | the paper | here | |"
     yield "|---|---|---|---|"
     base = yahoo.mean("delay_mean_s", policy="eagle", cost_ratio=3)
@@ -147,7 +147,7 @@ def tables() -> Iterator[str]:
         yield f"| {words} | {waits(policy, 3)} | {saved} |"
     made, at = Sweep("coaster"), {"cost_ratio": 3}
     yield ""
-    yield f"It is no rule for all: with 3500 servers ({trace.command})"
+    yield from ("It is no rule for all: with 3500 servers", f"({trace.command})")
     for sweep, end in ((trace, f"; with made jobs,\nnone of them used to choose it ({made.command}),"), (made, ".")):
         wait, saved = (
             [f"{sweep.mean(metric, policy=policy, **at) * scale:.1f}" for policy in ("by-wait", "cloudcoaster")]

@@ -61,11 +61,24 @@ class ClusterSettings:
         return self.window_from_s, self.window_until_s
 
 
+#: What a run gives.
+METRICS: Final = (
+    *("offered_overcommitment", "offered_overcommitment_mean", "offered_memory_overcommitment"),
+    *("offered_peak_cores", "incompressible_cpu", "incompressible_memory", "nodes", "low_preempted_share"),
+    *("low_preempted_cohort_share", "low_rejected_share", "high_rejected_share", "low_offered"),
+    *("low_admitted", "low_preempted", "low_started_deflated", "high_offered", "high_admitted"),
+    *("hosted_mean", "hosted_overcommitment", "hosted_overcommitment_peak", "hosted_memory_overcommitment"),
+    *("held_cpu_share", "held_memory_share", "low_throughput", "high_throughput", "throughput_per_core"),
+    *("deflations",),
+)
+
+
 class ClusterModel:
     """VMs of a trace on as many nodes as make the wished overcommitment."""
 
     name: Final = "deflation-cluster"
     version: Final = 1
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> ClusterSettings:
         fields = Given(given)

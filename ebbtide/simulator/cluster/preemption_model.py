@@ -42,11 +42,22 @@ class PreemptionSettings:
     pace: RebalancePace
 
 
+#: What a run gives.
+METRICS: Final = (
+    *model.METRICS,
+    *("preempted_vms_share", "preemptions_per_day", "deflated_vm_h_share", "deflated_vm_h_per_day"),
+    *("taken_core_h_per_day", "taken_gib_h_per_day", "back_median_s", "back_mean_s", "back_within_1_h_share"),
+    *("not_back_share", "off_vm_h_per_day", "work_lost_core_h_per_day", "work_lost_share", "moves_per_day"),
+    *("moves_instead_per_day", "moved_gib_per_day"),
+)
+
+
 class PreemptionModel:
     """The cluster of `deflation-cluster` under deflation, with what becomes of the preempted."""
 
     name: Final = "preemption"
     version: Final = 1
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> PreemptionSettings:
         fields = Given(given)

@@ -51,10 +51,19 @@ class HarvestSettings:
     lifetimes: BoundedPareto
 
 
+#: What a run gives.
+METRICS: Final = (
+    *("gap_mean_s", "gap_p50_s", "gap_p95_s", "within_1_min", "within_10_min", "within_1_h"),
+    *("change_mean_cores", "shrinks_share", "changes_per_server_day", "harvested_mean_cores", "placed"),
+    *("rejected", "rejected_share"),
+)
+
+
 class HarvestModel:
     """One run: VMs arrive, servers are filled, what is left on each is a harvest VM's, floored to whole cores."""
 
     name = "harvest-series"
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> HarvestSettings:
         fields = Given(given)

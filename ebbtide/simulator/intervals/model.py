@@ -88,11 +88,20 @@ class Case:
     rows: bool = False
 
 
+#: What a run gives.
+METRICS: Final = (
+    *("goodput", "wasted_share", "idle_share", "kills", "failure_rate", "jobs", "jobs_left", "jobs_refused"),
+    *("refused_work_share", "offered_load", "big_core_h", "intervals_known", "wait_mean_s", "wait_p50_s"),
+    *("wait_p90_s", "wait_p95_s", "completion_mean_s", "slowdown_mean", "changes"),
+)
+
+
 class IntervalsModel:
     """See docs/research/task-policies.md for the settings."""
 
     name: Final = "intervals"
     version: Final = 1
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""

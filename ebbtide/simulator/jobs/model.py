@@ -20,6 +20,7 @@ from ebbtide.simulator.jobs.engine import Engine, Machines
 from ebbtide.simulator.jobs.facts import Facts, Supply, since, supplied
 from ebbtide.simulator.jobs.facts import known as known_of
 from ebbtide.simulator.jobs.nodes import KINDS
+from ebbtide.simulator.jobs.results import METRICS
 from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.jobs.settings import DISCIPLINES, ESTIMATES, KILLS, REQUEUE, Settings
 
@@ -92,6 +93,7 @@ class JobsModel:
     """See docs/internals/jobs.md for the settings."""
 
     name: Final = "jobs"
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         g = Given(given)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs.columns import State
-from ebbtide.simulator.jobs.measures import figures
+from ebbtide.simulator.jobs.measures import figures, fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class Results:
             f"{self.jobs_refused} of {self.jobs + self.jobs_refused} jobs want more cores than the {most_cores} of the "
             f"largest machine and are left out, with {self.refused_work_share:.1%} of the work",
         )
+
+
+#: Names of all of `Results.metrics`.
+METRICS: Final = (*(name for name in Results.__slots__ if name != "measures"), *figures(*fresh()))
 
 
 def results(s: State) -> Results:

@@ -51,11 +51,23 @@ class Case:
     rows: bool = False
 
 
+#: What a run gives: of an acquirer where there is one, of the pool, and of its power where that is a trace's.
+METRICS: Final = (
+    *("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "brier"),
+    *("span_s", "machines_requested", "machines_given_back", "machines_evicted", "machines_held_mean"),
+    *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
+    *("pool_gap_p50_min", "pool_gap_p95_min", "pool_within_10_min", "pool_within_1_h"),
+    *("pool_change_mean_cores", "pool_mean_cores", "pool_rejected_share", "pool_power_mean"),
+    *("pool_power_least", "pool_power_most", "pool_vms_evicted", "pool_vms_deferred", "pool_vms_relaunched"),
+)
+
+
 class MatchingModel:
     """A run's seed draws the jobs; the pool is drawn by ``pool_seed``, so that all runs of a case see one pool."""
 
     name: Final = "matching"
     version: Final = _VERSION
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""

@@ -41,11 +41,21 @@ class Case:
     rows: bool = False
 
 
+#: What a run gives.
+METRICS: Final = (
+    *("wait_mean_h", "delay_mean_h", "on_demand_share", "total_cost", "fixed_cost", "on_demand_cost"),
+    *("on_demand_core_h", "tried_core_h", "fixed_utilisation", "waited_share", "wait_max_h", "wait_p99_h"),
+    *("slowdown_mean", "too_large", "rented", "tried", "stayed", "gave_up", "jobs", "jobs_refused"),
+    *("model_forest_mcc", "model_line_mcc", "model_rows", "model_late_share"),
+)
+
+
 class WaitingModel:
     """See docs/research/task-policies.md for the settings."""
 
     name: Final = "waiting"
     version: Final = 1
+    metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
         """Raises InvalidParameter."""

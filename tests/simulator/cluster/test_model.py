@@ -65,6 +65,7 @@ def test_deflation_preempts_less_than_preemption_only_and_hosts_more(trace: Inpu
 def test_the_same_seed_gives_the_same_figures_and_another_one_others(trace: Input) -> None:
     first, again, other = run(trace, 1), run(trace, 1), run(trace, 2)
     assert first.metrics == again.metrics
+    assert tuple(first.metrics) == MODEL.metrics
     assert all((first.tables["nodes"][name] == again.tables["nodes"][name]).all() for name in first.tables["nodes"])
     assert first.metrics != other.metrics
 

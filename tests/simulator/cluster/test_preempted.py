@@ -137,6 +137,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 def test_over_a_trace_the_ways_differ_as_they_should(trace: Input) -> None:
     found = {way.value: run(trace, way.value).metrics for way in Way}
+    assert all(tuple(metrics) == MODEL.metrics for metrics in found.values())
     assert found["delete"]["work_lost_share"] > 5 * found["stop"]["work_lost_share"]
     assert found["suspend"]["work_lost_share"] <= found["stop"]["work_lost_share"]
     assert math.isnan(found["delete"]["back_median_s"])

@@ -37,6 +37,7 @@ def test_a_replay_by_hand(tmp_path: Path) -> None:
     # the 9 cores of d have no room. The last arrival, at 8100 s, ends the series: 7.5 - 0.1 is still 7 cores.
     found = outcome(put(tmp_path, VMS, "vms.csv"))
     metrics = found.metrics
+    assert tuple(metrics) == MODEL.metrics
     assert (metrics["placed"], metrics["rejected"], metrics["rejected_share"]) == (4, 1, 0.2)
     # The first change stands where the server begins: it begins with 6.
     assert (metrics["gap_mean_s"], metrics["gap_p50_s"], metrics["within_10_min"]) == (4200, 4200, 0)

@@ -290,7 +290,9 @@ def test_a_model_without_jobs_has_no_rows_of_them(name: str, tmp_path: Path, mon
 @pytest.mark.parametrize("model", sorted(ON_TRACES))
 def test_every_model_of_jobs_gives_rows(model: str, tmp_path: Path) -> None:
     given = ON_TRACES[model] | {"inputs": {"jobs": Input(trace(tmp_path))}, "rows": True}
-    table = outcome(model, **given).tables["jobs"]
+    found = outcome(model, **given)
+    assert tuple(found.metrics) == model_named(model).metrics  # type: ignore[attr-defined]
+    table = found.tables["jobs"]
     assert table["id"].tolist()[:2] == ["job-0", "job-1"]
     assert (table["ended_s"] > table["submitted_s"]).all()
     assert "jobs" not in outcome(model, **given | {"rows": False}).tables

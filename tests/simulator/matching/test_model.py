@@ -53,6 +53,7 @@ def test_a_run_gives_completion_times_waste_and_the_pools_statistics(
     assert seen[-1] == 1.0
     outcome = checked(MODEL.run(case, 1, prepared, seen.append))
     assert outcome.metrics["jct_mean_s"] > 0
+    assert outcome.metrics.keys() <= set(MODEL.metrics)
     assert outcome.metrics["pool_changes"] > 0
     assert len(outcome.tables["jobs"]["completion_s"]) == 3
     again = checked(MODEL.run(case, 1, prepared, seen.append))
@@ -67,6 +68,7 @@ def test_an_acquirer_has_all_servers_to_choose_from(
     case = MODEL.settings(given(vms, acquirer=True, least_machines=5, most_machines=5, replaced_share=0.2))
     outcome = checked(MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None))
     assert outcome.metrics["machines_given_back"] > 5
+    assert outcome.metrics.keys() <= set(MODEL.metrics)
     assert outcome.metrics["machines_held_mean"] == pytest.approx(5.0, abs=1.0)
     assert len(outcome.tables["held"]["cores"]) > 100
 
@@ -110,6 +112,7 @@ def test_power_makes_another_pool_and_its_figures_stand_beside_the_pools(
     prepared = MODEL.prepare(cases, lambda share: None)
     without, servers, even = (checked(MODEL.run(case, 1, prepared, lambda share: None)).metrics for case in cases)
     assert "pool_power_mean" not in without
+    assert servers.keys() <= set(MODEL.metrics)
     # The jobs come from day 1.5 on, when power is 10 of 20 and rises.
     assert servers["pool_power_least"] == pytest.approx(0.5, abs=0.01)
     assert servers["pool_power_least"] < servers["pool_power_mean"] < 0.7
