@@ -42,6 +42,9 @@ fi
 case $purpose in
     test)
         install --group dev
+        # What programs make Python clients with: an environment of its own, since it wants an older typer than `ebb`.
+        "$python" -m venv "$venv/openapi"
+        "$venv/openapi/bin/python" -m pip install --quiet --disable-pip-version-check openapi-python-client==0.29.1
         # Generators of TypeScript, by the hashes in their lock; nothing of theirs is run here.
         mkdir -p "$venv/npm"
         cp tests/clients/typescript/package.json tests/clients/typescript/package-lock.json "$venv/npm"

@@ -7,7 +7,6 @@ the plans stay unfinished in the store and go on with the next start.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -225,12 +224,7 @@ class Operations:
                 raise RequestError(503, f"{row.host}, where {name} runs, {why}", code=ProblemCode.HOST_UNAVAILABLE)
             return start_target(plan_id("target", name), command.request_id, name, row.host, command)
 
-        # As earlier versions stored it, which had no word for what is left out.
-        asked = TargetCommand(**wanted.model_dump() | {"generation": wanted.generation or 1}).comparable()
-        asked = {"order": 0, **asked, "generation": wanted.generation}
-        del asked["request_id"]
-        fingerprint = f"target {name} {json.dumps(asked, separators=(',', ':'))}"
-        return await self.begin(wanted.request_id, fingerprint, prepare)
+        return await self.begin(wanted.request_id, f"target {name} {wanted.fingerprint()}", prepare)
 
     async def check_name(self, name: str) -> None:
         """Whether a VM may be created by this name. Raises `RequestError`: 409 where it is taken."""
@@ -260,14 +254,8 @@ class Operations:
         allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
         size = wanted.target.size_of(allocation)
         check_target(allocation, size)
-        return TargetCommand(
-            request_id=wanted.request_id,
-            generation=wanted.generation or self._generation(row) + 1,
-            target=Vector.of(size),
-            deadline_s=wanted.deadline_s,
-            mode=wanted.mode,
-            dry_run=wanted.dry_run,
-        )
+        generation = wanted.generation or self._generation(row) + 1
+        return TargetCommand(**wanted.model_dump() | {"generation": generation, "target": Vector.of(size)})
 
     def _generation(self, row: StoredVM) -> int:
         """Of the latest target of a VM, and of those on their way to it."""

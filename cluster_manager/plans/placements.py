@@ -103,6 +103,8 @@ class PlacementPlan(WaitingPlan):
     """State of the plan that places a VM."""
 
     kind: Literal["create"] = "create"
+    #: Whether no host could be tried at all, when they were ranked last.
+    none_ready: bool = False
     policy: PlacementPolicy = PlacementPolicy.BEST_FIT
     #: Hosts that were acted on for the present purpose.
     tried: int = 0

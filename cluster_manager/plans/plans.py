@@ -435,11 +435,7 @@ class HostFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostsChosen(Event):
-    """The hosts to try, best first; ``sentence`` says why there are none.
-
-    ``first``: how the first of them answers to its reading; None: it is still to be read.
-    ``ready``: whether any host may be tried at all.
-    """
+    """The hosts to try, best first, or why there are none; ``first``: how the first answers, if it was read already."""
 
     hosts: tuple[str, ...]
     sentence: str = ""
@@ -554,8 +550,6 @@ class RoomPlan(Plan):
     deadline_s: float = 0.0
     #: Why each host failed.
     failures: tuple[str, ...] = ()
-    #: Whether no host could be tried at all, when they were ranked last.
-    none_ready: bool = False
     #: On the present host: reclaims that were commanded and that ended, how the last one ended and which layer failed,
     #: how often the VM's start was commanded, and how often the agent forgot.
     reclaims: int = 0
@@ -594,11 +588,9 @@ def instruct(state: Plan, instruction: Instruction, said: str = "", **changes: A
     return Step(state.having(**{"instruction": instruction, "step": state.step + 1, "progress": progress, **changes}))
 
 
-def finish(
-    state: Plan, how: OperationState, sentence: str, *, reason: ReasonCode | None = None, **changes: Any
-) -> Step:
+def finish(state: Plan, how: OperationState, said: str, *, reason: ReasonCode | None = None, **changes: Any) -> Step:
     """The end of a plan. ``reason``: why not all was done; None: no more is known than the shortfall."""
-    return instruct(state, Finish(state=how, sentence=sentence, reason=reason), sentence, **changes)
+    return instruct(state, Finish(state=how, sentence=said, reason=reason), said, **changes)
 
 
 def unexpected(state: Plan, event: Event) -> ProtocolViolation:

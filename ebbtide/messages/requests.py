@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -62,6 +63,12 @@ class TargetRequest(Body):
     deadline_s: Seconds = 60.0
     mode: Mode = Field(Mode.ASK, description=MODE_WORDS)
     dry_run: DryRun = False
+
+    def fingerprint(self) -> str:
+        """What a repetition has in common with it; as version 0.1 stored it, which had no word for what is left out."""
+        target = Vector(**self.target.model_dump(exclude_none=True)).model_dump()
+        asked = {"generation": self.generation, "target": target, "deadline_s": self.deadline_s, "mode": self.mode}
+        return json.dumps({"order": 0, **asked}, separators=(",", ":"))
 
 
 class ModeRequest(Body):

@@ -22,6 +22,8 @@ from tests.manager.with_agent import lab_of
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = ROOT / "tests/clients/scenarios"
 NPM = Path(sys.prefix) / "npm/node_modules"
+#: With the generator of Python, and what its clients need (scripts/make-venv.sh).
+PYTHON = Path(sys.prefix) / "openapi/bin/python"
 TSC = ["--strict", "--noUncheckedIndexedAccess", "--module", "nodenext", "--target", "es2022", "--lib", "es2022,dom"]
 
 
@@ -45,7 +47,14 @@ async def generate_python(name: str, directory: Path) -> None:
     package = directory / f"generated_{name}"
     await generate(ROOT / "docs/openapi" / f"{name}.json", package)
     shutil.copy(SCENARIOS / f"{name}.py", directory / "scenario.py")
-    checked: list[str | Path] = ["--cache-dir", directory / "cache", package.name, "scenario.py"]
+    checked: list[str | Path] = [
+        "--python-executable",
+        PYTHON,
+        "--cache-dir",
+        directory / "cache",
+        package.name,
+        "scenario.py",
+    ]
     await run(sys.executable, "-m", "mypy", "--strict", *checked, cwd=directory)
 
 
@@ -65,7 +74,7 @@ async def generate(document: Path, package: Path) -> None:
         config,
         "--fail-on-warning",
     ]
-    said = await run(sys.executable, "-m", "openapi_python_client", "generate", *options, cwd=package.parent)
+    said = await run(PYTHON, "-m", "openapi_python_client", "generate", *options, cwd=package.parent)
     assert "arning" not in said, said
 
 
@@ -90,7 +99,7 @@ async def generate_typescript(name: str, directory: Path) -> None:
 async def test_a_python_client_of_the_manager_is_typed_and_works(tmp_path: Path) -> None:
     await generate_python("manager", tmp_path)
     async with lab_of(tmp_path) as lab:
-        await run(sys.executable, "scenario.py", lab.url, cwd=tmp_path, token=TOKEN)
+        await run(PYTHON, "scenario.py", lab.url, cwd=tmp_path, token=TOKEN)
 
 
 async def test_a_python_client_of_a_host_agent_is_typed_and_works(tmp_path: Path) -> None:
@@ -98,7 +107,7 @@ async def test_a_python_client_of_a_host_agent_is_typed_and_works(tmp_path: Path
     async with lab_of(tmp_path) as lab:
         await lab.create("low")
         url, token = str(lab.agent_server.make_url("")).rstrip("/"), command_token(HOSTS_KEY, "host-a")
-        await run(sys.executable, "scenario.py", url, cwd=tmp_path, token=token)
+        await run(PYTHON, "scenario.py", url, cwd=tmp_path, token=token)
 
 
 async def test_a_typescript_client_of_the_manager_is_typed_and_works(tmp_path: Path) -> None:

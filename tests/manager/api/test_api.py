@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,9 @@ async def test_what_is_no_json_is_refused(cluster: Cluster, data: bytes) -> None
 
 
 async def nothing_happened(cluster: Cluster) -> None:
-    assert await cluster.get("/v1/vms") == {"vms": [], "next": None}
-    assert await cluster.get("/v1/operations") == {"operations": [], "next": None}
-    assert await cluster.get("/v1/events") == {"events": [], "next": None}
+    assert await cluster.get("/v1/vms") == {"vms": [], "next": None, "position": 0}
+    assert await cluster.get("/v1/operations") == {"operations": [], "next": None, "position": 0}
+    assert await cluster.get("/v1/events") == {"events": [], "next": None, "position": 0}
     assert cluster.agents[0].arrived == []
 
 
@@ -126,7 +127,10 @@ async def test_reports_take_the_agents_token_only(cluster: Cluster) -> None:
 
 
 async def test_health_needs_no_token(cluster: Cluster) -> None:
-    assert await cluster.call("GET", "/healthz", token="") == (200, {"status": "ok", "role": "leader"})
+    assert await cluster.call("GET", "/healthz", token="") == (
+        200,
+        {"status": "ok", "version": version("ebbtide"), "role": "leader"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +254,7 @@ async def test_a_vm_that_was_refused_can_be_deleted(cluster: Cluster) -> None:
     await cluster.create(vm("big", cpu_cores=60.0))
     assert (await cluster.get("/v1/vms/big"))["state"] == "failed"
     assert (await cluster.delete("big")).state is OperationState.DONE
-    assert await cluster.get("/v1/vms") == {"vms": [], "next": None}
+    assert (await cluster.get("/v1/vms"))["vms"] == []
 
 
 @pytest.mark.parametrize(
