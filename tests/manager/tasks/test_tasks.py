@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.plans.plans import VMPhase
+from ebbtide.matcher.match.attempts import EngineMachine
 from ebbtide.matcher.match.tasks import TaskOrder
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -154,13 +155,15 @@ async def test_lists_are_filtered_and_come_in_pages(tmp_path: Path) -> None:
 
 @each_store
 async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None:
-    engine = FakeEngine(far=2)
+    engine = FakeEngine(far=3)
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
         began_s = asyncio.get_running_loop().time()
         await submit(cluster, "first")
         await becomes(cluster, "first", "running")
         await submit(cluster, "second")
         await submit(cluster, "third", cores=3)
+        # Its VM was deflated.
+        engine.machines["far"] = EngineMachine("far", 3, 2)
 
         async def explained() -> bool:
             second, third = [await cluster.get(f"/v1/tasks/{name}/explanation") for name in ("second", "third")]
