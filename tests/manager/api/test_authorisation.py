@@ -180,7 +180,8 @@ async def test_a_handler_can_ask_for_a_role_of_its_own() -> None:
             async with session.post(f"http://127.0.0.1:{listener.port}/v1/vms", headers=headers) as response:
                 assert response.status == status
                 if status == 403:
-                    assert await response.json() == {"error": "vm.xml needs the role admin", "field": "vm.xml"}
+                    problem = await response.json()
+                    assert (problem["detail"], problem["field"]) == ("vm.xml needs the role admin", "vm.xml")
 
 
 async def test_domain_xml_in_a_request_is_for_admins_only(served: Served) -> None:
