@@ -71,15 +71,18 @@ async def test_a_standby_answers_for_its_health_and_names_the_leader(postgresql:
         async def ask(whom: Running, path: str, token: str = TOKEN) -> tuple[int, object, str | None]:
             headers = {"Authorization": f"Bearer {token}"}
             async with session.get(whom.url + path, headers=headers) as response:
-                return response.status, await response.json(), response.headers.get("Retry-After")
+                body = await response.json()
+                # What it says, without what every problem has besides; which version runs is no matter here.
+                body = body["detail"] if "detail" in body else {k: v for k, v in body.items() if k != "version"}
+                return response.status, body, response.headers.get("Retry-After")
 
         assert await ask(first, "/healthz", "") == (200, {"status": "ok", "role": "leader"}, None)
         assert await ask(second, "/healthz", "") == (200, {"status": "ok", "role": "standby"}, None)
         ready = {"ready": True, "epoch": 1, "sentence": "this manager leads with epoch 1"}
         assert await ask(first, "/readyz", "") == (200, ready, None)
-        unready = {"error": "this manager is a standby", "field": None}
+        unready = "this manager is a standby"
         assert await ask(second, "/readyz", "") == (503, unready, "1")
-        problem = {"error": "this manager is a standby; the manager at http://first leads", "field": None}
+        problem = "this manager is a standby; the manager at http://first leads"
         for path in ("/v1/vms", "/v1/hosts", "/v1/operations/x"):
             assert await ask(second, path) == (503, problem, "1")
         assert (await ask(second, "/v1/vms", "wrong"))[0] == 401
@@ -89,7 +92,7 @@ async def test_a_standby_answers_for_its_health_and_names_the_leader(postgresql:
         postgresql.drop(database)
         status, body, _ = await ask(first, "/readyz")
         assert status == 503
-        assert body in (unready, {"error": "the store does not answer", "field": None})
+        assert body in (unready, "the store does not answer")
         assert (await ask(first, "/healthz"))[0] == 200
 
 
