@@ -43,7 +43,8 @@ def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
                 state = StateFile(paths.state_dir()).running()
             except EbbError as error:
                 raise EbbError(
-                    f"{error}, or name a manager by `ebb context add`, or by --manager and --token-file"
+                    "no manager is named: by `ebb context add` and `ebb context use`, or by --manager and --token-file "
+                    f"(EBB_MANAGER, EBB_TOKEN_FILE); and {error}"
                 ) from error
             manager, token_file = state.manager_url, state.manager_token_file
     try:

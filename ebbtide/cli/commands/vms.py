@@ -238,7 +238,9 @@ def print_forecast(forecast: Forecast) -> None:
 
 
 def print_ledger(operation: Operation) -> None:
-    """The ledger of every VM that an operation moved, as a table."""
+    """The ledger of every VM that an operation moved, as a table; nothing where it moved none."""
+    if not any(vm.ledger for vm in operation.vms):
+        return
     print_table(
         ("vm", "layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
         (
@@ -246,7 +248,7 @@ def print_ledger(operation: Operation) -> None:
             for vm in operation.vms
             for row in vm.ledger
         ),
-        "no VM was moved",
+        "",
     )
 
 
