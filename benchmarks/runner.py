@@ -24,6 +24,7 @@ from benchmarks.watching import metrics
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "policies": policies.run,
     "placement": placement.run,
+    "decisions": placement.decisions,
     "matcher": matcher.run,
     "simulator": simulator.run,
     "cascade": cascade.run,
