@@ -23,8 +23,11 @@ def test_placement_measures_whole_placements_while_hosts_report_over_http() -> N
     result = benchmarks.run("placement", benchmarks.Pass(runs=1, quick=True))
     _hold_to_the_form(result)
     assert {
-        "reports_50_changed_per_s", "reported_decision_p99_ms", "reported_placement_p50_ms", "interval_placement_p50_ms",
-    } <= set(result["figures"])  # fmt: skip
+        "reports_50_changed_per_s",
+        "reported_decision_p99_ms",
+        "reported_placement_p50_ms",
+        "interval_placement_p50_ms",
+    } <= set(result["figures"])
 
 
 def test_decisions_are_measured_and_a_managers_start() -> None:
