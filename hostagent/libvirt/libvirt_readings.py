@@ -57,13 +57,17 @@ def cap_parameters(cap_cores: float | None) -> dict[str, int]:
 
 
 def limit_cpu(domain: Any, cores_per_cpu: float | None, cap_cores: float | None, flag: int) -> None:
-    """Set the quota of each vCPU and the cap of the domain.
+    """Set the quota of each vCPU and the cap of the domain, which is never lifted meanwhile.
 
-    cgroup v1 refuses a child's quota above its parent's, so that the cap is lifted first and set last.
+    cgroup v1 refuses a child's quota above its parent's, so that a larger cap comes first and a smaller one last. One
+    that stays is not written: the kernel fills up what is left of a period at each write.
     """
-    domain.setSchedulerParametersFlags({**cap_parameters(None), **quota_parameters(cores_per_cpu)}, flag)
-    if cap_cores is not None:
-        domain.setSchedulerParametersFlags(cap_parameters(cap_cores), flag)
+    now, cap = limit_cores(domain.schedulerParametersFlags(flag), "global"), cap_parameters(cap_cores)
+    steps = [quota_parameters(cores_per_cpu)]
+    if limit_cores(cap, "global") != now:
+        steps.insert(0 if now is not None and (cap_cores is None or cap_cores > now) else 1, cap)
+    for step in steps:
+        domain.setSchedulerParametersFlags(step, flag)
 
 
 def reading_of(domain: Any) -> tuple[HostSideReading, str]:

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
-from hostagent.libvirt.libvirt_readings import LEAST_QUOTA_US, limit_cores, quota_parameters
+from hostagent.libvirt.libvirt_readings import LEAST_QUOTA_US, limit_cores, limit_cpu, quota_parameters
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt_connection import IN_FLIGHT, LibvirtConnection, start_event_thread
 from hostagent.mechanisms import host_facts
@@ -157,6 +158,39 @@ def test_a_quota_is_never_one_that_libvirt_refuses_or_ignores(cores: float) -> N
 @pytest.mark.parametrize(("quota", "cores"), [(-1, None), (17592186044415, None), (51500, 0.515)])
 def test_no_limit_is_none_under_both_versions_of_control_groups(quota: int, cores: float | None) -> None:
     assert limit_cores({"global_quota": quota, "global_period": 100_000}, "global") == cores
+
+
+class Groups:
+    """The groups of a domain as cgroup v1 has them: no vCPU's quota is above the cap of them all."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, Any] = {"vcpu_quota": -1, "global_quota": -1}
+        self.caps: list[float | None] = []
+
+    def schedulerParametersFlags(self, flags: int) -> dict[str, Any]:  # libvirt's name
+        return dict(self.limits)
+
+    def setSchedulerParametersFlags(self, given: dict[str, Any], flags: int) -> None:  # libvirt's name
+        self.limits |= given
+        quota, cap = (limit_cores(self.limits, whose) for whose in ("vcpu", "global"))
+        assert quota is None or cap is None or quota <= cap + 1e-4, "the kernel refuses it"
+        if "global_quota" in given:
+            self.caps.append(cap)
+
+
+@given(st.lists(st.tuples(st.floats(min_value=0.05, max_value=4), st.integers(min_value=1, max_value=4)), min_size=2))
+def test_a_cap_is_not_lifted_for_another_one_and_written_only_where_it_changes(
+    sizes: list[tuple[float, int]],
+) -> None:
+    groups = Groups()
+    for cores, online in sizes:
+        quota, cap = quota_of(cores, online), cap_of(cores, 4)
+        before, groups.caps = limit_cores(groups.limits, "global"), []
+        limit_cpu(groups, quota, cap, 0)
+        assert limit_cores(groups.limits, "global") == pytest.approx(cap, abs=1e-4)
+        assert limit_cores(groups.limits, "vcpu") == pytest.approx(quota, abs=1e-3)
+        after = limit_cores(groups.limits, "global")
+        assert groups.caps == ([] if after == before else [after])
 
 
 def intent(**fields: Any) -> Intent:

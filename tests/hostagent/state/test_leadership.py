@@ -210,7 +210,7 @@ async def test_what_was_done_before_the_epoch_was_forgotten_is_not_done_again(wo
         assert list(world.domains) == ["ebb-host-a.web"]
         # That manager has not ended, as the way back asks for: it leads here again, and the other one is told.
         status, refusal = await send("POST", "/v1/reclaims", {"request_id": "r", "epoch": 2, "need": {"cpu_cores": 1}})
-        assert (status, refusal["detail"]) == (409, "epoch 2 is over: the manager with epoch 7 leads")
+        assert (status, refusal["error"]) == (409, "epoch 2 is over: the manager with epoch 7 leads")
 
 
 @contextlib.asynccontextmanager
