@@ -25,6 +25,7 @@ from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.lifecycle_requests import Lifecycle
 from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.rebalancer import Rebalancing
+from cluster_manager.history.ageing import Ageing
 from cluster_manager.history.reading import Histories
 from cluster_manager.history.recorder import Recorder
 from cluster_manager.inventory.agents import Agents
@@ -146,8 +147,9 @@ class Manager:
             clock,
         )
         self.alerts = Alerts(settings.webhooks, self.store, self.leadership.check, clock)
-        self.recorder = Recorder(self.hosts, clock)
-        self.histories = Histories(self.recorder, self.store, self.hosts, clock)
+        self.recorder = Recorder(self.hosts, self.store, clock)
+        self.ageing = Ageing(self.store, clock)
+        self.histories = Histories(self.recorder, self.ageing, self.store, self.hosts, clock)
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -217,7 +219,9 @@ class Manager:
         self.feed.start()
         self.alerts.start()
         self._housekeeping.start()
-        self.recorder.start()
+        if self.settings.history:
+            self.recorder.start()
+            self.ageing.start()
         self.rebalancing.start()
         self._knowledge.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
@@ -233,16 +237,8 @@ class Manager:
             parts.push_async_callback(self.store.close)
             if session is not None:
                 parts.push_async_callback(session.close)
-            last_first = (
-                self.recorder,
-                self._knowledge,
-                self._housekeeping,
-                self.operations,
-                self.tasks,
-                self.acquirer,
-                self.feed,
-            )
-            for part in (*last_first, self.rebalancing, self.alerts):
+            last_first = (self.recorder, self.ageing, self._knowledge, self._housekeeping, self.operations, self.tasks)
+            for part in (*last_first, self.acquirer, self.feed, self.rebalancing, self.alerts):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 

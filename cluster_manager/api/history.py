@@ -19,8 +19,11 @@ _NAME: Final = Parameter("name", Name, "the VM's name")
 _FROM: Final = Parameter("from", Moment, "seconds since the epoch; default: six hours before `to`")
 _TO: Final = Parameter("to", Moment, "seconds since the epoch; default, and at the latest: now")
 _POINTS: Final = Parameter(
-    "points", Annotated[int, Field(ge=1, le=2000)], "steps in the answer, at most; each is at least a minute", 300
+    "points", Annotated[int, Field(ge=2, le=2000)], "steps in the answer, at most; each is at least a minute", 300
 )
+
+#: When an agent is to ask again whether this manager keeps a history, where it does not.
+UNWANTED_S: Final = 3600.0
 
 routes = web.RouteTableDef()
 
@@ -42,7 +45,7 @@ async def take_usage(request: web.Request) -> web.Response:
     raw = await request.read()
     async with manager.reporting(host, len(raw)):
         manager.take_usage(host, await body_of(request, HostUsage, later=True))
-    return answer(UsageReply(every_s=SAMPLED_EVERY_S))
+    return answer(UsageReply(every_s=SAMPLED_EVERY_S if manager.settings.history else UNWANTED_S))
 
 
 @routes.get("/v1/hosts/{id}/history")

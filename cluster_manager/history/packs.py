@@ -45,6 +45,17 @@ class Pack:
     def end(self) -> int:
         return self.start + self.step_s * len(self.values)
 
+    @property
+    def known(self) -> bool:
+        """Whether there are figures in it."""
+        return bool((self.values[..., SEEN] > 0).any())
+
+    def within(self, begin: int, end: int) -> Pack:
+        """The steps that begin within a time."""
+        first = max(-(-(begin - self.start) // self.step_s), 0)
+        last = max(-(-(end - self.start) // self.step_s), first)
+        return Pack(self.start + first * self.step_s, self.step_s, self.names, self.values[first:last])
+
     def only(self, name: str) -> Pack | None:
         """The rows of one; None where it has none."""
         if name not in self.names:

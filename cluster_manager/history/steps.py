@@ -22,6 +22,10 @@ class Grid:
     step_s: int
     steps: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.step_s * self.steps
+
     def times(self) -> tuple[float, ...]:
         """Where each begins."""
         return tuple(float(self.start + self.step_s * number) for number in range(self.steps))
@@ -31,6 +35,7 @@ def grid_of(begin: float, end: float, points: int, least_s: int) -> Grid:
     """The shortest steps of which no more than ``points`` cover the time.
 
     :param begin: before ``end``; seconds since the epoch.
+    :param points: two or more.
     :param least_s: no step is shorter: what is kept of that time has this length.
     """
     for length in _LENGTHS_S:
