@@ -52,7 +52,7 @@ def run(how: Pass) -> Figures:
             ratios(used[True], used[False]), "ratio", f"the same to that of a manager without history; {where}"
         ),
         "history_kib_per_host": Figure.over(
-            sizes,
+            [ready.history_bytes / 2**10],
             "KiB",
             f"a month of history of a host of {VMS} VMs in the store, figures of use that never stand still",
         ),
