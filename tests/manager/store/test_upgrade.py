@@ -73,8 +73,11 @@ async def execute(database: Database, *statements: str) -> None:
     await store.close()
 
 
-#: What the step for preempted VMs has added.
+#: What the steps for preempted VMs and for the history have added.
 WITHOUT_PREEMPTED: Final = (
+    "DROP TABLE history",
+    "DROP TABLE history_homes",
+    "DROP INDEX events_host",
     "DROP INDEX vms_preempted",
     "ALTER TABLE vms DROP COLUMN preempted_at",
     "ALTER TABLE vms DROP COLUMN preemption_reason",
