@@ -142,7 +142,8 @@ class Reporter:
             async with session.post(url, data=body, timeout=aiohttp.ClientTimeout(total=USAGE_LIMIT_S)) as response:
                 if response.status == 200:
                     every_s = UsageReply.model_validate_json(await response.read(), extra="ignore").every_s
-                if response.status in (404, 405) or every_s >= UNWANTED_S:
+                # An earlier version knows no such path, which may look like a wrong token to it.
+                if response.status in (401, 403, 404, 405) or every_s >= UNWANTED_S:
                     every_s = least_s = UNWANTED_S
         except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
             log.debug("the manager was not told what VMs use", why=str(error) or type(error).__name__)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import LedgerRow, VMOutcome
 from hostagent.state.tallies import Tally
@@ -86,3 +87,15 @@ def test_a_resize_to_the_size_that_it_has_is_none() -> None:
     tally = Tally()
     tally.add(outcome(BIG, BIG))
     assert not tally.resizes
+
+
+def test_what_an_application_gave_is_known_from_a_full_size_on_and_never_more_than_its_guest_holds() -> None:
+    tally, guest = Tally(), ResourceVector(memory_mib=256.0)
+    assert tally.application_holds(guest) is None, "an earlier agent may have seen it"
+    assert tally.application_holds(ZERO) == ZERO
+    gave = row(Layer.APPLICATION, "memory_mib", 300.0, 300.0)
+    tally.add(outcome(BIG, SMALL, gave, row(Layer.GUEST, "memory_mib", 512.0, 256.0)))
+    assert tally.application_holds(guest) == guest
+    assert tally.application_holds(ResourceVector(memory_mib=100.0)) == ResourceVector(memory_mib=100.0)
+    assert tally.application_holds(guest) == ResourceVector(memory_mib=100.0), "the rest was given back before"
+    assert tally.application_holds(ZERO) == ZERO

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.deflation.bounds import Bound, reclaimed
-from ebbtide.deflation.resources import COMPONENTS
+from ebbtide.deflation.bounds import Bound, held_by_guest, reclaimed
+from ebbtide.deflation.resources import COMPONENTS, ResourceVector
 from tests.unit.deflation.strategies import runs
 
 bounds = st.builds(
@@ -63,3 +63,21 @@ def test_bandwidth_is_the_hypervisors() -> None:
     given_ = reclaimed(Bound(1, None, 512, 0, 100, 50), Bound(1, None, 512, 0, 40, 60))
     assert (given_.hypervisor.disk_mib_s, given_.hypervisor.network_mib_s) == (60, 0)
     assert given_.guest.is_zero()
+
+
+@runs()
+@given(bounds, st.floats(0.1, 64), st.floats(200, 65_536), st.floats(0, 1), st.floats(0, 1))
+def test_the_guest_never_holds_more_than_a_vm_lacks(
+    bound: Bound, cores: float, mib: float, part: float, boot: float
+) -> None:
+    nominal = ResourceVector(cores, mib)
+    size = nominal * part
+    held = held_by_guest(nominal, size, bound, mib * boot)
+    assert held.fits_in(nominal.less(size))
+    assert held_by_guest(nominal, nominal, bound, mib * boot).is_zero()
+
+
+def test_what_is_off_line_or_unplugged_is_the_guests_and_the_rest_is_not() -> None:
+    nominal, size = ResourceVector(4.0, 4096.0), ResourceVector(1.5, 1536.0)
+    held = held_by_guest(nominal, size, Bound(2, 0.75, 1024.0, 1024.0), 2048.0)
+    assert (held.cpu_cores, held.memory_mib) == (2.0, 1024.0)
