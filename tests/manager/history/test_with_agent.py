@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster_manager.api.history import UNWANTED_S
 from cluster_manager.history.packs import COLUMNS
+from cluster_manager.history.recorder import Recorder
 from tests.manager.cluster import vm
 from tests.manager.with_agent import Lab, lab_of
 
@@ -50,3 +52,17 @@ async def test_layers_of_a_deflation_by_a_real_agent_add_up_to_what_is_missing(l
         held = found[f"guest_{unit}"] + found[f"hypervisor_{unit}"]
         assert found[f"nominal_{unit}"] - found[f"bound_{unit}"] == pytest.approx(held, abs=0.01)
         assert 0 <= found[f"application_{unit}"] <= found[f"guest_{unit}"]
+
+
+async def test_an_agent_tells_a_manager_that_keeps_no_history_once_whatever_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostagent.control.reporter.USAGE_S", 0.0)
+    monkeypatch.setattr("cluster_manager.api.history.SAMPLED_EVERY_S", UNWANTED_S)
+    told: list[str] = []
+    monkeypatch.setattr(Recorder, "take", lambda self, host, usage: told.append(host))
+    async with lab_of(tmp_path) as lab:
+        await lab.create("low")
+        await lab.cluster.delete("low")
+        await lab.create("low")
+    assert told == ["host-a"]
