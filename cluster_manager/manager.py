@@ -30,6 +30,7 @@ from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.housekeeping import Housekeeping
+from cluster_manager.inventory.intake import REPEATED_PAUSE_S
 from cluster_manager.inventory.lists import Lists
 from cluster_manager.inventory.versions import vm_version
 from cluster_manager.leadership.leadership import Leadership
@@ -249,6 +250,11 @@ class Manager:
 
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
         """The answer to a body that is the host's last report once more, unread; None for any other."""
+        intake = self.hosts.intake
+        if intake.commanded and self.hosts.repeats(host, raw):
+            async with intake.turn(self.hosts.ages(host), REPEATED_PAUSE_S):
+                pass
+        # Again: meanwhile the host may have answered a question, or be forgotten.
         if not self.hosts.repeat(host, raw):
             return None
         self.reports["repeated"] += 1

@@ -207,11 +207,16 @@ class Hosts:
         if host is not None and host.report is report:
             host.digest = _digest(raw)
 
-    def repeat(self, host_id: str, raw: bytes) -> bool:
-        """Whether a body is the last report of a host once more; then the host has been seen, and that is all."""
+    def repeats(self, host_id: str, raw: bytes) -> bool:
+        """Whether a body is the last report of a host once more."""
         host = self._hosts.get(host_id)
-        if host is None or not host.came_as(raw):
+        return host is not None and host.came_as(raw)
+
+    def repeat(self, host_id: str, raw: bytes) -> bool:
+        """The same; then the host has been seen, and that is all."""
+        if not self.repeats(host_id, raw):
             return False
+        host = self._hosts[host_id]
         host.seen_at, host.arrival = self._clock(), next(self._arrivals)
         self._see(host_id)
         return True
