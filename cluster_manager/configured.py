@@ -69,6 +69,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         most_hosts=options.most_hosts,
         url=options.url.rstrip("/") if options.url else listens_at,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
+        history=options.history,
         engine=engine,
         webhooks=read_webhooks(options.alerts_file) if options.alerts_file is not None else (),
         move_first=options.move_first,

@@ -25,6 +25,9 @@ from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.lifecycle_requests import Lifecycle
 from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.rebalancer import Rebalancing
+from cluster_manager.history.ageing import Ageing
+from cluster_manager.history.reading import Histories
+from cluster_manager.history.recorder import Recorder
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
@@ -50,6 +53,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.enrolment import Revocation
+from ebbtide.messages.history import HostUsage
 from ebbtide.messages.hosts import HostReport, ReportReply
 from ebbtide.messages.vms import ClusterVM, ManagedState, Preempted, VMState
 from ebbtide.rest.settings import is_loopback
@@ -143,6 +147,9 @@ class Manager:
             clock,
         )
         self.alerts = Alerts(settings.webhooks, self.store, self.leadership.check, clock)
+        self.recorder = Recorder(self.hosts, self.store, clock)
+        self.ageing = Ageing(self.store, clock)
+        self.histories = Histories(self.recorder, self.ageing, self.store, self.hosts, clock)
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
 
     async def start(self) -> None:
@@ -212,6 +219,9 @@ class Manager:
         self.feed.start()
         self.alerts.start()
         self._housekeeping.start()
+        if self.settings.history:
+            self.recorder.start()
+            self.ageing.start()
         self.rebalancing.start()
         self._knowledge.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
@@ -227,8 +237,8 @@ class Manager:
             parts.push_async_callback(self.store.close)
             if session is not None:
                 parts.push_async_callback(session.close)
-            last_first = (self._knowledge, self._housekeeping, self.operations, self.tasks, self.acquirer, self.feed)
-            for part in (*last_first, self.rebalancing, self.alerts):
+            last_first = (self.recorder, self.ageing, self._knowledge, self._housekeeping, self.operations, self.tasks)
+            for part in (*last_first, self.acquirer, self.feed, self.rebalancing, self.alerts):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 
@@ -273,6 +283,12 @@ class Manager:
             self.tasks.wake()
         await self.operations.run_deferred(report.id)
         return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
+
+    def take_usage(self, host: str, usage: HostUsage) -> None:
+        """What a host agent says of its VMs' use. Raises `RequestError`: 404, it has not reported."""
+        if self.hosts.get(host) is None:
+            raise RequestError(404, f"there is no host {host}: it reports first", "id")
+        self.recorder.take(host, usage)
 
     def revoked(self) -> frozenset[str]:
         """The hosts that are lost, by the tokens file and by request."""

@@ -56,6 +56,9 @@ class ManagerOptions(DaemonOptions):
     keep_events: Annotated[int, Field(ge=1)] = Field(
         Retention().most_events, description="and of events not more than these"
     )
+    history: bool = Field(
+        True, description="keep how hosts and VMs were, for 30 days (docs/reference/history.md); --no-history: do not"
+    )
     policy: Literal["best-fit", "first-fit", "two-choices"] = Field("best-fit", description="how hosts are chosen")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of the chance in two-choices")
     gone_s: Annotated[float, Field(ge=1, le=MOST_DAYS * DAY_S)] = Field(

@@ -83,6 +83,8 @@ class Settings:
     rebalancing: RebalancingRules | None = None
     leadership: LeadershipTimes = field(default_factory=LeadershipTimes)
     retention: Retention = field(default_factory=Retention)
+    #: Whether the history of hosts and VMs is kept.
+    history: bool = True
     #: Where clients and agents reach this manager, for those that ask a standby; None: it is not known.
     url: str | None = None
     #: Who is told of chosen events, while this manager leads.

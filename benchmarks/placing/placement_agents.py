@@ -17,7 +17,15 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from benchmarks.placing.placement_hosts import ADDRESS, NUMBER, address_of, host_name, number_of, report_template
+from benchmarks.placing.placement_hosts import (
+    ADDRESS,
+    NUMBER,
+    address_of,
+    host_name,
+    number_of,
+    report_template,
+    usage_template,
+)
 from ebbtide.messages.commands import Command, CreateCommand, ReinflateCommand
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
@@ -39,12 +47,14 @@ class Round:
 
     ``seconds``: how long; 0: until every host has reported once.
     ``every_s``: between two reports of a host; 0: as fast as they are answered.
+    ``usage_each``: a host tells what its VMs use after so many reports; 0: never.
     """
 
     manager_port: int
     seconds: float
     changed: float
     every_s: float = 0.0
+    usage_each: int = 0
 
 
 class Agents:
@@ -56,6 +66,7 @@ class Agents:
         #: Which of its two bodies each host has sent last.
         self._last = [0] * settings.hosts
         self._next = 0
+        self._usage = usage_template()
         self.answered = 0
         self.refused = 0
 
@@ -77,6 +88,15 @@ class Agents:
                 group.create_task(self._until_lost(round_, end), name=f"connection {number}")
         return {"answered": self.answered, "refused": self.refused, "seconds": time.perf_counter() - began}
 
+    def _request(self, number: int, what: str, body: bytes) -> bytes:
+        token = report_token(self._settings.key, host_name(number))
+        head = (
+            f"POST /v1/hosts/{host_name(number)}/{what} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
     async def _until_lost(self, round_: Round, end: float | None) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await self._connection(round_, end)
@@ -93,14 +113,13 @@ class Agents:
                 # Spread evenly, the same in each round: as many of hundred in a row as the share says.
                 if self._next * 37 % 100 < 100 * round_.changed:
                     self._last[number] ^= 1
-                body = self.body(number)
-                token = report_token(self._settings.key, host_name(number))
-                head = (
-                    f"POST /v1/hosts/{host_name(number)}/report HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                    f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n"
-                )
-                writer.write(head.encode() + body)
+                taken = self._next // self._settings.hosts
+                if round_.usage_each and (taken + number) % round_.usage_each == 0:
+                    # Spread evenly over the hosts.
+                    usage = self._usage.replace(NUMBER, f"{number:06d}".encode())
+                    writer.write(self._request(number, "usage", usage))
+                    self.refused += await _status(reader) != 200
+                writer.write(self._request(number, "report", self.body(number)))
                 await writer.drain()
                 if await _status(reader) == 200:
                     self.answered += 1

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.history import HostUsage, VMUsage
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMState, VMStatus
 
@@ -126,3 +127,21 @@ def report_template(port: int, deflated: float) -> bytes:
         vms=tuple(vm(number) for number in range(VMS)),
     )
     return report.model_dump_json().encode()
+
+
+def usage_template() -> bytes:
+    """The body of what a host's VMs use, with ``NUMBER`` for its number."""
+    vms = tuple(
+        VMUsage(
+            name=f"vm-{NUMBER.decode()}-{number}",
+            resident_memory_mib=6000.0 + number,
+            cpu_pressure_percent=1.25,
+            memory_pressure_percent=0.5,
+            guest_cpu_cores=0.0,
+            guest_memory_mib=1024.0 if number == 1 else 0.0,
+            application_cpu_cores=0.0,
+            application_memory_mib=512.0 if number == 1 else 0.0,
+        )
+        for number in range(VMS)
+    )
+    return HostUsage(vms=vms).model_dump_json().encode()

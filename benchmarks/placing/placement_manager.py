@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -166,7 +166,7 @@ class RunningManager:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, token: str, began: float) -> None:
         self._process = process
         self._log = log
-        self._token = token
+        self.token = token
         self.began = began
         self.port = self._listens()
         self.started_s = time.perf_counter() - began
@@ -190,6 +190,20 @@ class RunningManager:
         """What the process has used so far; other processes do not lengthen it."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
+
+    def resident_mib(self) -> float:
+        """What the process has in memory."""
+        return float(psutil.Process(self._process.pid).memory_info().rss) / 2**20
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str) -> bytes:
+        """What a client gets, unread."""
+        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return bytes(response.read())
 
     def place(self, name: str) -> float:
         """Have a VM placed; returns the seconds."""
@@ -216,16 +230,13 @@ class RunningManager:
 
     def metrics(self) -> bytes:
         """What a Prometheus gets."""
-        headers = {"Authorization": f"Bearer {self._token}"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/metrics", headers=headers)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return bytes(response.read())
+        return self.get("/metrics")
 
     def _call(self, method: str, path: str, body: Any) -> dict[str, Any]:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=json.dumps(body).encode() if body is not None else None,
-            headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
             method=method,
         )
         try:
@@ -237,10 +248,13 @@ class RunningManager:
 
 
 @contextmanager
-def manager_on(directory: Path, database: Path, code: Path | None = None) -> Iterator[RunningManager]:
+def manager_on(
+    directory: Path, database: Path, code: Path | None = None, options: Sequence[str] = ()
+) -> Iterator[RunningManager]:
     """A manager on a database, ended at the end.
 
     :param code: the checkout that it runs from; default: this one.
+    :param options: more words of its command line.
     """
     token = secrets.token_hex(16)
     write_private(directory / "token", token)
@@ -253,7 +267,7 @@ def manager_on(directory: Path, database: Path, code: Path | None = None) -> Ite
                 sys.executable, "-m", "cluster_manager.main", "--listen", "127.0.0.1:0", "--database", str(database),
                 "--token-file", str(directory / "token"), "--hosts-key-file", str(directory / "hosts.key"),
                 # A quiet machine places more than one token may ask for.
-                "--requests-per-s", "10000", "--burst", "10000",
+                "--requests-per-s", "10000", "--burst", "10000", *options,
             ],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=code, preexec_fn=lambda: _on_core(0),
         )  # fmt: skip
@@ -274,13 +288,17 @@ class RunningAgents:
         self._say({"hosts": hosts, "connections": CONNECTIONS, "key": _HOSTS_KEY})
         self.port = int(self._hear()["port"])
 
-    def begin(self, manager_port: int, seconds: float, changed: float, every_s: float = 0.0) -> None:
+    def begin(
+        self, manager_port: int, seconds: float, changed: float, every_s: float = 0.0, usage_each: int = 0
+    ) -> None:
         """Start a round of reports.
 
         :param seconds: 0: each host once.
         :param every_s: between two of a host; 0: as fast as they are answered.
+        :param usage_each: a host tells what its VMs use after so many; 0: never.
         """
-        self._say({"manager_port": manager_port, "seconds": seconds, "changed": changed, "every_s": every_s})
+        round_ = {"seconds": seconds, "changed": changed, "every_s": every_s, "usage_each": usage_each}
+        self._say({"manager_port": manager_port, **round_})
 
     def result(self, lost: bool = False) -> dict[str, float]:
         """Wait for the round's end. ``lost``: the manager may have gone meanwhile."""

@@ -15,6 +15,7 @@ from cluster_manager.api import (
     dashboard,
     enrolment,
     events,
+    history,
     hosts,
     itself,
     lifecycle,
@@ -34,6 +35,7 @@ from ebbtide.rest.problems import answer_problem, problem_middleware, put_header
 #: Each route carries a description (`rest.descriptions`), or the OpenAPI document cannot be made.
 ROUTES: Final = (
     hosts.routes,
+    history.routes,
     enrolment.routes,
     vms.routes,
     lifecycle.routes,

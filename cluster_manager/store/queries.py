@@ -71,6 +71,7 @@ def events(
     host: str | None,
     since: float | None,
     since_id: int | None,
+    until: float | None = None,
 ) -> Select[Any]:
     """The event log, newest first."""
     table = schema.events
@@ -79,6 +80,8 @@ def events(
         query = query.where(table.c.id < after)
     if since is not None:
         query = query.where(table.c.at >= since)
+    if until is not None:
+        query = query.where(table.c.at <= until)
     if since_id is not None:
         query = query.where(table.c.id > since_id)
     for column, value in ((table.c.kind, kind), (table.c.vm, vm), (table.c.host, host)):

@@ -28,6 +28,7 @@ from cluster_manager.plans.plans import (
 )
 from cluster_manager.store import schema
 from cluster_manager.store.engines import upsert
+from cluster_manager.store.history import HistoryRows
 from cluster_manager.store.knowledge import KnowledgeRows
 from cluster_manager.store.rows import (
     RunningVM,
@@ -65,7 +66,7 @@ _AHEAD_S: Final = 3600.0
 _UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 
 
-class Store(TaskRows, KnowledgeRows):
+class Store(TaskRows, KnowledgeRows, HistoryRows):
     """One open database."""
 
     # --- plans -----------------------------------------------------------------------------------------------------

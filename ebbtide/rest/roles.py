@@ -32,6 +32,7 @@ class Role(StrEnum):
 #: Routes whose role does not follow from their method, by method and canonical path.
 ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/report"): Role.AGENT,
+    ("POST", "/v1/hosts/{id}/usage"): Role.AGENT,
     ("POST", "/v1/hosts/{id}/certificate"): Role.AGENT,
     # Who belongs to the cluster.
     ("POST", "/v1/invitations"): Role.ADMIN,

@@ -1,0 +1,123 @@
+"""Ageing of the history: folds steps into coarser ones, and deletes what is read no more, while this manager leads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from cluster_manager.errors import StoreError
+from cluster_manager.history.packs import HOST, Pack, decoded, encoded, folded
+from cluster_manager.history.tiers import DAY_S, TIERS, Tier, due, outlived
+from cluster_manager.store.history import BATCH, HistoryRow, homes_left, outdated
+from cluster_manager.store.store import Store
+
+log = structlog.get_logger()
+
+#: Under which the store keeps how far it is folded.
+NAME: Final = "history"
+#: Seconds between two looks, and between two transactions, so that plans have the store most of the time.
+EVERY_S: Final = 600.0
+PAUSE_S: Final = 0.05
+#: Hosts that are folded in one transaction.
+HOSTS: Final = 20
+
+
+class Ageing:
+    """Runs from `start` to `stop`.
+
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float], pause_s: float = PAUSE_S) -> None:
+        self._store = store
+        self._clock = clock
+        self._pause_s = pause_s
+        #: By length of step: up to where it has been folded; None: not recalled yet.
+        self._folded: dict[int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="ageing of the history")
+
+    async def stop(self) -> None:
+        """Stop between two transactions."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.age()
+            except StoreError as error:
+                log.warning("the history was not made coarser", why=str(error))
+            except Exception:
+                log.exception("the history was not made coarser, by a defect of the manager")
+            await asyncio.sleep(EVERY_S)
+
+    async def folded(self) -> Mapping[int, int]:
+        """By length of step: up to where it has been folded."""
+        if self._folded is None:
+            body = await self._store.knowledge(NAME)
+            try:
+                self._folded = {int(step_s): int(until) for step_s, until in json.loads(body or "{}").items()}
+            except (ValueError, AttributeError, TypeError) as error:
+                log.warning("how far the history was folded is unknown: it is folded again", why=str(error))
+                self._folded = {}
+        return self._folded
+
+    async def age(self) -> None:
+        """Fold what is due, then delete what is read no more."""
+        done, now = dict(await self.folded()), self._clock()
+        for before, tier in itertools.pairwise(TIERS):
+            for begin, end in due(tier, before, done, now):
+                await self._fold(before, tier, begin, end)
+                done[tier.step_s] = end
+                await self._store.save_knowledge(NAME, json.dumps(done))
+                self._folded = done
+        for tier, coarser in zip(TIERS, (*TIERS[1:], None), strict=True):
+            statement = outdated(tier.step_s, outlived(tier, coarser, done, now), BATCH)
+            gone = 0
+            while count := await self._store.prune(statement):
+                gone += count
+                await asyncio.sleep(self._pause_s)
+            if gone:
+                log.info("old history was pruned", step_s=tier.step_s, packs=gone)
+        await self._store.prune(homes_left(now - TIERS[-1].kept_s - 2 * DAY_S))
+
+    async def _fold(self, before: Tier, tier: Tier, begin: int, end: int) -> None:
+        """One span of all hosts. Done again it comes to the same."""
+        # A pack that begins earlier may reach into the span.
+        since = begin - before.longest_s
+        known = await self._store.hosts_with_history(before.step_s, since, end)
+        for first in range(0, len(known), HOSTS):
+            hosts = known[first : first + HOSTS]
+            rows = await self._store.history(hosts, before.step_s, since, end)
+            packs = await asyncio.to_thread(_folded, rows, tier, begin, end)
+            await self._store.replace_history(hosts, tier.step_s, begin, end, packs)
+            await asyncio.sleep(self._pause_s)
+
+
+def _folded(rows: list[HistoryRow], tier: Tier, begin: int, end: int) -> list[HistoryRow]:
+    """The packs of a span, one for each host that has figures in it."""
+    by_host: dict[str, list[Pack]] = {}
+    for row in rows:
+        try:
+            pack = decoded(row.at, row.step_s, row.body)
+        except ValueError as error:
+            log.warning("a pack is left out", host=row.host, why=str(error))
+            continue
+        by_host.setdefault(row.host, []).append(pack)
+    found = []
+    for host, packs in by_host.items():
+        vms = sorted({name for pack in packs for name in pack.names} - {HOST})
+        whole = folded(packs, (HOST, *vms), begin, tier.step_s, (end - begin) // tier.step_s)
+        if whole.known:
+            found.append(HistoryRow(host, tier.step_s, begin, encoded(whole)))
+    return found

@@ -1,0 +1,224 @@
+"""Recorder of the history: samples hosts' latest reports, and writes the steps that are over in batches.
+
+A report costs nothing more: it is looked at a few times a minute, and not taken apart where it is the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from cluster_manager.errors import StoreError
+from cluster_manager.history.packs import Pack, encoded, joined
+from cluster_manager.history.sampling import Sample, Step, Used, sample_of, used_by
+from cluster_manager.history.tiers import DAY_S, LONGEST_S, TIERS
+from cluster_manager.inventory.hosts import LOOKS, Hosts
+from cluster_manager.store.history import BATCH, HistoryRow
+from cluster_manager.store.store import Store
+from ebbtide.messages.history import SAMPLED_EVERY_S, HostUsage
+from ebbtide.messages.hosts import HostReport
+
+log = structlog.get_logger()
+
+#: The finest step, seconds, and how often hosts are looked at within it.
+STEP_S: Final = TIERS[0].step_s
+SAMPLE_S: Final = 15.0
+#: Between two writes, seconds: what a manager that is killed loses of the history.
+WRITTEN_S: Final = 300
+#: Between two transactions, seconds, so that plans have the store most of the time.
+PAUSE_S: Final = 0.05
+#: What an agent said of its VMs' use counts for so long, seconds.
+USED_FOR_S: Final = 2.5 * SAMPLED_EVERY_S
+#: Steps of a host that are held where the store does not take them.
+MOST_STEPS: Final = LONGEST_S // STEP_S
+
+
+@dataclass(slots=True)
+class _Host:
+    """What is held of one host: its latest row, what that was made of, and the step under way."""
+
+    report: HostReport | None = None
+    reported: frozenset[str] = frozenset()
+    used: Mapping[str, Used] | None = None
+    names: tuple[str, ...] = ()
+    sample: Sample | None = None
+    step: Step | None = None
+
+
+class Recorder:
+    """Runs from `start` to `stop`.
+
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, hosts: Hosts, store: Store, clock: Callable[[], float], pause_s: float = PAUSE_S) -> None:
+        self._registry = hosts
+        self._store = store
+        self._clock = clock
+        self._pause_s = pause_s
+        self._hosts: dict[str, _Host] = {}
+        self._used: dict[str, tuple[float, dict[str, Used]]] = {}
+        #: Steps that are over and not in the store, by host.
+        self._over: dict[str, list[Pack]] = {}
+        #: Where VMs are by the manager's record, and what of that is not in the store.
+        self._homes: dict[str, str] = {}
+        self._new_homes: dict[str, str] = {}
+        self._written_at = clock()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="recorder of the history")
+
+    async def stop(self) -> None:
+        """Stop, and write what there is, if this manager still leads."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        try:
+            await self.write(under_way=True)
+        except StoreError as error:
+            log.info("the last minutes of the history were not kept", why=str(error))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.look()
+                if self._clock() - self._written_at >= WRITTEN_S:
+                    await self.write()
+            except StoreError as error:
+                log.warning("the history was not kept", why=str(error))
+            except Exception:
+                log.exception("the history was not kept, by a defect of the manager")
+            await asyncio.sleep(SAMPLE_S)
+
+    # --- samples ---------------------------------------------------------------------------------------------------
+
+    def take(self, host: str, usage: HostUsage) -> None:
+        """What an agent says of its VMs' use, in the place of what it said before."""
+        self._used[host] = self._clock(), used_by(usage)
+
+    async def look(self) -> None:
+        """Add a sample of every host that reports. Raises StoreError: whose VMs they are is unknown."""
+        now = self._clock()
+        await self._find_homes()
+        for number, (host_id, host) in enumerate(self._registry.items()):
+            if number % LOOKS == LOOKS - 1:
+                await asyncio.sleep(0)
+            if not self._registry.is_silent(host_id):
+                self._look_at(host_id, host.report, now)
+
+    async def _find_homes(self) -> None:
+        """Ask the record for the VMs that hosts report anew, or no longer: a host tells of its own only."""
+        changed: set[str] = set()
+        for host_id, host in self._registry.items():
+            known = self._hosts.setdefault(host_id, _Host())
+            if self._registry.is_silent(host_id) or known.report is host.report:
+                continue
+            reported = frozenset(vm.name for vm in host.report.vms)
+            changed |= reported ^ known.reported
+            known.reported = reported
+        if not changed:
+            return
+        found = await self._store.recorded_homes(changed)
+        for name in changed:
+            home = found.get(name)
+            if home is None:
+                self._homes.pop(name, None)
+            elif self._homes.get(name) != home:
+                self._homes[name] = self._new_homes[name] = home
+        for known in self._hosts.values():
+            if not known.reported.isdisjoint(changed):
+                known.sample = None
+
+    def _look_at(self, host_id: str, report: HostReport, now: float) -> None:
+        known = self._hosts.setdefault(host_id, _Host())
+        said_at, used = self._used.get(host_id, (0.0, None))
+        used = used if now - said_at < USED_FOR_S else None
+        if known.sample is None or known.report is not report or known.used is not used:
+            own = {name for name in known.reported if self._homes.get(name) == host_id}
+            known.names, known.sample = sample_of(report, used or {}, own)
+            known.report, known.used = report, used
+        start = int(now // STEP_S) * STEP_S
+        if known.step is None or (known.step.start, known.step.names) != (start, known.names):
+            self._end_step(host_id, known)
+            known.step = Step(start, known.names)
+        known.step.add(known.sample, SAMPLE_S)
+
+    def _end_step(self, host_id: str, known: _Host) -> None:
+        if known.step is not None:
+            over = self._over.setdefault(host_id, [])
+            over.append(_pack_of(known.step))
+            del over[:-MOST_STEPS]
+            known.step = None
+
+    # --- what they come to -----------------------------------------------------------------------------------------
+
+    def held(self, host: str) -> list[Pack]:
+        """What of a host is not in the store yet, the step under way included."""
+        known = self._hosts.get(host)
+        under_way = [_pack_of(known.step)] if known is not None and known.step is not None else []
+        return joined([*self._over.get(host, ()), *under_way])
+
+    def home_of(self, vm: str) -> str | None:
+        """Where a VM was at the last look."""
+        return self._homes.get(vm)
+
+    async def write(self, under_way: bool = False) -> None:
+        """Store the steps that are over, some at a time. Raises StoreError: the rest stays.
+
+        :param under_way: also those that are not over.
+        """
+        now = self._clock()
+        if now // DAY_S != self._written_at // DAY_S:
+            # They are kept from when they were known last.
+            self._new_homes.update(self._homes)
+        self._written_at = now
+        for host_id, known in self._hosts.items():
+            if known.step is not None and (under_way or known.step.start + STEP_S <= now):
+                self._end_step(host_id, known)
+        hosts = list(self._over)
+        for first in range(0, len(hosts), BATCH):
+            await self._write_steps(hosts[first : first + BATCH])
+            await asyncio.sleep(self._pause_s)
+        homes = list(self._new_homes.items())
+        for first in range(0, len(homes), BATCH):
+            batch = homes[first : first + BATCH]
+            await self._store.save_homes(batch)
+            for vm, host in batch:
+                if self._new_homes.get(vm) == host:
+                    del self._new_homes[vm]
+            await asyncio.sleep(self._pause_s)
+        known_ids = self._registry.ids()
+        for gone in self._hosts.keys() - known_ids:
+            del self._hosts[gone]
+            self._used.pop(gone, None)
+
+    async def _write_steps(self, hosts: Collection[str]) -> None:
+        taken = {host: list(self._over[host]) for host in hosts}
+        rows = await asyncio.to_thread(_rows_of, taken)
+        await self._store.add_history(rows)
+        # Until now they were read from here: twice comes to the same, and never missing.
+        for host, packs in taken.items():
+            left = [pack for pack in self._over[host] if not any(pack is one for one in packs)]
+            if left:
+                self._over[host] = left
+            else:
+                del self._over[host]
+
+
+def _pack_of(step: Step) -> Pack:
+    return Pack(step.start, STEP_S, step.names, step.rows()[None])
+
+
+def _rows_of(packs: Mapping[str, list[Pack]]) -> list[HistoryRow]:
+    return [
+        HistoryRow(host, pack.step_s, pack.start, encoded(pack))
+        for host, steps in packs.items()
+        for pack in joined(steps)
+    ]
