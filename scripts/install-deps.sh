@@ -33,6 +33,8 @@ case $purpose in
             vagrant vagrant-libvirt
             # promtool and a Prometheus of the tests' own, on loopback
             prometheus
+            # the browser that the dashboard is tested in, and letters for it
+            chromium fonts-dejavu-core
         )
         # TypeScript clients of the OpenAPI documents; Node.js from elsewhere brings its own npm, and will do
         command -v node >/dev/null && command -v npm >/dev/null || packages+=(nodejs npm)

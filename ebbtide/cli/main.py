@@ -89,6 +89,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("context use", "contexts.use", "ebb context use prod; ebb context use lab"),
     ("context remove", "contexts.remove", "ebb context remove prod"),
     ("health", "cluster.health", "ebb health; ebb health --ready"),
+    ("whoami", "cluster.whoami", "ebb whoami"),
     ("doctor", "doctor.doctor", "ebb doctor; ebb doctor --probe-acpi"),
     ("conformance", "doctor.conformance", "ebb conformance http://127.0.0.1:7101 --token-file agent-token"),
     ("demo", "lab.demo", "ebb demo --lab"),

@@ -17,6 +17,7 @@ from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, Revocation
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.hosts import (
+    Caller,
     ForgottenHost,
     HostStatus,
     ManagerHealth,
@@ -167,6 +168,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "context use": ContextRow,
     "context remove": _object("Removed", removed=str, contexts=list[str]),
     "health": ManagerHealth | Readiness,
+    "whoami": Caller,
     "doctor": _object("Diagnosis", ok=bool, findings=list[Finding]),
     "conformance": _object("Conformance", url=str, checks=list[Conforms]),
     "demo": DemoReport,

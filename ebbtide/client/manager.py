@@ -22,7 +22,7 @@ from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest
 from ebbtide.messages.explanations import Event, VMExplanation
-from ebbtide.messages.hosts import ForgottenHost, HostStatus, ManagerHealth, Readiness
+from ebbtide.messages.hosts import Caller, ForgottenHost, HostStatus, ManagerHealth, Readiness
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import ModeRequest, TargetRequest, VMRequest
@@ -60,6 +60,10 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def readiness(self) -> Readiness:
         """Whether a manager leads and its store answers; ManagerStandsBy where none does."""
         return await self._one("GET", "/readyz", Readiness)
+
+    async def whoami(self) -> Caller:
+        """The name and role of the token that this client has."""
+        return await self._one("GET", "/v1/whoami", Caller)
 
     async def openapi(self) -> dict[str, Any]:
         """The document that describes the manager's API."""

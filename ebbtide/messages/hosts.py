@@ -148,3 +148,13 @@ class Readiness(Body):
     ready: Literal[True] = Field(True, description="always true: else it is 503")
     epoch: int = Field(description="counts take-overs")
     sentence: str = Field(description="the same in words")
+
+
+class Caller(Body):
+    """GET /v1/whoami: what the request's token is good for."""
+
+    name: str = Field(description="as the tokens file has it")
+    role: Literal["viewer", "operator", "admin"] = Field(
+        description="a viewer looks, an operator changes, an admin invites hosts"
+    )
+    sentence: str = Field(description="the same in words")

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NOWHERE = ("POST", "/v1/vms/{name}/migrate")
 STREAM = ("GET", "/v1/events/stream")
 #: For a browser.
-PAGE = ("GET", "/")
+PAGE = {("GET", "/"), ("GET", "/page/{file}")}
 #: For Prometheus.
 METRICS = {("GET", "/metrics"), ("GET", "/v1/hosts/{id}/metrics"), ("GET", "/v1/prometheus/targets")}
 #: For `ebb-hostagent join`.
@@ -50,6 +50,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms"): ("create", ["vm", "create", "web", *SIZES]),
     ("GET", "/healthz"): ("health", ["health"]),
     ("GET", "/readyz"): ("readiness", ["health", "--ready"]),
+    ("GET", "/v1/whoami"): ("whoami", ["whoami"]),
     ("GET", "/v1/backup"): ("backup", ["backup", "FILE"]),
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
     ("GET", "/v1/hosts"): ("hosts", ["host", "list", "--state", "ready", "--mode", "active"]),
@@ -140,7 +141,7 @@ async def test_every_route_that_clients_may_ask_is_in_the_table(running: Running
         for route in running.lab.cluster.server.app.router.routes()
         if route.method != "HEAD" and route.resource is not None and description_of(route.handler).security != "agent"
     }
-    assert routes - {PAGE} - METRICS - JOINING == set(COVERED)
+    assert routes - PAGE - METRICS - JOINING == set(COVERED)
 
 
 async def test_every_command_asks_its_route_and_every_client_method_is_there(running: Running, tmp_path: Path) -> None:

@@ -182,6 +182,12 @@ def health(
     to.say(alive, lambda: print(f"the manager runs ({alive.role})"))
 
 
+def whoami(*, to: Asking) -> None:
+    """The name and role of the token that is used."""
+    caller = to.ask(lambda client: client.whoami())
+    to.say(caller, lambda: print(shown(caller.sentence)))
+
+
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where it goes; replaced once all of it has come.")],
     *,

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("each_store")
 #: The least role for every route of the manager. A new route must be entered here.
 ROUTES = {
     ("GET", "/"): "nobody",
+    ("GET", "/page/{file}"): "nobody",
+    ("GET", "/v1/whoami"): "viewer",
     ("GET", "/healthz"): "nobody",
     ("GET", "/readyz"): "nobody",
     ("GET", "/v1/ca"): "nobody",
