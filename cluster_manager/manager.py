@@ -110,6 +110,7 @@ class Manager:
         settings, clock = self.settings, self._clock
         self.store = Store(settings.database, clock, self.leadership.fail)
         self.hosts = Hosts(self.store, settings.silent_after_s, clock, revoked=self.revoked)
+        self.store.on_vms = lambda names: self.hosts.changes.note("VM", names)
         self.enrolments = Enrolments(
             self.store,
             settings.hosts_key,
@@ -124,7 +125,7 @@ class Manager:
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
         self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
-        self.lists = Lists(self.store, self._managed, self._shown_state, self.operations.view)
+        self.lists = Lists(self.store, self.hosts, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
         self.rebalancing = Rebalancing(

@@ -75,6 +75,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan show", "records.operation", "ebb plan show REQUEST-ID --wait-s 20"),
     ("plan rebalance", "lifecycle.rebalance", "ebb plan rebalance --dry-run --lasted-s 3600"),
     ("event list", "records.events", "ebb event list --vm web; ebb event list --watch --kind preempted"),
+    ("top", "cluster.top", "ebb top; ebb top --vms; ebb top --once | less"),
     ("apply", "apply.apply", "ebb apply -f vms.yaml --dry-run; ebb apply -f vms.yaml"),
     ("wait vm", "wait.vm", "ebb wait vm web --for connected --timeout-s 60"),
     ("wait host", "wait.host", "ebb wait host host-a --for ready"),

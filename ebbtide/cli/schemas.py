@@ -158,6 +158,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "plan show": Operation,
     "plan rebalance": RebalancingReport,
     "event list": _object("Events", events=list[Event]),
+    "top": _object("Picture", hosts=list[HostStatus], vms=list[ClusterVM], events=list[Event]),
     "apply": _object("AppliedVMs", vms=list[Applied]),
     "wait vm": ClusterVM | GoneVM,
     "wait host": HostStatus | GoneVM,

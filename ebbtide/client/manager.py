@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import aiohttp
 from pydantic import ValidationError
 
-from ebbtide.client.connection import query_of, refusal_of
+from ebbtide.client.connection import Changed, query_of, refusal_of
 from ebbtide.client.errors import ManagerUnreachable
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
@@ -72,6 +72,14 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def hosts(self, *, state: str | None = None, mode: HostMode | None = None) -> list[HostStatus]:
         """All hosts that ever reported, or those in a state (``ready``, ``silent``) and of a mode."""
         return await self._list("/v1/hosts", "hosts", HostStatus, {"state": state, "mode": mode})
+
+    async def changed_hosts(self, since: int) -> Changed[HostStatus]:
+        """Hosts that have changed since an earlier answer's ``changes``, and those that are not ready; 0: all."""
+        return await self._pages("/v1/hosts", "hosts", HostStatus, {"changed_since": since})
+
+    async def changed_vms(self, since: int) -> Changed[ClusterVM]:
+        """VMs that have changed since an earlier answer's ``changes``; 0: all."""
+        return await self._pages("/v1/vms", "vms", ClusterVM, {"changed_since": since})
 
     async def host(self, host: str) -> HostStatus:
         """One host; ManagerRefused with status 404 if there is none of that id."""
