@@ -26,6 +26,8 @@ class Switches(NamedTuple):
     check: int = 6
     #: Landmarks count step by step (`matcher.predict.period`).
     period: int = 7
+    #: Tasks start as machines report (Algorithm 3).
+    heartbeat: int = 8
 
 
 SWITCH: Final = Switches()
@@ -48,6 +50,8 @@ class Numbers(NamedTuple):
     #: Sum of the squares of what predictions of started tasks were off.
     squares: int = 9
     spread: int = 10
+    #: Algorithm 3.
+    threshold: int = 11
 
 
 NUMBER: Final = Numbers()
@@ -89,3 +93,5 @@ class Matching(NamedTuple):
     predicted: Floats
     observed: Floats
     outcomes: Floats
+    #: Which machine reports first.
+    draws: Integers

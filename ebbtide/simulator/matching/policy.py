@@ -13,18 +13,24 @@ from ebbtide.matcher.predict.landmarks import landmarks
 from ebbtide.matcher.predict.period import no_period, period
 from ebbtide.matcher.predict.predictor import FORMS, PredictorOptions
 from ebbtide.matcher.predict.rolling import rolling
+from ebbtide.simulator.chance import draws_of
 from ebbtide.simulator.jobs.columns import State
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.matching import arrays as a
-from ebbtide.simulator.matching import hooks
+from ebbtide.simulator.matching import heartbeats, hooks
 
 
 def policy(
-    predicting: PredictorOptions, matching: MatchOptions, preemption_aversion: float = 0.0, check: bool = True
+    predicting: PredictorOptions,
+    matching: MatchOptions,
+    preemption_aversion: float = 0.0,
+    check: bool = True,
+    heartbeat: bool = False,
 ) -> Policy:
     """SlackSched (Agarwal et al. 2023 §3), or what its switches make of it.
 
     :param preemption_aversion: of every task.
+    :param heartbeat: tasks start as machines report (Algorithm 3); else the queue is gone through (Algorithm 1).
     :param check: hold predictions of tasks that start against what becomes of them.
     """
 
@@ -32,13 +38,17 @@ def policy(
         machines = len(s.machines)
         if p is not None and len(p.waits) == machines:
             return p  # type: ignore[no-any-return]
-        return fresh(machines, float(s.sums[0]), predicting, matching, preemption_aversion, check)
+        made = fresh(machines, float(s.sums[0]), predicting, matching, preemption_aversion, check)
+        made.switches[a.SWITCH.heartbeat] = heartbeat
+        made.draws[:] = draws_of(seed)
+        return made
 
     kernels: dict[str, Callable[..., Any]] = {
         "begin": hooks.begin,
         "choose": hooks.choose,
         "changed": hooks.changed,
         "ended": hooks.ended,
+        "schedule": heartbeats.schedule,
     }
     return Policy("matching", kernels, a.Matching, resized, by_demand=False, allocates=True)
 
@@ -65,6 +75,7 @@ def fresh(
     numbers[a.NUMBER.spread] = matching.spread
     numbers[a.NUMBER.escalation] = matching.escalation
     numbers[a.NUMBER.unknown] = matching.unknown
+    numbers[a.NUMBER.threshold] = matching.threshold
     numbers[a.NUMBER.fallback_s] = matching.fallback_s
     numbers[a.NUMBER.fresh_s] = predicting.fresh_s
     numbers[a.NUMBER.fresh_share] = predicting.fresh_share
@@ -87,4 +98,5 @@ def fresh(
         np.zeros(10),
         np.zeros(10),
         np.zeros(10),
+        np.zeros(2, np.int64),
     )
