@@ -66,6 +66,8 @@ METRICS: Final = (
     *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
     *("pool_gap_p50_min", "pool_gap_p95_min", "pool_within_10_min", "pool_within_1_h"),
     *("pool_change_mean_cores", "pool_mean_cores", "pool_rejected_share", "pool_power_mean"),
+    *("pool_hour_p50_changes", "pool_hour_p90_changes", "pool_day_p50_changes", "pool_day_p90_changes"),
+    *("pool_rank_correlation", "pool_cores_p10", "pool_cores_p90"),
     *("pool_power_least", "pool_power_most", "pool_vms_evicted", "pool_vms_deferred", "pool_vms_relaunched"),
 )
 
@@ -107,6 +109,9 @@ class MatchingModel:
                 from_s=g.number("from_s", 3 * _DAY_S, least=0),
                 until_s=g.number("until_s", 8 * _DAY_S, above=0),
                 power=_power(g) if power is not None else None,
+                drawn=g.whole("drawn", 10, least=1, most=1000),
+                together=g.flag("together", False),
+                threads_per_core=g.whole("threads_per_core", 1, least=1, most=8),
             ),
             pool_seed=g.whole("pool_seed", 1, least=0),
             pools=g.whole("pools", 10, least=1, most=1000),

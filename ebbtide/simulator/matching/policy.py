@@ -9,7 +9,6 @@ import numpy as np
 
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.predict.knowledge import nothing_known
-from ebbtide.matcher.predict.landmarks import landmarks
 from ebbtide.matcher.predict.period import no_period, period
 from ebbtide.matcher.predict.predictor import FORMS, PredictorOptions
 from ebbtide.matcher.predict.rolling import rolling
@@ -69,7 +68,6 @@ def fresh(
     switches[a.SWITCH.delay] = matching.delay
     switches[a.SWITCH.promises] = matching.promises
     switches[a.SWITCH.check] = check
-    switches[a.SWITCH.period] = predicting.by_period
     numbers = np.zeros(a.NUMBERS)
     numbers[a.NUMBER.spare] = matching.spare
     numbers[a.NUMBER.spread] = matching.spread
@@ -85,9 +83,8 @@ def fresh(
         switches,
         numbers,
         rolling(machines, predicting.window_s, now_s),
-        landmarks(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s),
         period(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s)
-        if predicting.by_period
+        if predicting.by_landmarks
         else no_period(),
         nothing_known(predicting.horizon_s),
         np.zeros(machines),

@@ -37,7 +37,6 @@ class Scheme:
 _PAPER: Final = PredictorOptions(censored=False)
 _SIZED: Final = PredictorOptions(sized=True)
 _LANDMARK: Final = PredictorOptions(form="landmark", sized=True)
-_PERIOD: Final = PredictorOptions(form="landmark", sized=True, period=True)
 
 SCHEMES: Final[dict[str, Scheme]] = {
     # YARN's: a random node that has room; or the node that reports is filled as far as it goes (its default).
@@ -65,12 +64,8 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "landmark": Scheme(predicting=_LANDMARK),
     "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
     "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
-    "landmark-period": Scheme(predicting=_PERIOD),
-    # A manager's match maker, by Eq. 1 with sizes, and by landmarks of either kind.
+    # A manager's match maker by Eq. 1 with sizes; and what it does by default, by landmarks.
     "sized-live": Scheme(predicting=_SIZED, matching=LIVE),
-    "landmark-live": Scheme(predicting=_LANDMARK, matching=LIVE),
-    "period-live": Scheme(predicting=_PERIOD, matching=LIVE),
-    # What a manager does by default.
     "live": Scheme(predicting=LIVE_PREDICTION, matching=LIVE),
 }
 

@@ -21,7 +21,6 @@ from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import Release, Task, TaskOrder, TaskPhase
 from ebbtide.matcher.match.turns import Turn, turn
 from ebbtide.matcher.predict.changes import Change
-from ebbtide.matcher.predict.landmarks import look
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs import state as arrays
@@ -42,7 +41,6 @@ FORMS = [
         ("landmark", True, True),
     )
 ]
-FORMS.append(replace(FORMS[-1], period=True))
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,6 @@ def state_of(
     for at, machine, cores in scene.changes:
         before = int(s.machines[machine, c.MACHINE.cores])
         s.machines[machine, c.MACHINE.cores] = cores
-        if predicting.form == "landmark":
-            look(p.marks, at)
         hooks.changed(s, p, machine, at, before)
     for task, (machine, cores, began_at, estimate_s) in enumerate(scene.running):
         s.tasks[task, c.TASK.cores], s.times[task, c.TIME.estimate] = cores, estimate_s
@@ -259,7 +255,7 @@ def test_every_choice_is_the_same(
     agree(scene_of(seed), predicting, matching, preemption_aversion, every_s)
 
 
-@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}{'-period' * options.period}")
+@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}-sized={options.sized}")
 def test_scenes_have_what_can_differ(predicting: PredictorOptions) -> None:
     """Tasks that start, that wait, that wait behind promises, overruns, and machines with and without history."""
     starts = waits = known = unknown = 0
@@ -272,7 +268,7 @@ def test_scenes_have_what_can_differ(predicting: PredictorOptions) -> None:
     assert min(starts, waits, known, unknown) > 5
 
 
-@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}{'-period' * options.period}")
+@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}-sized={options.sized}")
 def test_a_report_is_answered_live_as_it_is_simulated(predicting: PredictorOptions) -> None:
     """Algorithm 3's first half: the same task, with the same chance, on the machine that reports."""
     options = MatchOptions(promises=False, threshold=0.6)
@@ -288,7 +284,7 @@ def test_a_report_is_answered_live_as_it_is_simulated(predicting: PredictorOptio
             s.times[task, c.TIME.estimate] = estimate_s
             enqueue(s, task, number, False)
             demands.append(Demand(str(task), float(cores), duration_s=estimate_s))
-        heartbeats.begin(s, p, scene.now)
+        hooks.begin(s, p, scene.now)
         heartbeats.mark_shortest(s)
         maker = live_maker(scene, predicting, options)
         for machine in range(len(scene.cores)):
