@@ -195,10 +195,13 @@ class Hosts:
                 await self._save(host.report)
             return
         owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)
+        # What says nothing new after a silence counts again.
+        changed = changed or self.is_silent(report.id)
         self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
         self.changes.note("host", (report.id,))
         if changed:
             self.changes.note("host's VMs", (report.id,))
+            self.changes.note("VM", _names(known).difference(_names(report)))
         self._see(report.id)
 
     async def _tell(self, kind: EventKind, vm: str | None, host: str, sentence: str) -> None:
@@ -224,6 +227,9 @@ class Hosts:
         if not self.repeats(host_id, raw):
             return False
         host = self._hosts[host_id]
+        if self.is_silent(host_id):
+            self.changes.note("host", (host_id,))
+            self.changes.note("host's VMs", (host_id,))
         host.seen_at, host.arrival = self._clock(), next(self._arrivals)
         self._see(host_id)
         return True
@@ -430,6 +436,10 @@ class Hosts:
         """A VM as its host last reported it."""
         host = self._hosts.get(host_id) if host_id is not None else None
         return next((vm for vm in host.report.vms if vm.name == name), None) if host is not None else None
+
+
+def _names(report: HostReport | None) -> set[str]:
+    return {vm.name for vm in report.vms} if report is not None else set()
 
 
 def _digest(raw: bytes) -> bytes:

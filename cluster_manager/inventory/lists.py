@@ -105,8 +105,10 @@ class Lists:
             return None, ()
         rows = changes.since("VM", since)
         names = set(rows)
-        for host_id in changes.since("host's VMs", since):
-            if (host := self._hosts.get(host_id)) is not None:
+        changed = changes.since("host's VMs", since)
+        for host_id, host in self._hosts.items():
+            # Silence is no report: of these hosts' VMs one knows less from one moment to the next.
+            if host_id in changed or not self._hosts.is_ready(host_id):
                 names.update(vm.name for vm in host.report.vms)
         if len(names) > _MOST_CHANGED:
             return None, ()

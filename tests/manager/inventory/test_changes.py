@@ -101,3 +101,33 @@ async def test_after_a_restart_of_the_manager_the_whole_list_comes_again(cluster
     page = await cluster.get(f"/v1/vms?changed_since={before}")
     assert page["changed_since"] is None
     assert [row["name"] for row in page["vms"]] == ["one"]
+
+
+@pytest.mark.asyncio
+async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_host_has_no_more(
+    each_store: None, tmp_path: Path
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=8.0, memory_mib=6000.0)
+    async with cluster_of(tmp_path, agent, silent_after_s=0.4) as cluster:
+        await cluster.create(vm("one", cpu_cores=1.0, memory_mib=400.0))
+        await cluster.ready()
+        assert cluster.server is not None
+        async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+            since = (await client.changed_vms(0)).changes
+            agent.trouble.mute = True
+            said = ""
+
+            async def tells(word: str, but: str = "failed") -> bool:
+                nonlocal since, said
+                for row in (found := await client.changed_vms(since)).rows:
+                    said = f"{row.state}: {row.sentence}"
+                since = found.changes
+                return word in said and but not in said
+
+            await cluster.until(lambda: tells("is silent"))
+            agent.trouble.mute = False
+            await agent.send_report()
+            await cluster.until(lambda: tells("running", but="silent"))
+            agent.vms.clear()
+            await agent.send_report()
+            await cluster.until(lambda: tells("failed", but="silent"))
