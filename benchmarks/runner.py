@@ -18,7 +18,7 @@ from benchmarks.matching import matcher, tasks
 from benchmarks.passes import Pass
 from benchmarks.placing import placement, policies
 from benchmarks.simulating import simulator
-from benchmarks.watching import metrics, top
+from benchmarks.watching import metrics, page, top
 
 #: In the order in which all are run.
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
@@ -35,6 +35,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "metrics-manager": metrics.manager,
     "metrics-agent": metrics.agent,
     "top": top.run,
+    "page": page.run,
     "memcached": memcached.run,
     "jvm": jvm.run,
     "spark": spark.run,

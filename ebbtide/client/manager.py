@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ebbtide.client.connection import Changed, query_of, refusal_of
 from ebbtide.client.errors import ManagerUnreachable
+from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
 from ebbtide.client.tls import tls_problem
@@ -41,7 +42,7 @@ LINE_LIMIT = 1024 * 1024
 Progress = Callable[[str], None]
 
 
-class ManagerClient(LifecycleCalls, TaskCalls):
+class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
     """One conversation with a manager. Use as an asynchronous context manager.
 
     :param url: where the manager listens, for example ``http://127.0.0.1:7100``; several, of which one leads, with
