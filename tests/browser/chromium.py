@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Tab:
 
     async def loaded(self) -> None:
         """Until hosts and VMs are read, and the token's role is known."""
-        await self.page.wait_for_function("/^as of .* for /.test(document.getElementById('summary').textContent)")
+        await self.page.locator("#summary").filter(has_text=re.compile("^as of .*, for ")).wait_for()
 
     async def go(self, view: str) -> None:
         await self.page.evaluate("view => { location.hash = view; }", view)
