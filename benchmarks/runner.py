@@ -18,7 +18,7 @@ from benchmarks.matching import matcher, tasks
 from benchmarks.passes import Pass
 from benchmarks.placing import placement, policies
 from benchmarks.simulating import simulator
-from benchmarks.watching import metrics
+from benchmarks.watching import metrics, page
 
 #: In the order in which all are run.
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
@@ -34,6 +34,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "idle": idle.run,
     "metrics-manager": metrics.manager,
     "metrics-agent": metrics.agent,
+    "page": page.run,
     "memcached": memcached.run,
     "jvm": jvm.run,
     "spark": spark.run,

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright
 
+from benchmarks.watching.chromium import FLAGS, chromium_path
 from tests.manager.cluster import TOKEN
 
-#: Chromium asks nothing of the network for itself; its profile is a new empty directory of Playwright's.
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-VENV = Path(__file__).parents[2] / ".venv"
 LIMIT_MS = 30_000
-
-
-def chromium_path() -> str:
-    """:raises FileNotFoundError: there is none; that is no reason to skip a test."""
-    if (found := shutil.which("chromium")) is None:
-        raise FileNotFoundError("there is no chromium: install it with scripts/install-deps.sh test")
-    return found
 
 
 @contextlib.asynccontextmanager

@@ -88,11 +88,10 @@ async def picture(tab: Tab, path: Path) -> int:
     raw = await tab.page.screenshot()
     image = Image.open(io.BytesIO(raw)).convert("RGB").quantize(96, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
-    return path.stat().st_size
+    return path.stat().st_size  # noqa: ASYNC240 (nothing else waits)
 
 
 async def take(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ebb-pictures-") as place:
         async with staged(Path(place)) as hosts, chromium() as browser:
             await remember(hosts)
@@ -105,6 +104,9 @@ async def take(folder: Path) -> None:
                         await tab.go(view.replace("host-a", home))
                         if "range" in view:
                             await tab.page.locator(".chart canvas").first.wait_for()
+                        if name == "vm":
+                            await tab.page.locator("h2", has_text="Mechanisms").wait_for()
+                        if "range" in view:
                             await tab.page.locator("h2", has_text="History").scroll_into_view_if_needed()
                         size = await picture(tab, folder / f"{name}-{width}-{theme}.png")
                         print(f"{name}-{width}-{theme}.png: {size} bytes")
@@ -114,4 +116,6 @@ async def take(folder: Path) -> None:
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    asyncio.run(take(Path(sys.argv[1])))
+    there = Path(sys.argv[1])
+    there.mkdir(parents=True, exist_ok=True)
+    asyncio.run(take(there))
