@@ -115,7 +115,7 @@ function draw(root, title, said, times, series, data, unit, marks, range) {
       cursor: { sync: { key: "history" }, drag: { x: true, y: false } },
       scales: {
         x: { min: range[0], max: range[1] },
-        y: { range: (_, low, high) => [0, Math.max(high || 0, 0.001) * 1.08] },
+        y: { range: (_, low, high) => [0, (high > 0 ? high : 1) * 1.08] },
       },
       axes: [
         {
@@ -170,7 +170,7 @@ let charts = [],
 
 /** Put the charts into their place, if they are not there as they should be. */
 export function mount(root, theme) {
-  if (!root || !shown || !shown.history) return;
+  if (!root || !shown || !shown.history || root.dataset.key !== shown.key) return;
   const key = `${shown.key}/${shown.read}/${theme}`;
   if (drawn === key && root.childNodes.length) return;
   drawn = key;

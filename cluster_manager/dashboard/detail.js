@@ -39,7 +39,7 @@ function history(kind, name, query) {
         { class: "key" },
         "Triangles mark events; they are listed below. Drag over a chart to look closer, double-click to go back.",
       ),
-    el("div", { class: "charts", "data-own": true, "data-key": `${kind}-${name}-${range}` }),
+    el("div", { class: "charts", "data-own": true, "data-key": `${kind}/${name}/${range}` }),
     found && [
       el("h3", null, "What happened in this time"),
       el(

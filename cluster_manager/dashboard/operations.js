@@ -30,7 +30,7 @@ export function operationTable(operations, caption, none) {
   );
 }
 
-let listed = [],
+let listed = null,
   shown = null;
 
 export const operations = {
@@ -40,7 +40,7 @@ export const operations = {
   },
   draw(_, query) {
     const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
-    const found = listed.filter(
+    const found = (listed || []).filter(
       (one) =>
         (!query.state || one.state === query.state) &&
         words.every((word) =>
@@ -52,7 +52,7 @@ export const operations = {
     return [
       el("h1", null, "Operations"),
       filters(query, [["state", "state", ["running", "done", "partial", "failed"]]]),
-      operationTable(found.slice(0, 100), "Operations, newest first", "No such operation."),
+      operationTable(found.slice(0, 100), "Operations, newest first", listed ? "No such operation." : "Loading …"),
     ];
   },
 };

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright
 
+from benchmarks.watching.chromium import FLAGS, chromium_path
 from tests.manager.cluster import TOKEN
 
-#: Chromium asks nothing of the network for itself; its profile is a new empty directory of Playwright's.
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-VENV = Path(__file__).parents[2] / ".venv"
 LIMIT_MS = 30_000
-
-
-def chromium_path() -> str:
-    """:raises FileNotFoundError: there is none; that is no reason to skip a test."""
-    if (found := shutil.which("chromium")) is None:
-        raise FileNotFoundError("there is no chromium: install it with scripts/install-deps.sh test")
-    return found
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +47,7 @@ class Tab:
 
     async def loaded(self) -> None:
         """Until hosts and VMs are read, and the token's role is known."""
-        await self.page.wait_for_function("/^as of .* for /.test(document.getElementById('summary').textContent)")
+        await self.page.locator("#summary").filter(has_text=re.compile("^as of .*, for ")).wait_for()
 
     async def go(self, view: str) -> None:
         await self.page.evaluate("view => { location.hash = view; }", view)

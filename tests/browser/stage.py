@@ -18,9 +18,10 @@ async def staged(path: Path) -> AsyncIterator[TwoHosts]:
     async with two_hosts(path, **fake_engine.settings(engine)) as hosts:
         await place(hosts, vm("shop"))
         await place(hosts, vm("wiki", memory_mib=1200.0))
-        await place(hosts, vm("mail", cpu_cores=2.0))
-        # It takes what the others can give.
-        await place(hosts, vm("database", priority="fixed", cpu_cores=5.0, memory_mib=1400.0))
+        await place(hosts, vm("mail", cpu_cores=2.0, preemption_notice_s=0.0))
+        # The first takes what those of host-a can give, the second stops what is on host-b.
+        await place(hosts, vm("database", priority="fixed", cpu_cores=5.0, memory_mib=1400.0), policy="first-fit")
+        await place(hosts, vm("billing", priority="fixed", cpu_cores=5.8, memory_mib=1000.0), policy="first-fit")
         for name, cores in (("train", 2), ("render", 2), ("index", 3), ("vacuum", 4)):
             task = {"name": name, "command": ["/usr/bin/true"], "cores": cores, "duration_s": 900.0}
             body = {"request_id": f"submit-{name}", "task": task}
@@ -29,9 +30,9 @@ async def staged(path: Path) -> AsyncIterator[TwoHosts]:
         yield hosts
 
 
-async def place(hosts: TwoHosts, body: dict[str, object]) -> None:
+async def place(hosts: TwoHosts, body: dict[str, object], **more: str) -> None:
     """A VM whose guest is connected."""
-    operation = await hosts.cluster.create(body, deadline_s=20.0)
+    operation = await hosts.cluster.create(body, deadline_s=20.0, **more)
     assert operation.state == "done", operation.sentence
     name, host = str(body["name"]), operation.host
     assert host is not None
