@@ -78,6 +78,8 @@ hosts: Final = Table(
     Column("report", Text, nullable=False),
     # 1: its VMs may be smaller than they need be, and no plan is at work on it.
     Column("owes_reinflation", Integer, nullable=False),
+    # A JSON object.
+    Column("labels", Text, nullable=False, server_default="{}"),
 )
 
 #: Every VM that was ever asked for. A name is taken while a row that has not ended holds it.
@@ -104,6 +106,8 @@ vms: Final = Table(
     # Since when it waits for room after a preemption, and why; null: it does not.
     Column("preempted_at", Float, nullable=True),
     Column("preemption_reason", String, nullable=True),
+    # A JSON object.
+    Column("labels", Text, nullable=False, server_default="{}"),
 )
 
 
@@ -291,6 +295,11 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
         "ALTER TABLE vms ADD COLUMN preempted_at FLOAT",
         "ALTER TABLE vms ADD COLUMN preemption_reason {name}",
         "CREATE INDEX vms_preempted ON vms (host, preempted_at) WHERE phase = 'preempted'",
+    ),
+    # By what VMs and hosts are chosen.
+    (
+        "ALTER TABLE vms ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'",
+        "ALTER TABLE hosts ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'",
     ),
 )
 
