@@ -380,6 +380,7 @@ class Manager:
             preemption_notice_s=row.spec.preemption_notice_s,
             preempted=self._preempted(row) if state == "preempted" else None,
             saved_mib=reported.saved_mib if reported is not None else None,
+            labels=dict(row.labels),
         )
 
     def _preempted(self, row: StoredVM) -> Preempted:

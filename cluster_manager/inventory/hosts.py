@@ -10,7 +10,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Final, Literal
@@ -29,6 +29,7 @@ from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport, HostStatus
+from ebbtide.messages.labels import LabelsRequest, Selector, matches
 from ebbtide.messages.vms import VMStatus
 from ebbtide.rest.rates import Buckets, Rate
 
@@ -52,7 +53,7 @@ class Host:
     :param report: or its JSON, which is read when it is asked for: thousands are recalled at a start.
     """
 
-    __slots__ = ("_report", "arrival", "asking", "digest", "owes_reinflation", "seen", "seen_at")
+    __slots__ = ("_report", "arrival", "asking", "digest", "labels", "owes_reinflation", "seen", "seen_at")
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class Host:
         owes_reinflation: bool,
         arrival: int = 0,
         asking: frozenset[str] | None = None,
+        labels: Mapping[str, str] = {},
     ) -> None:
+        self.labels = labels
         self._report = report
         self.seen_at = seen_at
         self.seen = seen
@@ -119,6 +122,7 @@ class Hosts:
         #: Reports to be stored: the first writer writes all that have come by then, in one transaction.
         self._unsaved: dict[str, HostReport] = {}
         self._saving = asyncio.Lock()
+        self._labelling = asyncio.Lock()
         self._availability = Availability()
         self._told = Buckets()
         #: The report of each host whose news are being told: another one at the same time does not tell them again.
@@ -130,7 +134,7 @@ class Hosts:
     async def load(self) -> None:
         """Recall the hosts of earlier runs; they count as silent until they report."""
         self._hosts = {
-            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation)
+            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation, labels=stored.labels)
             for stored in await self._store.hosts()
         }
         self._awaited = set(self._hosts)
@@ -197,7 +201,8 @@ class Hosts:
         owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)
         # What says nothing new after a silence counts again.
         changed = changed or self.is_silent(report.id)
-        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
+        labels = host.labels if host is not None else {}
+        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking, labels)
         self.changes.note("host", (report.id,))
         if changed:
             self.changes.note("host's VMs", (report.id,))
@@ -283,6 +288,15 @@ class Hosts:
             self.changes.note("host", (host_id,))
             self._news.set()
 
+    async def label(self, host_id: str, wanted: LabelsRequest) -> None:
+        """Change a host's labels. Raises `InvalidField`: they are too many; KeyError: there is no such host."""
+        async with self._labelling:
+            labels = wanted.onto(self._hosts[host_id].labels)
+            await self._store.label_host(host_id, labels)
+            if (host := self._hosts.get(host_id)) is not None:
+                host.labels = labels
+            self.changes.note("host", (host_id,))
+
     # --- placement ---------------------------------------------------------------------------------------------------
 
     @property
@@ -349,6 +363,7 @@ class Hosts:
         state: str | None = None,
         mode: HostMode | None = None,
         since: int | None = None,
+        selector: Selector = (),
     ) -> list[HostStatus]:
         """Hosts as clients see them, by id, and one more than ``limit`` where there are more.
 
@@ -366,6 +381,8 @@ class Hosts:
             if changed is not None and host_id not in changed and self.is_ready(host_id):
                 continue
             if state is not None and self.state(host_id)[0] != state:
+                continue
+            if not matches(selector, self._hosts[host_id].labels):
                 continue
             if mode is not None and self._hosts[host_id].report.mode is not mode:
                 continue
@@ -430,6 +447,7 @@ class Hosts:
             mode_reason=report.mode_reason,
             vms=tuple(vm.name for vm in report.vms),
             version=host_version(report),
+            labels=dict(host.labels),
         )
 
     def vm(self, host_id: str | None, name: str) -> VMStatus | None:

@@ -9,10 +9,11 @@ from cluster_manager.errors import RequestError
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import queries
-from cluster_manager.store.rows import StoredPlan, StoredVM, stored_plan, stored_vm
+from cluster_manager.store.rows import StoredPlan, StoredVM, labels_in, stored_plan, stored_vm
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.explanations import Event, EventPage
+from ebbtide.messages.labels import Selector, matches
 from ebbtide.messages.machines import CoreChange, CoreChangePage
 from ebbtide.messages.operations import Operation, OperationPage, OperationState
 from ebbtide.messages.problem_codes import ProblemCode
@@ -67,6 +68,7 @@ class Lists:
         priority: Priority | None = None,
         prefix: str | None = None,
         changed_since: int | None = None,
+        selector: Selector = (),
     ) -> VMPage:
         """By name. Raises InvalidField for a cursor of something else, as all here."""
         key = key_of("vms", after, (str,))
@@ -77,6 +79,8 @@ class Lists:
 
         def show(row: Any) -> ClusterVM | None:
             """None: it is not asked for. Thousands may not be, so the cheap question comes first."""
+            if selector and not matches(selector, labels_in(row.labels)):
+                return None
             if state is not None and self._shown_state(VMPhase(row.phase), row.host, row.name) != state:
                 return None
             vm = self._show_vm(stored_vm(row))
@@ -87,7 +91,7 @@ class Lists:
             query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix, names=names)
             return [(show(row), row.name) for row in await self._store.rows(query)]
 
-        number = limit + 1 if state is None else max(limit + 1, _SEARCH)
+        number = limit + 1 if state is None and not selector else max(limit + 1, _SEARCH)
         rows, last = await _page(read, number, limit, key[0] if key else None)
         return VMPage(
             vms=tuple(rows),

@@ -37,7 +37,9 @@ from cluster_manager.store.rows import (
     StoredHost,
     StoredPlan,
     StoredVM,
+    labels_in,
     stored_change,
+    stored_labels,
     stored_plan,
     stored_vm,
 )
@@ -170,6 +172,29 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             stored_vm,
         )
 
+    async def label_vm(self, row: StoredVM, labels: Mapping[str, str]) -> bool:
+        """Give a VM all these labels instead of those that it has; False: it is another one's name by now."""
+        statement = _living(row.name).where(
+            schema.vms.c.request_id == row.request_id, schema.vms.c.labels == stored_labels(row.labels)
+        )
+
+        async def work(connection: AsyncConnection) -> bool:
+            return (await connection.execute(statement.values(labels=stored_labels(labels)))).rowcount > 0
+
+        done = await self._write(work)
+        self._changed((row.name,))
+        return done
+
+    async def label_host(self, host: str, labels: Mapping[str, str]) -> None:
+        """Give a host all these labels instead of those that it has."""
+        table = schema.hosts
+        statement = update(table).where(table.c.id == host).values(labels=stored_labels(labels))
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+
+        await self._write(work)
+
     async def recorded(self, host: str) -> frozenset[str]:
         """The VMs that are on a host by this record, whatever the host says."""
         table = schema.vms
@@ -210,7 +235,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         return await self._values(
             select(schema.hosts),
             schema.hosts.c.id,
-            lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation)),
+            lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation), labels_in(row.labels)),
         )
 
     async def save_hosts(self, reports: Sequence[HostReport]) -> None:
@@ -383,7 +408,7 @@ def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
 def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
     """The statements by which a new plan claims its VM's row."""
     match claim:
-        case AddVM(host, spec, sentence):
+        case AddVM(host, spec, sentence, labels):
             row = insert(schema.vms).values(
                 name=vm,
                 host=host,
@@ -394,6 +419,7 @@ def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
                 request_id=state.request_id,
                 generation=0,
                 deleted_by_owner=0,
+                labels=stored_labels(labels),
             )
             return [_living(vm).values(**_phase(VMPhase.ENDED, now)), row]
         case ClaimVM(phase):

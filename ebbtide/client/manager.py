@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from typing import Any, BinaryIO
 
 import aiohttp
@@ -24,6 +24,7 @@ from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.hosts import Caller, ForgottenHost, HostStatus, ManagerHealth, Readiness
+from ebbtide.messages.labels import LabelsRequest
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import ModeRequest, TargetRequest, VMRequest
@@ -70,9 +71,23 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """The document that describes the manager's API."""
         return dict(await self._request("GET", "/v1/openapi.json"))
 
-    async def hosts(self, *, state: str | None = None, mode: HostMode | None = None) -> list[HostStatus]:
-        """All hosts that ever reported, or those in a state (``ready``, ``silent``) and of a mode."""
-        return await self._list("/v1/hosts", "hosts", HostStatus, {"state": state, "mode": mode})
+    async def hosts(
+        self, *, state: str | None = None, mode: HostMode | None = None, selector: str | None = None
+    ) -> list[HostStatus]:
+        """All hosts that ever reported, or those in a state (``ready``, ``silent``), of a mode, with such labels."""
+        query = {"state": state, "mode": mode, "selector": selector}
+        return await self._list("/v1/hosts", "hosts", HostStatus, query)
+
+    async def label_host(self, host: str, labels: Mapping[str, str | None]) -> HostStatus:
+        """Set labels of a host; None takes one away."""
+        body = LabelsRequest(labels=dict(labels))
+        return await self._one("PATCH", f"/v1/hosts/{host}/labels", HostStatus, body=body)
+
+    async def label_vm(self, name: str, labels: Mapping[str, str | None], *, version: str | None = None) -> ClusterVM:
+        """Set labels of a VM; None takes one away."""
+        body = LabelsRequest(labels=dict(labels))
+        path = f"/v1/vms/{name}/labels"
+        return await self._one("PATCH", path, ClusterVM, body=body, headers=_if_match(version))
 
     async def changed_hosts(self, since: int) -> Changed[HostStatus]:
         """Hosts that have changed since an earlier answer's ``changes``, and those that are not ready; 0: all."""
@@ -112,9 +127,10 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         state: str | None = None,
         priority: Priority | None = None,
         prefix: str | None = None,
+        selector: str | None = None,
     ) -> list[ClusterVM]:
-        """All VMs, or those on a host, in a state, of a priority, whose names begin so."""
-        query = {"host": host, "state": state, "priority": priority, "prefix": prefix}
+        """All VMs, or those on a host, in a state, of a priority, whose names begin so, with such labels."""
+        query = {"host": host, "state": state, "priority": priority, "prefix": prefix, "selector": selector}
         return await self._list("/v1/vms", "vms", ClusterVM, query)
 
     async def vm(self, name: str) -> ClusterVM:

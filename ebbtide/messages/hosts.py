@@ -20,6 +20,7 @@ from ebbtide.messages.common import (
     Size,
     Vector,
 )
+from ebbtide.messages.labels import LABEL_WORDS
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMStatus
@@ -107,6 +108,7 @@ class HostStatus(Body):
     mode_reason: str = Field("", description="as it was given")
     vms: tuple[str, ...] = Field(description="names of its VMs")
     version: str = Field("", description="differs when its capacity, address or mode does")
+    labels: dict[str, str] = Field({}, description=LABEL_WORDS)
 
 
 class HostPage(ChangingPage):

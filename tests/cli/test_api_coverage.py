@@ -64,6 +64,8 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/vms"): ("vms", ["vm", "list", "--host", "host-a", "--state", "running", "--prefix", "w"]),
     ("GET", "/v1/vms/{name}"): ("vm", ["vm", "show", "web"]),
     ("GET", "/v1/vms/{name}/history"): ("vm_history", ["vm", "history", "web", "--from", "2026-01-31T12:00"]),
+    ("PATCH", "/v1/vms/{name}/labels"): ("label_vm", ["vm", "label", "web", "env=prod", "old-"]),
+    ("PATCH", "/v1/hosts/{id}/labels"): ("label_host", ["host", "label", "host-a", "rack=r7"]),
     ("GET", "/v1/vms/{name}/explain"): ("explain", ["vm", "explain", "web"]),
     ("PUT", "/v1/vms/{name}/target"): ("set_target", ["vm", "target", "web", "--cpu-cores", "0.5"]),
     ("GET", "/v1/operations"): ("operations", ["plan", "list", "--kind", "create", "--since", "2026-01-31T12:00"]),
@@ -189,6 +191,7 @@ async def test_every_table_can_be_printed_too(running: Running) -> None:
 
 #: What a command needs beside the name of its thing.
 NEEDED = {
+    "vm label": "a=b", "host label": "a=b",
     "vm shrink": "--cpu-cores 1", "vm target": "--cpu-cores 1", "vm resize": "--cpu-cores 1",
     "wait vm": "--for running", "wait host": "--for ready", "wait task": "--for done",
 }  # fmt: skip
@@ -272,6 +275,33 @@ async def test_a_shell_completes_the_names_of_things(running: Running, line: str
     )
     out, _ = await process.communicate()
     assert out.decode().split() == names.split()
+
+
+async def test_lists_are_chosen_by_labels_that_wide_tables_show(running: Running) -> None:
+    await running.ebb("vm", "create", "labelled", *SIZES, "--label", "env=prod", "--label", "tier=web")
+    assert (await running.ebb("vm", "list", "-l", "env in (prod),tier", "-o", "name")).split() == ["labelled"]
+    assert "labelled" not in await running.ebb("vm", "list", "--selector", "env!=prod", "-o", "name")
+    assert "env=prod,tier=web" in await running.ebb("vm", "list", "-o", "wide")
+    assert await running.ebb("vm", "label", "labelled", "tier-", "env=test") == "labelled: env=test\n"
+    await running.ebb("host", "label", "host-a", "rack=r8")
+    assert (await running.ebb("host", "list", "-l", "rack=r8", "-o", "name")).split() == ["host-a"]
+
+
+async def test_declared_labels_are_made_so_and_what_says_nothing_of_them_leaves_them(
+    running: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "vm.yaml"
+    declared = "name: declared\nnominal: {cpu_cores: 1, memory_mib: 512}\n"
+    file.write_text(declared + "labels: {env: prod, tier: web}\n")
+    await running.ebb("apply", "-f", str(file))
+    file.write_text(declared + "labels: {env: test}\n")
+    (row,) = json.loads(await running.ebb("apply", "-f", str(file), "-o", "json"))["vms"]
+    assert (row["action"], row["operation"]) == ("label", None)
+    assert row["differences"] == ["labels.env: prod -> test", "labels.tier: web -> -"]
+    file.write_text(declared)
+    (row,) = json.loads(await running.ebb("apply", "-f", str(file), "-o", "json"))["vms"]
+    assert row["action"] == "none"
+    assert json.loads(await running.ebb("vm", "show", "declared", "-o", "json"))["labels"] == {"env": "test"}
 
 
 async def test_dry_runs_are_printed_and_change_nothing(running: Running) -> None:

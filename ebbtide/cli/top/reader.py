@@ -33,7 +33,11 @@ class Reader:
 
     async def look(self) -> None:
         """Ask once for what has changed. Raises EbbError."""
+        is_first = self._top.hosts_since == 0
         self._top.put_hosts(await self._client.changed_hosts(self._top.hosts_since))
+        if is_first:
+            # There are more VMs, which take longer.
+            self._draw()
         self._top.put_vms(await self._client.changed_vms(self._top.vms_since))
 
     async def earlier_events(self) -> int:

@@ -62,6 +62,8 @@ ROUTES = {
     ("DELETE", "/v1/vms/{name}"): "operator",
     ("PUT", "/v1/vms/{name}/target"): "operator",
     ("PATCH", "/v1/vms/{name}"): "operator",
+    ("PATCH", "/v1/vms/{name}/labels"): "operator",
+    ("PATCH", "/v1/hosts/{id}/labels"): "operator",
     ("POST", "/v1/vms/{name}/stop"): "operator",
     ("POST", "/v1/vms/{name}/start"): "operator",
     ("POST", "/v1/vms/{name}/migrate"): "operator",
