@@ -70,7 +70,7 @@ def calibrate(
             for duration_s in durations_s:
                 for free in frees if options.sized else frees[:1]:
                     p = predictor.probability(
-                        predictor.directions()[rows], elapsed_s, duration_s, np.full(len(rows), free)
+                        predictor.directions()[rows], elapsed_s, duration_s, np.full(len(rows), free), cores
                     )
                     kept = _kept(futures, next_s, duration_s, free, options.sized)
                     calibration.add_all(np.clip(np.asarray(p)[there], 0.0, 1.0), kept[there])
