@@ -1,11 +1,12 @@
 """Landmarks: how long the room of machines lasted that stood as one stands now. The table of the answers.
 
 Eq. 1 of Agarwal et al. 2023 asks for the next change only, and takes every shrink for fatal. Here the size of shrinks
-counts, and shrinks after growths: each machine is looked at every quarter of an hour: last direction x, time e since
-the last change, cores then. From then on it is followed for when it has first lost more than f cores of those, for
-several f ("landmarking" of survival analysis; `matcher.predict.period` counts). The share of such landmarks whose room
-lasted longer than d is the probability that a task of duration d survives that leaves f cores free. Nothing is assumed
-of how changes follow on each other.
+counts, and shrinks after growths: each machine is looked at every quarter of an hour: time e since the last change,
+cores then. How many those are says more than which way they changed last: machines of full servers are small. From
+then on it is followed for when it has first lost more than f cores of those, for several f ("landmarking" of survival
+analysis; `matcher.predict.period` counts). The share of such landmarks whose room lasted longer than d is the
+probability that a task of duration d survives that leaves f cores free. Nothing is assumed of how changes follow on
+each other.
 
 Kernel functions, as in `matcher.predict.rolling`.
 """
@@ -27,13 +28,21 @@ STEPS: Final = 80
 PER_STEP: Final = BINS / STEPS
 #: Cores that may be lost without harm; what a task leaves free counts as the next lower one.
 FREE: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: Classes of cores begin there, and at 0.
+SIZE_EDGES: Final = (3.0, 6.0, 12.0, 24.0)
+SIZES: Final = len(SIZE_EDGES) + 1
+#: Cores of a machine of which it is not known how many it will have: it is one of the pool's.
+ANY_CORES: Final = -1.0
 #: Landmarks below which nothing is known.
 LEAST: Final = 20.0
 
 
 def lasts_size() -> int:
-    """How long the table is: P(room of f lasts longer than d) by direction, class of elapsed time, f, step of d."""
-    return 2 * AGES * len(FREE) * (STEPS + 1)
+    """How long the table is: P(room of f lasts longer than d) by class of cores, of elapsed time, f, step of d.
+
+    Behind the classes of cores stands that of all machines.
+    """
+    return (SIZES + 1) * AGES * len(FREE) * (STEPS + 1)
 
 
 def free_classes() -> Integers:
@@ -41,16 +50,24 @@ def free_classes() -> Integers:
     return np.searchsorted(np.array(FREE), np.arange(FREE[-1] + 1), side="right").astype(np.int64) - 1
 
 
-def standing(classes: Integers, direction: Value, elapsed_s: Value, free: Value) -> tuple[Value, Value]:
+def size_class(cores: Value) -> Value:
+    """The class of a machine's cores; of `ANY_CORES` that of all machines. For one machine or arrays of them."""
+    found = np.int64(cores < 0.0) * SIZES
+    for at in SIZE_EDGES:
+        found = found + np.int64(cores >= at)
+    return found
+
+
+def standing(classes: Integers, elapsed_s: Value, free: Value, cores: Value) -> tuple[Value, Value]:
     """The part of `room_lasts` that the task's duration has nothing to do with: where to look, and how far along.
 
-    :param direction: of the last change, 0 or 1.
     :param free: cores that are left free when the task runs; below 0 counts as 0.
+    :param cores: that the machine has, or `ANY_CORES`.
     """
     age = np.minimum(np.maximum(position(elapsed_s) / PER_AGE - 0.5, 0.0), AGES - 1.001)
     low = np.int64(age)
     f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
-    return ((direction * AGES + low) * len(FREE) + f) * (STEPS + 1), age - low
+    return ((size_class(cores) * AGES + low) * len(FREE) + f) * (STEPS + 1), age - low
 
 
 def room_lasts(table: Floats, horizon_s: float, place: Value, along: Value, duration_s: Value) -> Value:

@@ -21,7 +21,7 @@ from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.rolling import FOLLOWED, MOST_CORES, Rolling
 
 _VERSION: Final = 3
-#: Version 1 has no landmarks of this kind: they begin from nothing. Both had others beside, which are passed over.
+#: Of both versions before the landmarks are passed over, which were of other classes: they begin from nothing.
 _READ: Final = (1, 2, _VERSION)
 #: What a document's counts are counted on: another grid cannot be read.
 _GRID: Final = [FIRST_S, PER_DOUBLING, BINS, MOST_CORES, FOLLOWED, AGES, STEPS, *FREE]
@@ -69,7 +69,7 @@ def restored(found: Mapping[str, Any], options: PredictorOptions | None = None) 
         }
         predictor = Predictor(float(found["now"]), options)
         watched = None
-        if predictor.by_landmarks and "period" in found:
+        if predictor.by_landmarks and found["version"] == _VERSION and "period" in found:
             watched = Period(**{name: _dense(values) for name, values in found["period"].items()})
         rows = {str(name): int(row) for name, row in found["rows"].items()}
         predictor.take_over(rows, last, Rolling(**state), int(found["late"]), float(found["since"]), watched)
@@ -98,7 +98,8 @@ def warm(predictor: Predictor, found: Mapping[str, Any], weight: float = 20.0) -
     if not 0.0 < weight < np.inf:
         raise InvalidField("weight", f"must be above 0 and finite, but is {weight!r}")
     try:
-        period = _PERIOD_SUMS if predictor.by_landmarks and _PERIOD_SUMS[0] in found["sums"] else ()
+        same = found["version"] == _VERSION
+        period = _PERIOD_SUMS if predictor.by_landmarks and same and _PERIOD_SUMS[0] in found["sums"] else ()
         sums = {name: _dense(found["sums"][name]) for name in (*_SUMS, *period)}
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidField("sums", f"are damaged: {error}") from error

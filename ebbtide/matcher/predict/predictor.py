@@ -19,6 +19,7 @@ import numpy as np
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.predict import completion_probability as completion
 from ebbtide.matcher.predict import knowledge as knowing
+from ebbtide.matcher.predict import landmarks as marks
 from ebbtide.matcher.predict import period as periods
 from ebbtide.matcher.predict import rolling as counting
 from ebbtide.matcher.predict.ages import BINS, Floats, Value, edge
@@ -250,23 +251,31 @@ class Predictor:
             self._learned = (self.now, self.version)
         return self._knowledge
 
-    def probability(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> Value:
+    def probability(
+        self,
+        direction: Value,
+        elapsed_s: Value,
+        duration_s: Value,
+        free: Value = 0.0,
+        cores: Value = marks.ANY_CORES,
+    ) -> Value:
         """P_c by the options' form, for one machine or arrays of them; NaN where history is silent.
 
         :param direction: GROWTH, SHRINK or NONE of `matcher.predict.rolling`; an array must be of integers.
         :param elapsed_s: since the last change; not below 0.
         :param free: cores left free when the task runs; counts with the switch ``sized`` only.
+        :param cores: that the machine has; counts with landmarks only.
         """
         knowledge = self.known()
         form = completion.form_now(knowledge, self._form)
         sized = self.options.sized
-        return completion.completion_probability(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+        return completion.completion_probability(knowledge, form, sized, direction, elapsed_s, duration_s, free, cores)
 
-    def outlook(self, direction: Value, elapsed_s: Value, free: Value) -> completion.Outlook:
+    def outlook(self, direction: Value, elapsed_s: Value, free: Value, cores: Value) -> completion.Outlook:
         """What P_c goes by, whatever the duration; good for as long as `version` stays and the clock."""
         knowledge = self.known()
         form = completion.form_now(knowledge, self._form)
-        return completion.outlook(knowledge, form, self.options.sized, direction, elapsed_s, free)
+        return completion.outlook(knowledge, form, self.options.sized, direction, elapsed_s, free, cores)
 
     def failure_and_loss(self, machines: completion.Outlook, duration_s: Value) -> tuple[Value, Value]:
         """Of what `outlook` has said: ``1 - P_c``, NaN where history is silent, and w of Eq. 2 in seconds."""
@@ -286,7 +295,8 @@ class Predictor:
         if len(here):
             rows = rows[here]
             elapsed_s = np.maximum(now - self.state.last_s[rows], 0.0)
-            values = self.probability(self.state.direction[rows], elapsed_s, duration_s, np.zeros(len(rows)))
+            cores = self.period.stood_cores[rows] if self.by_landmarks else np.full(len(rows), marks.ANY_CORES)
+            values = self.probability(self.state.direction[rows], elapsed_s, duration_s, np.zeros(len(rows)), cores)
             for index, value in zip(here.tolist(), values.tolist(), strict=True):
                 found[index] = None if math.isnan(value) else min(max(value, 0.0), 1.0)
         return found

@@ -99,8 +99,9 @@ def most_likely(s: State, p: Matching, machine: int, now_s: float) -> tuple[int,
             continue
         duration_s = usable_duration_s(s.times[task, TIME.estimate], 0.0, p.numbers[NUMBER.fallback_s])
         elapsed_s = max(now_s - p.rolling.last_s[machine], 0.0)
-        free = float(s.machines[machine, MACHINE.cores] - s.machines[machine, MACHINE.used] - s.tasks[task, TASK.cores])
-        looks = outlook(knowledge, form, sized, p.rolling.direction[machine], elapsed_s, free)
+        cores = float(s.machines[machine, MACHINE.cores])
+        free = cores - float(s.machines[machine, MACHINE.used] + s.tasks[task, TASK.cores])
+        looks = outlook(knowledge, form, sized, p.rolling.direction[machine], elapsed_s, free, cores)
         probability = 1.0 - failure_and_loss(knowledge, form, looks, duration_s)[0]
         if better_on_heartbeat(probability, duration_s, p.numbers[NUMBER.threshold], best, best_s):
             found, best, best_s = task, probability, duration_s

@@ -226,6 +226,8 @@ def _acquisition(g: Given) -> Acquisition | None:
             most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
             period_s=g.number("period_s", 3600.0, above=0),
             expected_cores=g.number("expected_cores", 4.0, above=0),
+            evidence_s=g.number("evidence_s", 9000.0, least=0),
+            least_gain=g.number("least_gain", 0.05, least=0, most=1),
         )
     except InvalidField as error:
         # What the acquirer itself refuses, of two settings that do not go together.

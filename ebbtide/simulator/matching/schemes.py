@@ -52,6 +52,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "paper-no-delay": Scheme(predicting=_PAPER, matching=MatchOptions(delay=False)),
     # As it runs in the paper's engine, YARN: Algorithm 3. And with what else is known, answered likewise.
     "paper-heartbeat": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False), heartbeat=True),
+    "censored-heartbeat": Scheme(matching=MatchOptions(promises=False), heartbeat=True),
     "sized-heartbeat": Scheme(predicting=_SIZED, matching=MatchOptions(promises=False), heartbeat=True),
     # One switch at a time.
     "censored": Scheme(matching=MatchOptions(promises=False)),

@@ -51,7 +51,8 @@ class Servers:
 
     async def look(self) -> Provision:
         machines = frozenset(str(number) for number in np.flatnonzero(self.held))
-        found = Provision(machines, dict(self._offers), dict(self._refusals))
+        cores = {name: float(self.ours[int(name)]) for name in self._offers.values()}
+        found = Provision(machines, dict(self._offers), dict(self._refusals), cores=cores)
         self._offers, self._refusals = {}, {}
         return found
 

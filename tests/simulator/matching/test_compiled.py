@@ -77,9 +77,11 @@ def _learn(knowledge: Any, state: Any, watched: Any, now_s: float, censored: boo
 def _ask(knowledge: Any, form: int, sized: bool, questions: Any, answers: Any) -> None:
     for row in range(len(questions)):
         x, elapsed_s, duration_s, free = int(questions[row, 0]), questions[row, 1], questions[row, 2], questions[row, 3]
-        failure, w = failure_and_loss(knowledge, form, outlook(knowledge, form, sized, x, elapsed_s, free), duration_s)
+        failure, w = failure_and_loss(
+            knowledge, form, outlook(knowledge, form, sized, x, elapsed_s, free, 9.0), duration_s
+        )
         p = 1.0 - failure
-        answers[row, 0] = completion_probability(knowledge, form, sized, x, elapsed_s, duration_s, free)
+        answers[row, 0] = completion_probability(knowledge, form, sized, x, elapsed_s, duration_s, free, 9.0)
         answers[row, 1] = w
         answers[row, 2] = expected_s(
             elapsed_s, 1.0 - p, w, restart_s(p, w, duration_s), duration_s, 600.0, aversion(0.3, free, 0.1)
