@@ -38,7 +38,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("vm resize", "lifecycle.resize", "ebb vm resize web --cpu-cores 4 --minimum-memory-mib 768"),
     ("vm migrate", "lifecycle.migrate", "ebb vm migrate web --host host-b --lose-disk"),
     ("vm explain", "explain.explain", "ebb vm explain web"),
-    ("vm history", "history.vm", "ebb vm history web; ebb vm history web --from 2026-01-31T12:00 --points 100"),
+    ("vm history", "records.vm_history", "ebb vm history web; ebb vm history web --from 2026-01-31T12:00 --points 100"),
     ("vm doctor", "doctor.doctor_vm", "ebb vm doctor web; ebb vm doctor web -o json"),
     (
         "vm adopt",
@@ -48,8 +48,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("vm release", "lifecycle.release", "ebb vm release web --yes"),
     ("host list", "cluster.hosts", "ebb host list --state ready; ebb host list -o name"),
     ("host show", "cluster.host", "ebb host show host-a -o wide"),
-    ("host history", "history.host", "ebb host history host-a; ebb host history host-a -o json"),
     ("host label", "cluster.label", "ebb host label host-a rack=r7 old-"),
+    ("host history", "records.host_history", "ebb host history host-a; ebb host history host-a -o json"),
     ("host invite", "cluster.invite", "ebb host invite; ebb host invite host-b --expires-s 600"),
     ("host pause", "modes.pause", 'ebb host pause host-a --reason "new disks"'),
     ("host resume", "modes.resume", "ebb host resume host-a"),

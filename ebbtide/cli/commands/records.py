@@ -1,19 +1,21 @@
-"""Commands about what happened: operations, events, core changes."""
+"""Commands about what happened: operations, events, core changes, and how hosts and VMs were."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.commands.options import Limit, Listing, Showing, seconds
+from ebbtide.cli.commands.options import Asking, HostName, Limit, Listing, Showing, VMName, seconds
 from ebbtide.cli.commands.vms import print_ledger
-from ebbtide.cli.output import Table, clock, print_lines, shown
+from ebbtide.cli.output import Table, clock, print_lines, print_table, shown
 from ebbtide.messages.explanations import Event
+from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import Operation, OperationState
 
@@ -24,7 +26,7 @@ OfVM = Annotated[str | None, typer.Option("--vm", help="Only about this VM.", au
 OfHost = Annotated[str | None, typer.Option("--host", help="Only about this host.", autocompletion=completion.hosts)]
 
 
-def moment(text: str) -> float:
+def _moment(text: str) -> float:
     """Seconds since the epoch, of such a number or of a date and time."""
     with contextlib.suppress(ValueError):
         return float(text)
@@ -36,7 +38,7 @@ def moment(text: str) -> float:
 
 Since = Annotated[
     float | None,
-    typer.Option("--since", parser=moment, metavar="TIME", help="Only from then on: 2026-01-31T12:00, or seconds."),
+    typer.Option("--since", parser=_moment, metavar="TIME", help="Only from then on: 2026-01-31T12:00, or seconds."),
 ]
 
 
@@ -163,3 +165,54 @@ CORE_CHANGES: Table[CoreChange] = Table(
     {"sequence": lambda row: row.sequence},
     "no cores have changed yet",
 )
+
+
+#: From nothing to the most of its line; what is not known is left out.
+_BARS: Final = "▁▂▃▄▅▆▇█"
+#: Marks under the table; `-o json` has all.
+_MARKS: Final = 10
+
+_From = Annotated[
+    float | None,
+    typer.Option(
+        "--from", parser=_moment, metavar="TIME", help="2026-01-31T12:00, or seconds; default: six hours ago."
+    ),
+]
+_To = Annotated[float | None, typer.Option("--to", parser=_moment, metavar="TIME", help="The same; default: now.")]
+_Points = Annotated[int, typer.Option(min=2, max=2000, help="Steps, at most.")]
+
+
+def host_history(name: HostName, begin: _From = None, end: _To = None, points: _Points = 40, *, to: Asking) -> None:
+    """Show how a host was: what was sold, bound, free and resident, pressure, and what each layer held."""
+    found = to.ask(lambda client: client.host_history(name, begin=begin, end=end, points=points))
+    to.say(found, lambda: _print_history(found))
+
+
+def vm_history(name: VMName, begin: _From = None, end: _To = None, points: _Points = 40, *, to: Asking) -> None:
+    """Show how a VM was, on whatever hosts: nominal, bound, resident, pressure, and what each layer held."""
+    found = to.ask(lambda client: client.vm_history(name, begin=begin, end=end, points=points))
+    to.say(found, lambda: _print_history(found))
+
+
+def _print_history(found: HostHistory | VMHistory) -> None:
+    """A line for each figure that there was, and the latest marks."""
+    rows = []
+    for figure in type(found.columns).model_fields:
+        series = getattr(found.columns, figure)
+        known = [value for value in series if value is not None]
+        if known:
+            last = "-" if series[-1] is None else f"{series[-1]:g}"
+            rows.append((figure, f"{min(known):g}", f"{max(known):g}", last, sparkline(series)))
+    title = f"{clock(found.from_)} to {clock(found.to)}, steps of {found.step_s / 60:g} min"
+    print_table(("figure", "least", "most", "last", title), rows, "nothing is known of that time")
+    for mark in found.marks[-_MARKS:]:
+        print(shown(f"{clock(mark.time)}  {mark.kind:<12} {mark.sentence}"))
+
+
+def sparkline(series: Sequence[float | None]) -> str:
+    """A bar for each value, from 0 to the most of all; a space where it is not known."""
+    most = max((value for value in series if value is not None), default=0.0)
+    return "".join(
+        " " if value is None else _BARS[round((len(_BARS) - 1) * value / most)] if most > 0 else _BARS[0]
+        for value in series
+    )

@@ -78,6 +78,9 @@ WITHOUT_LABELS: Final = ("ALTER TABLE vms DROP COLUMN labels", "ALTER TABLE host
 #: What the step for preempted VMs and those after it have added.
 WITHOUT_PREEMPTED: Final = (
     *WITHOUT_LABELS,
+    "DROP TABLE history",
+    "DROP TABLE history_homes",
+    "DROP INDEX events_host",
     "DROP INDEX vms_preempted",
     "ALTER TABLE vms DROP COLUMN preempted_at",
     "ALTER TABLE vms DROP COLUMN preemption_reason",
