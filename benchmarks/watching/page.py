@@ -94,6 +94,7 @@ def _once(made: Fleet, browser: Browser, window_s: float, taken: Taken) -> None:
     before_s, began = made.manager.cpu_s(), time.monotonic()
     taken["vms_cpu"].append(_busy(session, window_s))
     taken["manager_cpu"].append(100 * (made.manager.cpu_s() - before_s) / (time.monotonic() - began))
+    session.send("HeapProfiler.collectGarbage")
     taken["nodes"].append(_metrics(session)["Nodes"])
     _show(page, "overview")
     taken["overview_cpu"].append(_busy(session, window_s))
