@@ -31,6 +31,8 @@ case $purpose in
             systemd
             # validates the Vagrantfiles (15 MB to fetch, 82 MB on disk, with Ruby)
             vagrant vagrant-libvirt
+            # a terminal that can be looked at, for `ebb top`
+            tmux
             # promtool and a Prometheus of the tests' own, on loopback
             prometheus
             # the browser that the dashboard is tested in, and letters for it

@@ -8,6 +8,7 @@ another one that reports over real HTTP, fenced and acknowledged, as `hostagent`
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -58,21 +59,46 @@ class Fleet:
         self.agents.result()
 
 
-@contextmanager
-def fleet(hosts: int = HOSTS, *, history: bool = True) -> Iterator[Fleet]:
-    """A manager whose hosts have all reported once; ended and cleared away at the end.
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts and a store that knows them, for one manager after the other."""
 
-    :param history: whether the manager keeps it.
-    """
-    with tempfile.TemporaryDirectory(prefix="ebb-bench-") as name, agents_of(hosts) as agents:
-        directory = Path(name)
-        database = directory / "fleet.sqlite"
-        fill(database, hosts, agents.port)
-        taken = remember(database, min(hosts, REMEMBERED), time.time())
-        with manager_on(directory, database, options=() if history else ("--no-history",)) as manager:
-            made = Fleet(manager, agents, hosts, taken)
+    directory: Path
+    agents: RunningAgents
+    hosts: int
+    history_bytes: float
+
+    @contextmanager
+    def managed(self, *, history: bool = True) -> Iterator[Fleet]:
+        """A manager on a copy of the store, to which all hosts have reported once; ended at the end.
+
+        :param history: whether the manager keeps it.
+        """
+        database = self.directory / "manager.sqlite"
+        shutil.copyfile(self.directory / "full.sqlite", database)
+        with manager_on(self.directory, database, options=() if history else ("--no-history",)) as manager:
+            made = Fleet(manager, self.agents, self.hosts, self.history_bytes)
             made.all_report()
             yield made
+        for left in self.directory.glob("manager.sqlite*"):
+            left.unlink()
+
+
+@contextmanager
+def prepared(hosts: int = HOSTS) -> Iterator[Hosts]:
+    """Hosts without a manager yet; ended and cleared away at the end."""
+    with tempfile.TemporaryDirectory(prefix="ebb-bench-") as name, agents_of(hosts) as agents:
+        database = Path(name) / "full.sqlite"
+        fill(database, hosts, agents.port)
+        taken = remember(database, min(hosts, REMEMBERED), time.time())
+        yield Hosts(Path(name), agents, hosts, taken)
+
+
+@contextmanager
+def fleet(hosts: int = HOSTS, *, history: bool = True) -> Iterator[Fleet]:
+    """A manager whose hosts have all reported once, as `Hosts.managed`."""
+    with prepared(hosts) as made, made.managed(history=history) as managed:
+        yield managed
 
 
 def remember(database: Path, hosts: int, now: float) -> float:
@@ -100,6 +126,8 @@ def remember(database: Path, hosts: int, now: float) -> float:
                     connection.execute(insert(schema.history), rows)
                 homes = [{"vm": vm, "host": host_name(number), "seen_at": now} for vm in names[1:]]
                 connection.execute(insert(schema.history_homes), homes)
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         engine.dispose()
     return taken / hosts

@@ -1,13 +1,15 @@
 """`metrics-manager`, `metrics-agent`: what Prometheus' metrics cost a manager and a host agent: kept, and asked for.
 
 A real manager with a thousand hosts that report (as in `placement`); a real `ebb-hostagent` over real guests. CPU time
-as the kernel counts it. ``EBB_BENCH_BEFORE``: a checkout without metrics, to compare with in the same run.
+as the kernel counts it. ``EBB_BENCH_BEFORE``: a checkout without metrics and history, to compare with in the same run;
+with this code a manager that keeps no history is compared as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,21 +24,23 @@ from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import BenchHost, bench, run_async
 from benchmarks.passes import Pass
 from benchmarks.placing.placement_hosts import VMS
-from benchmarks.placing.placement_manager import agents_of, manager_on
+from benchmarks.placing.placement_manager import EVERY_S, agents_of, manager_on
+from benchmarks.placing.placement_store import fill
+from benchmarks.watching.fleet import USAGE_EACH
 from ebbtide.client import ManagerClient
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab import processes
 from hostagent.running import OVERHEAD_MIB
 
 HOSTS: Final = 1000
-WINDOW_S: Final = 8.0
+#: Long enough for two samples of each host for the history.
+WINDOW_S: Final = 32.0
 GUESTS: Final = 2
 IDLE_S: Final = 30.0
 SETTLE_S: Final = 15.0
 SCRAPES: Final = 5
 #: Between two scrapes, as deploy/prometheus has it, and between two reports of a host.
 SCRAPED_EVERY_S: Final = 15.0
-REPORTED_EVERY_S: Final = 2.0
 BEFORE: Final = "EBB_BENCH_BEFORE"
 
 
@@ -67,16 +71,23 @@ def _codes() -> dict[str, Path | None]:
 
 def _manager(directory: Path, codes: Mapping[str, Path | None], how: Pass) -> Figures:
     hosts, window_s = (50, 0.5) if how.quick else (HOSTS, WINDOW_S)
-    costs: dict[str, list[float]] = {name: [] for name in codes}
+    #: With history off nobody tells what VMs use, as before there was one.
+    wanted = {"off": None, **codes}
+    costs: dict[str, list[float]] = {name: [] for name in wanted}
     scrapes, sizes = [], []
     with agents_of(hosts) as agents:
+        fill(directory / "full.sqlite", hosts, agents.port)
         for number in range(how.runs):
-            for name, code in codes.items():
-                with manager_on(directory, directory / f"{name}-{number}.sqlite", code) as manager:
+            order = list(wanted.items())
+            for name, code in order if number % 2 else order[::-1]:
+                options = ("--no-history",) if name == "off" else ()
+                database = directory / "manager.sqlite"
+                shutil.copyfile(directory / "full.sqlite", database)
+                with manager_on(directory, database, code, options) as manager:
                     agents.begin(manager.port, 0.0, 0.0)
                     agents.result()
                     before_s = manager.cpu_s()
-                    agents.begin(manager.port, window_s, 0.5)
+                    agents.begin(manager.port, window_s, 0.5, EVERY_S, USAGE_EACH if name == "now" else 0)
                     result = agents.result()
                     costs[name].append(1000 * (manager.cpu_s() - before_s) / result["answered"])
                     if name == "now":
@@ -85,10 +96,12 @@ def _manager(directory: Path, codes: Mapping[str, Path | None], how: Pass) -> Fi
                         for _ in range(SCRAPES):
                             sizes.append(len(manager.metrics()) / 2**10)
                         scrapes.append(1000 * (manager.cpu_s() - before_s) / SCRAPES)
+                for left in directory.glob("manager.sqlite*"):
+                    left.unlink()
             found = ", ".join(f"{name} {spent[-1]:.3f} ms" for name, spent in costs.items())
             how.report(f"run {number + 1}: a report costs {found}; a scrape {scrapes[-1]:.0f} ms")
-    where = f"{hosts} hosts of {VMS} VMs, half of the reports changed"
-    reports = hosts * SCRAPED_EVERY_S / REPORTED_EVERY_S
+    where = f"{hosts} hosts of {VMS} VMs, a report every {EVERY_S:g} s, half of them changed"
+    reports = hosts * SCRAPED_EVERY_S / EVERY_S
     figures = {
         "report_cpu_ms": Figure.over(costs["now"], "ms", f"the manager's CPU time a report; {where}"),
         "scrape_cpu_ms": Figure.over(scrapes, "ms", f"the manager's CPU time a scrape of its own metrics; {where}"),
@@ -97,11 +110,19 @@ def _manager(directory: Path, codes: Mapping[str, Path | None], how: Pass) -> Fi
             [1 + scrape / reports / report for scrape, report in zip(scrapes, costs["now"], strict=True)],
             "ratio",
             f"CPU time a report with its share of a scrape every {SCRAPED_EVERY_S:g} s, to that without; hosts report "
-            f"every {REPORTED_EVERY_S:g} s; {where}",
+            f"every {EVERY_S:g} s; {where}",
+        ),
+        "report_without_history_cpu_ms": Figure.over(
+            costs["off"], "ms", f"the manager's CPU time a report where it keeps no history; {where}"
+        ),
+        "report_to_without_history": Figure.over(
+            ratios(costs["now"], costs["off"]), "ratio", f"the manager's CPU time a report to that; {where}"
         ),
     }
     if "before" in costs:
-        figures["report_cpu_before_ms"] = Figure.over(costs["before"], "ms", f"the same without metrics; {where}")
+        figures["report_cpu_before_ms"] = Figure.over(
+            costs["before"], "ms", f"the same without metrics and history; {where}"
+        )
         figures["report_to_before"] = Figure.over(
             ratios(costs["now"], costs["before"]), "ratio", f"the manager's CPU time a report to that before; {where}"
         )

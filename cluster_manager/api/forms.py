@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from cluster_manager.errors import InvalidBody, RequestError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import RequestId, problem_of
 from ebbtide.messages.operations import Operation
-from ebbtide.rest.descriptions import LOCATION, Answer
+from ebbtide.rest.descriptions import LOCATION, Answer, Parameter
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -23,6 +23,12 @@ LONGEST_DURATION_S: Final = 30 * 86_400.0
 
 #: The answer to a request that a plan, or a host, carries out.
 WENT_OUT: Final = Answer(Operation, "It is under way; the same request again gets the same answer.", headers=LOCATION)
+
+CHANGED_SINCE: Final = Parameter(
+    "changed_since",
+    Annotated[int, Field(ge=0, le=2**53)],
+    "only what has changed since a page's `changes`; all, where that is not known any more",
+)
 
 _REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
 

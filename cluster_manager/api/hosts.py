@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of, request_id_of
+from cluster_manager.api.forms import CHANGED_SINCE, MANAGER, WENT_OUT, answer, begun, body_of, request_id_of
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import host_version
 from ebbtide.deflation.modes import HostMode
@@ -59,16 +59,35 @@ async def take_report(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/hosts")
-@describe("All hosts that ever reported", tag="hosts", query=(LIMIT, AFTER, _STATE, _MODE), answers={200: HostPage})
+@describe(
+    "All hosts that ever reported",
+    tag="hosts",
+    query=(LIMIT, AFTER, _STATE, _MODE, CHANGED_SINCE),
+    answers={200: HostPage},
+)
 async def hosts(request: web.Request) -> web.Response:
     query = parameters_of(request)
     limit, after = query["limit"], key_of("hosts", query["after"], (str,))
+    registry, since = request.app[MANAGER].hosts, query["changed_since"]
+    changes = registry.changes.latest
+    if since is not None and not registry.changes.knows(since):
+        since = None
     position = await request.app[MANAGER].feed.newest()
-    found = await request.app[MANAGER].hosts.page(
-        limit, after[0] if after else None, state=query["state"], mode=query["mode"]
+    found = await registry.page(
+        limit, after[0] if after else None, state=query["state"], mode=query["mode"], since=since
     )
     following = cursor_of("hosts", (found[limit - 1].id,)) if len(found) > limit else None
-    return answer(HostPage(hosts=tuple(found[:limit]), next=following, position=position))
+    gone = registry.changes.since("host", since) - registry.ids() if since is not None else ()
+    return answer(
+        HostPage(
+            hosts=tuple(found[:limit]),
+            next=following,
+            position=position,
+            changes=changes,
+            changed_since=since,
+            gone=tuple(sorted(gone)),
+        )
+    )
 
 
 @routes.get("/v1/hosts/{id}")

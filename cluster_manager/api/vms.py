@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of
+from cluster_manager.api.forms import CHANGED_SINCE, MANAGER, WENT_OUT, answer, begun, body_of
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import only
 from ebbtide.deflation.allocations import Priority
@@ -62,7 +62,7 @@ async def create(request: web.Request) -> web.Response:
 @describe(
     "The VMs",
     tag="vms",
-    query=(LIMIT, AFTER, _HOST, _STATE, _PRIORITY, _PREFIX),
+    query=(LIMIT, AFTER, _HOST, _STATE, _PRIORITY, _PREFIX, CHANGED_SINCE),
     answers={200: VMPage},
 )
 async def vms(request: web.Request) -> web.Response:

@@ -76,7 +76,8 @@ class Ageing:
         """Fold what is due, then delete what is read no more."""
         done, now = dict(await self.folded()), self._clock()
         for before, tier in itertools.pairwise(TIERS):
-            for begin, end in due(tier, before, done, now):
+            oldest = await self._store.oldest_history(before.step_s)
+            for begin, end in due(tier, before, done, oldest, now):
                 await self._fold(before, tier, begin, end)
                 done[tier.step_s] = end
                 await self._store.save_knowledge(NAME, json.dumps(done))

@@ -88,14 +88,18 @@ class Recorder:
     async def _run(self) -> None:
         while True:
             try:
-                await self.look()
-                if self._clock() - self._written_at >= WRITTEN_S:
-                    await self.write()
+                await self.turn()
             except StoreError as error:
                 log.warning("the history was not kept", why=str(error))
             except Exception:
                 log.exception("the history was not kept, by a defect of the manager")
             await asyncio.sleep(SAMPLE_S)
+
+    async def turn(self) -> None:
+        """Add a sample of every host, and write what is over if it is time for that. Raises StoreError."""
+        await self.look()
+        if self._clock() - self._written_at >= WRITTEN_S:
+            await self.write()
 
     # --- samples ---------------------------------------------------------------------------------------------------
 
@@ -175,6 +179,13 @@ class Recorder:
         :param under_way: also those that are not over.
         """
         now = self._clock()
+        for gone in self._hosts.keys() - self._registry.ids():
+            left = self._hosts.pop(gone)
+            self._end_step(gone, left)
+            self._used.pop(gone, None)
+            for name in left.reported:
+                if self._homes.get(name) == gone:
+                    del self._homes[name]
         if now // DAY_S != self._written_at // DAY_S:
             # They are kept from when they were known last.
             self._new_homes.update(self._homes)
@@ -194,10 +205,6 @@ class Recorder:
                 if self._new_homes.get(vm) == host:
                     del self._new_homes[vm]
             await asyncio.sleep(self._pause_s)
-        known_ids = self._registry.ids()
-        for gone in self._hosts.keys() - known_ids:
-            del self._hosts[gone]
-            self._used.pop(gone, None)
 
     async def _write_steps(self, hosts: Collection[str]) -> None:
         taken = {host: list(self._over[host]) for host in hosts}

@@ -49,14 +49,18 @@ class Stretch:
     end: int
 
 
-def due(tier: Tier, before: Tier, folded: Folded, now: float) -> list[tuple[int, int]]:
-    """The spans that are to be folded into a tier, oldest first."""
+def due(tier: Tier, before: Tier, folded: Folded, oldest: int | None, now: float) -> list[tuple[int, int]]:
+    """The spans that are to be folded into a tier, oldest first.
+
+    :param oldest: where the first pack of the tier before begins; None: there is none.
+    """
     last = int((now - LATE_S) // tier.span_s) * tier.span_s
     if before.span_s:
         last = min(last, folded.get(before.step_s, 0) // tier.span_s * tier.span_s)
-    oldest = int((now - before.kept_s) // tier.span_s - 1) * tier.span_s
+    if oldest is None:
+        return []
     # A manager that was away for long goes on where it was: what it had not folded is still there.
-    begin = max(folded.get(tier.step_s, oldest), int((now - TIERS[-1].kept_s) // tier.span_s) * tier.span_s)
+    begin = max(folded.get(tier.step_s, 0), oldest // tier.span_s * tier.span_s)
     return [(start, start + tier.span_s) for start in range(begin, last, tier.span_s)]
 
 

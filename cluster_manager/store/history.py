@@ -66,6 +66,12 @@ class HistoryRows(Transactions):
         query = select(table.c.host).where(table.c.step_s == step_s, table.c.at >= begin, table.c.at < end)
         return [row.host for row in await self._read(query.distinct().order_by(table.c.host))]
 
+    async def oldest_history(self, step_s: int) -> int | None:
+        """Where the first pack of a length of step begins."""
+        table = schema.history
+        query = select(table.c.at).where(table.c.step_s == step_s).order_by(table.c.at).limit(1)
+        return next((row.at for row in await self._read(query)), None)
+
     async def homes_of(self, vm: str) -> list[str]:
         """The hosts that a VM has been on."""
         table = schema.history_homes

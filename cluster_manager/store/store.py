@@ -69,6 +69,12 @@ _UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 class Store(TaskRows, KnowledgeRows, HistoryRows):
     """One open database."""
 
+    #: Is told the names of the VMs whose rows a write may have changed.
+    on_vms: Callable[[Iterable[str]], None] = staticmethod(lambda names: None)
+
+    def _changed(self, vms: Iterable[str | None]) -> None:
+        self.on_vms(name for name in vms if name is not None)
+
     # --- plans -----------------------------------------------------------------------------------------------------
 
     async def add_plan(self, state: Plan, fingerprint: str) -> StoredPlan:
@@ -82,6 +88,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     await connection.execute(statement)
 
         await self._write(work)
+        self._changed((state.vm,))
         return StoredPlan(state, fingerprint, now, now)
 
     async def save_step(self, state: Plan, effects: Iterable[Effect]) -> float:
@@ -89,7 +96,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
         :returns: when, in seconds since the epoch.
         """
-        now = self._clock()
+        now, effects = self._clock(), tuple(effects)
 
         async def work(connection: AsyncConnection) -> None:
             table = schema.plans
@@ -99,6 +106,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 await self._apply(connection, state, effect, now)
 
         await self._write(work)
+        self._changed((state.vm, *(e.name for e in effects if isinstance(e, SetVM | SetPreempted | SetSpec))))
         return now
 
     async def _apply(self, connection: AsyncConnection, state: Plan, effect: Effect, now: float) -> None:
@@ -248,6 +256,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             await connection.execute(insert(schema.events), rows)
 
         await self._write(work)
+        self._changed(vms)
 
     async def prune(self, statement: Delete) -> int:
         """Delete what `cluster_manager.store.pruning` says; returns how many rows."""

@@ -37,6 +37,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("vm resize", "lifecycle.resize", "ebb vm resize web --cpu-cores 4 --minimum-memory-mib 768"),
     ("vm migrate", "lifecycle.migrate", "ebb vm migrate web --host host-b --lose-disk"),
     ("vm explain", "explain.explain", "ebb vm explain web"),
+    ("vm history", "history.vm", "ebb vm history web; ebb vm history web --from 2026-01-31T12:00 --points 100"),
     ("vm doctor", "doctor.doctor_vm", "ebb vm doctor web; ebb vm doctor web -o json"),
     (
         "vm adopt",
@@ -46,6 +47,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("vm release", "lifecycle.release", "ebb vm release web --yes"),
     ("host list", "cluster.hosts", "ebb host list --state ready; ebb host list -o name"),
     ("host show", "cluster.host", "ebb host show host-a -o wide"),
+    ("host history", "history.host", "ebb host history host-a; ebb host history host-a -o json"),
     ("host invite", "cluster.invite", "ebb host invite; ebb host invite host-b --expires-s 600"),
     ("host pause", "modes.pause", 'ebb host pause host-a --reason "new disks"'),
     ("host resume", "modes.resume", "ebb host resume host-a"),
@@ -75,6 +77,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan show", "records.operation", "ebb plan show REQUEST-ID --wait-s 20"),
     ("plan rebalance", "lifecycle.rebalance", "ebb plan rebalance --dry-run --lasted-s 3600"),
     ("event list", "records.events", "ebb event list --vm web; ebb event list --watch --kind preempted"),
+    ("top", "cluster.top", "ebb top; ebb top --vms; ebb top --once | less"),
     ("apply", "apply.apply", "ebb apply -f vms.yaml --dry-run; ebb apply -f vms.yaml"),
     ("wait vm", "wait.vm", "ebb wait vm web --for connected --timeout-s 60"),
     ("wait host", "wait.host", "ebb wait host host-a --for ready"),

@@ -16,6 +16,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, Revocation
 from ebbtide.messages.explanations import Event, VMExplanation
+from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.hosts import (
     Caller,
     ForgottenHost,
@@ -126,6 +127,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "vm resize": Operation,
     "vm migrate": Operation,
     "vm explain": VMExplanation,
+    "vm history": VMHistory,
     "vm doctor": _object(
         "VMDiagnosis", domain=str, running=bool, guest_kind=str, gives=list[Gives], mechanisms=list[Mechanism]
     ),
@@ -133,6 +135,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "vm release": Operation,
     "host list": _object("Hosts", hosts=list[HostStatus]),
     "host show": HostStatus,
+    "host history": HostHistory,
     "host invite": Invitation,
     "host pause": Operation,
     "host resume": Operation,
@@ -158,6 +161,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "plan show": Operation,
     "plan rebalance": RebalancingReport,
     "event list": _object("Events", events=list[Event]),
+    "top": _object("Picture", hosts=list[HostStatus], vms=list[ClusterVM], events=list[Event]),
     "apply": _object("AppliedVMs", vms=list[Applied]),
     "wait vm": ClusterVM | GoneVM,
     "wait host": HostStatus | GoneVM,

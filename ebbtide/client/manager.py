@@ -9,8 +9,9 @@ from typing import Any, BinaryIO
 import aiohttp
 from pydantic import ValidationError
 
-from ebbtide.client.connection import query_of, refusal_of
+from ebbtide.client.connection import Changed, query_of, refusal_of
 from ebbtide.client.errors import ManagerUnreachable
+from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
 from ebbtide.client.tls import tls_problem
@@ -41,7 +42,7 @@ LINE_LIMIT = 1024 * 1024
 Progress = Callable[[str], None]
 
 
-class ManagerClient(LifecycleCalls, TaskCalls):
+class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
     """One conversation with a manager. Use as an asynchronous context manager.
 
     :param url: where the manager listens, for example ``http://127.0.0.1:7100``; several, of which one leads, with
@@ -72,6 +73,14 @@ class ManagerClient(LifecycleCalls, TaskCalls):
     async def hosts(self, *, state: str | None = None, mode: HostMode | None = None) -> list[HostStatus]:
         """All hosts that ever reported, or those in a state (``ready``, ``silent``) and of a mode."""
         return await self._list("/v1/hosts", "hosts", HostStatus, {"state": state, "mode": mode})
+
+    async def changed_hosts(self, since: int) -> Changed[HostStatus]:
+        """Hosts that have changed since an earlier answer's ``changes``, and those that are not ready; 0: all."""
+        return await self._pages("/v1/hosts", "hosts", HostStatus, {"changed_since": since})
+
+    async def changed_vms(self, since: int) -> Changed[ClusterVM]:
+        """VMs that have changed since an earlier answer's ``changes``; 0: all."""
+        return await self._pages("/v1/vms", "vms", ClusterVM, {"changed_since": since})
 
     async def host(self, host: str) -> HostStatus:
         """One host; ManagerRefused with status 404 if there is none of that id."""

@@ -100,3 +100,18 @@ def reclaimed(before: Bound, after: Bound) -> Reclaimed:
             network_mib_s=max(before.network_mib_s - after.network_mib_s, 0.0),
         ),
     )
+
+
+def held_by_guest(nominal: ResourceVector, size: ResourceVector, bound: Bound, boot_mib: float) -> ResourceVector:
+    """What of the difference between nominal and present size the guest layer keeps away: CPUs off line, memory that is
+    not plugged. The rest is the hypervisor layer's.
+
+    :param bound: as it was read last; its CPUs on line by the guest's word.
+    :param boot_mib: memory that cannot be unplugged, MiB.
+    """
+    return ResourceVector(
+        cpu_cores=max(min(nominal.cpu_cores - size.cpu_cores, nominal.cpu_cores - bound.cpus_online), 0.0),
+        memory_mib=max(
+            min(nominal.memory_mib - size.memory_mib, nominal.memory_mib - boot_mib - bound.plugged_mib), 0.0
+        ),
+    )

@@ -12,13 +12,13 @@ from ebbtide.messages.common import (
     MOST_VMS,
     Address,
     Body,
+    ChangingPage,
     Health,
     Name,
     Rows,
     Sentence,
     Size,
     Vector,
-    WatchedPage,
 )
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.migrations import MigrationAddress
@@ -109,7 +109,7 @@ class HostStatus(Body):
     version: str = Field("", description="differs when its capacity, address or mode does")
 
 
-class HostPage(WatchedPage):
+class HostPage(ChangingPage):
     """GET /v1/hosts of the manager: by id."""
 
     hosts: tuple[HostStatus, ...] = Field(description="by id")

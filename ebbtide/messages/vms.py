@@ -20,13 +20,13 @@ from ebbtide.messages.common import (
     MOST_CORES,
     Amount,
     Body,
+    ChangingPage,
     Name,
     Page,
     Sentence,
     Size,
     StopSeconds,
     Vector,
-    WatchedPage,
 )
 from ebbtide.messages.minimums import AnyShares, Utility
 
@@ -269,7 +269,7 @@ class ClusterVM(Body):
     )
 
 
-class VMPage(WatchedPage):
+class VMPage(ChangingPage):
     """GET /v1/vms of the manager: by name."""
 
     vms: tuple[ClusterVM, ...] = Field(description="by name")

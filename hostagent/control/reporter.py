@@ -16,8 +16,10 @@ import aiohttp
 import structlog
 
 from ebbtide.deflation.fencing import Fence
-from ebbtide.messages.common import problem_in
+from ebbtide.messages.common import Vector, problem_in
+from ebbtide.messages.history import SAMPLED_EVERY_S, UsageReply
 from ebbtide.messages.hosts import ReportReply
+from hostagent.control.usage import usage_of
 from hostagent.errors import JournalError
 from hostagent.vm.earlier_manager import unknown_field, without
 from hostagent.vm.host import Host
@@ -28,6 +30,12 @@ EVERY_S: Final = 2.0
 #: A change is reported after this, so that a burst of changes is one report.
 BURST_S: Final = 0.05
 LIMIT_S: Final = 5.0
+#: For telling it, seconds: the next report is not to wait for that.
+USAGE_LIMIT_S: Final = 2.0
+#: Between two looks at what VMs use, where their sizes change all the time, seconds.
+USAGE_S: Final = 10.0
+#: A manager that does not know of it, or does not want it, is told again after so long, seconds.
+UNWANTED_S: Final = 3600.0
 
 log = structlog.get_logger()
 
@@ -47,6 +55,9 @@ class Reporter:
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._acknowledged = 0
         self._silent = False
+        #: When what VMs use is told next, by the loop's clock, and when at the soonest; with which sizes it was last.
+        self._usage_due = self._usage_soonest = 0.0
+        self._told_sizes: list[Vector] = []
 
     async def run(self) -> None:
         """Report for ever. A manager that does not answer is said once, not every two seconds."""
@@ -62,6 +73,7 @@ class Reporter:
                     if self._silent:
                         log.info("the manager answers again", manager=self._managers[0])
                     self._silent = False
+                    await self._tell_usage(session)
                 except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
                     self._host.reports.failed += 1
                     if not self._silent:
@@ -83,6 +95,7 @@ class Reporter:
                 return await self._send(session, self._managers[0])
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 self._managers.append(self._managers.pop(0))
+                self._usage_due = self._usage_soonest = 0.0
                 if not left:
                     raise
 
@@ -108,6 +121,29 @@ class Reporter:
             await asyncio.to_thread(self._host.journal.raise_epoch, reply.epoch)
             # It may be of another version.
             self._host.unknown_fields.clear()
+            self._usage_due = self._usage_soonest = 0.0
         if reply.acknowledged != self._acknowledged:
             await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
             self._acknowledged = reply.acknowledged
+
+    async def _tell_usage(self, session: aiohttp.ClientSession) -> None:
+        """Tell the manager that took the report what VMs use: once a minute, and soon after their sizes have changed.
+
+        Only the history is made of it, so nothing depends on whether it arrives.
+        """
+        now = asyncio.get_running_loop().time()
+        sizes = [vm.intent.committed for vm in self._host.vms.values()]
+        if now < (self._usage_due if sizes == self._told_sizes else self._usage_soonest):
+            return
+        every_s, least_s = SAMPLED_EVERY_S, USAGE_S
+        url = f"{self._managers[0]}/v1/hosts/{self._host.slice.host_id}/usage"
+        try:
+            body = usage_of(self._host).model_dump_json()
+            async with session.post(url, data=body, timeout=aiohttp.ClientTimeout(total=USAGE_LIMIT_S)) as response:
+                if response.status == 200:
+                    every_s = UsageReply.model_validate_json(await response.read(), extra="ignore").every_s
+                if response.status in (404, 405) or every_s >= UNWANTED_S:
+                    every_s = least_s = UNWANTED_S
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+            log.debug("the manager was not told what VMs use", why=str(error) or type(error).__name__)
+        self._told_sizes, self._usage_due, self._usage_soonest = sizes, now + every_s, now + least_s

@@ -1,4 +1,4 @@
-"""Tallies of what the resizes of each VM came to, by layer: in memory, for metrics only."""
+"""Tallies of what the resizes of each VM came to, by layer: in memory, for metrics and history only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Final, Literal
 
 from ebbtide.deflation.ledger import Layer
-from ebbtide.deflation.resources import COMPONENTS
+from ebbtide.deflation.resources import COMPONENTS, ResourceVector
 from ebbtide.messages.operations import VMOutcome
 
 Direction = Literal["deflate", "reinflate"]
@@ -24,6 +24,8 @@ class Tally:
         #: By direction, layer and component.
         self.asked: dict[tuple[Direction, str, str], float] = defaultdict(float)
         self.verified: dict[tuple[Direction, str, str], float] = defaultdict(float)
+        #: By component, what its application has given and not got back, as far as that was seen; None: it was not.
+        self.given: dict[str, float] | None = None
         #: By direction and layer.
         self.seconds: dict[tuple[Direction, str], float] = defaultdict(float)
         #: How often a component was not reached, by direction, component and reason.
@@ -44,6 +46,9 @@ class Tally:
             key = direction, row.layer.value
             self.asked[*key, row.resource] += row.asked
             self.verified[*key, row.resource] += row.verified
+            if self.given is not None and row.layer is Layer.APPLICATION:
+                amount = row.verified if direction == "deflate" else -row.verified
+                self.given[row.resource] = max(self.given.get(row.resource, 0.0) + amount, 0.0)
             # A layer works on all components at once, and each of its rows says how long.
             worked[key] = max(worked.get(key, 0.0), row.seconds)
         for key, seconds in worked.items():
@@ -51,6 +56,18 @@ class Tally:
         for name in short:
             if (direction := ways[name]) is not None:
                 self.shortfalls[direction, name, _reason(outcome, direction, name)] += 1
+
+    def application_holds(self, guest: ResourceVector) -> ResourceVector | None:
+        """The part of what the guest layer keeps away that the application made possible; None: it is not known.
+
+        An agent that finds a VM deflated has not seen whose part that was, until all of it was given back.
+        """
+        if guest.is_zero():
+            self.given = {}
+        if self.given is None:
+            return None
+        self.given = {name: min(amount, guest[name]) for name, amount in self.given.items()}
+        return ResourceVector.of(self.given)
 
 
 class Tallies:

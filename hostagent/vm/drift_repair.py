@@ -116,6 +116,7 @@ class DriftRepair:
         )
         # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
         wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed
+        resizer.bound = sight.bound
         needed = repairs(wanted, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
         now = _now()
         self.looks += 1

@@ -92,6 +92,8 @@ class Resizer:
         self._unsure = record.intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
         #: What is known of the guest where it runs nothing of ours.
         self.ordinary = OrdinaryGuest()
+        #: As it was read last, its CPUs on line by the guest's word; None: not yet.
+        self.bound: Bound | None = None
         #: What the VM was started without.
         self.late = LateMemory()
         #: Why the VM will have no more resizes; empty as long as it may.
@@ -115,6 +117,8 @@ class Resizer:
             outcome = with_late_memory(outcome, target, self.record.intent.committed.memory_mib)
             self.late.held_mib = min(held_mib, outcome.after.memory_mib)
         self._unsure = not outcome.measured
+        if outcome.measured:
+            self.bound = outcome.after
         return outcome
 
     async def reach_at_end(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:

@@ -55,6 +55,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
     ("GET", "/v1/hosts"): ("hosts", ["host", "list", "--state", "ready", "--mode", "active"]),
     ("GET", "/v1/hosts/{id}"): ("host", ["host", "show", "host-a"]),
+    ("GET", "/v1/hosts/{id}/history"): ("host_history", ["host", "history", "host-a"]),
     ("PUT", "/v1/hosts/{id}/mode"): ("set_mode", ["host", "resume", "host-a"]),
     ("GET", "/v1/hosts/{id}/operations/{request_id}"): (
         "operation",
@@ -62,6 +63,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ),
     ("GET", "/v1/vms"): ("vms", ["vm", "list", "--host", "host-a", "--state", "running", "--prefix", "w"]),
     ("GET", "/v1/vms/{name}"): ("vm", ["vm", "show", "web"]),
+    ("GET", "/v1/vms/{name}/history"): ("vm_history", ["vm", "history", "web", "--from", "2026-01-31T12:00"]),
     ("GET", "/v1/vms/{name}/explain"): ("explain", ["vm", "explain", "web"]),
     ("PUT", "/v1/vms/{name}/target"): ("set_target", ["vm", "target", "web", "--cpu-cores", "0.5"]),
     ("GET", "/v1/operations"): ("operations", ["plan", "list", "--kind", "create", "--since", "2026-01-31T12:00"]),

@@ -218,3 +218,18 @@ def openapi(*, to: Asking) -> None:
     """Print the OpenAPI document that the manager serves: JSON, if nothing else is said."""
     document = to.ask(lambda client: client.openapi())
     to.say(document, lambda: print_json(document))
+
+
+def top(
+    vms: Annotated[bool, typer.Option("--vms", help="Begin with the VMs instead of the hosts.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, for a pipe or a file, and end.")] = False,
+    *,
+    to: Asking,
+) -> None:
+    """Watch hosts and VMs: bars, sorting, a filter, a VM's layers, events; ? shows the keys.
+
+    With --once, or -o json, it is one picture.
+    """
+    from ebbtide.cli.top.showing import show
+
+    show(to, vms, once)

@@ -24,7 +24,7 @@ OfVM = Annotated[str | None, typer.Option("--vm", help="Only about this VM.", au
 OfHost = Annotated[str | None, typer.Option("--host", help="Only about this host.", autocompletion=completion.hosts)]
 
 
-def _moment(text: str) -> float:
+def moment(text: str) -> float:
     """Seconds since the epoch, of such a number or of a date and time."""
     with contextlib.suppress(ValueError):
         return float(text)
@@ -36,7 +36,7 @@ def _moment(text: str) -> float:
 
 Since = Annotated[
     float | None,
-    typer.Option("--since", parser=_moment, metavar="TIME", help="Only from then on: 2026-01-31T12:00, or seconds."),
+    typer.Option("--since", parser=moment, metavar="TIME", help="Only from then on: 2026-01-31T12:00, or seconds."),
 ]
 
 

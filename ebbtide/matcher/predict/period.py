@@ -1,10 +1,9 @@
 """Counts of how long room lasts, by what was seen in the past day: landmarks whose time counts step by step.
 
-`matcher.predict.landmarks` counts a landmark whole, when its horizon is over: the answer is what came of machines
-that stood so four to twenty-eight hours ago. Here each step of a landmark's time counts once it is over: who still had
-the room when it began, and who lost it in it. The chance of each step is then that of the past day, whichever landmark
-it came from, and the product of these lasts (a period life table, as against one by cohorts). What an owner takes away
-counts up to then.
+Each step of a landmark's time counts once it is over: who still had the room when it began, and who lost it in it. The
+chance of each step is then that of the past day, whichever landmark it came from, and the product of these lasts (a
+period life table, as against one by cohorts, which knows what came of machines that stood so hours ago). What an owner
+takes away counts up to then.
 
 Landmarks that are alike are few, and those of one machine hang together. So a class leans on its neighbours in age,
 those on a wider neighbourhood, and that on the whole pool, each as if so many landmarks had said the same.
@@ -217,7 +216,7 @@ def _forget(state: Period) -> None:
 def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
     """How likely room lasts, from the counts.
 
-    :param lasts: out, as of `matcher.predict.landmarks.fill_lasts`; NaN with fewer than `LEAST` landmarks in all.
+    :param lasts: out, of `matcher.predict.landmarks.lasts_size`; NaN with fewer than `LEAST` landmarks in all.
     :returns: how many landmarks there are, of which the first step is over.
     """
     total = float(np.sum(state.all_watched[:, 0]))

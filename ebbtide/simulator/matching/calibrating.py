@@ -32,7 +32,6 @@ SHOWN: Final = {
     "Eq. 1 and size of shrinks": PredictorOptions(sized=True),
     "Eq. 3": PredictorOptions(form="next-shrink"),
     "landmarks": PredictorOptions(form="landmark", sized=True),
-    "landmarks by period": PredictorOptions(form="landmark", sized=True, period=True),
 }
 
 

@@ -101,6 +101,9 @@ class Servers:
             return None
         if self._allocation is Packing.RANDOM:
             return int(free[self._generator.integers(len(free))])
+        if self._allocation is Packing.FULLEST_OF:
+            some = free[self._generator.integers(len(free), size=10)]
+            return int(some[np.argmin(self.cores[some])])
         if self._allocation is Packing.PACKING:
             return int(free[np.argmin(self.cores[free])])
         # Buffer servers, the emptiest ones, belong to no tenant.

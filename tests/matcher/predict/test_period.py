@@ -19,8 +19,7 @@ from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.rolling import GROWTH, SHRINK
 
 DAY_S = 86_400.0
-BY_PERIOD = PredictorOptions(form="landmark", sized=True, period=True)
-WHOLE = PredictorOptions(form="landmark", sized=True)
+BY_PERIOD = PredictorOptions(form="landmark", sized=True)
 HORIZON_S, EVERY_S = 3600.0, 300.0
 #: (at, machine, cores; -1: taken away by the owner, direction).
 Events = list[tuple[float, int, float, int]]
@@ -59,15 +58,12 @@ def test_room_that_is_lost_without_memory_lasts_as_the_exponential_law_says() ->
     assert predictor.probability(GROWTH, 1000.0, 8 * 3600.0, 0.0) == pytest.approx(at_horizon**2)
 
 
-def test_what_happens_now_is_known_sooner_than_by_whole_landmarks() -> None:
+def test_what_happens_now_is_known_before_the_horizon_of_a_landmark_is_over() -> None:
     # Calm for a day, and then as restless as above; asked two hours later.
     until_s = DAY_S + 7200.0
     changes = dips(40, 3000.0, DAY_S, until_s, 2)
-    steps, whole = (
-        learned(changes, until_s, options).probability(GROWTH, 500.0, 1800.0) for options in (BY_PERIOD, WHOLE)
-    )
-    assert whole > 0.95
-    assert steps < 0.75
+    assert learned([], DAY_S, BY_PERIOD).probability(GROWTH, 500.0, 1800.0) > 0.95
+    assert learned(changes, until_s, BY_PERIOD).probability(GROWTH, 500.0, 1800.0) < 0.75
 
 
 def test_until_enough_is_known_the_answer_is_that_of_equation_1() -> None:
@@ -78,7 +74,6 @@ def test_until_enough_is_known_the_answer_is_that_of_equation_1() -> None:
     # Two looks later, long before the horizon is over, there are landmarks of which the first steps are over.
     later = learned([change for change in changes if change.at < 3000.0], 3000.0, BY_PERIOD, 10)
     assert later.known().totals[2] >= LEAST
-    assert learned([], 3000.0, WHOLE, 10).known().totals[2] == 0.0
 
 
 def replayed(events: Events, machines: int, until_s: float, window_s: float = 1e9) -> p.Period:
@@ -230,6 +225,6 @@ def test_a_copy_goes_its_own_way_and_rows_are_used_again() -> None:
 
 @pytest.mark.parametrize("form", ["next-change", "next-shrink"])
 def test_other_forms_keep_no_landmarks_of_this_kind(form: str) -> None:
-    predictor = learned([], 5000.0, PredictorOptions(form=form, period=True), 3)
-    assert not predictor.by_period
+    predictor = learned([], 5000.0, PredictorOptions(form=form), 3)
+    assert not predictor.by_landmarks
     assert predictor.period.all_watched.size == 0

@@ -1,0 +1,256 @@
+"""Keeping of the history: in the store over restarts and leaders, coarser with age, within bounds, of own VMs only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_manager.errors import LostLeadership, RequestError
+from cluster_manager.history.ageing import Ageing
+from cluster_manager.history.reading import Histories
+from cluster_manager.history.recorder import SAMPLE_S, WRITTEN_S, Recorder
+from cluster_manager.history.tiers import DAY_S, HOUR_S, TIERS
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.plans import VMPhase
+from cluster_manager.store.database import Database
+from cluster_manager.store.store import Store
+from ebbtide.messages.common import Vector
+from ebbtide.messages.history import HostUsage, VMUsage
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.vms import VMState, VMStatus
+from tests.manager import cluster as clusters
+from tests.manager.databases import rows_of
+from tests.manager.inventory.test_hosts import report, status
+from tests.manager.plan_events import record
+
+pytestmark = pytest.mark.usefixtures("each_store")
+
+#: A whole day, some years after the epoch.
+BEGIN = 20_000 * DAY_S
+NOT_KEPT = {"cpu_pressure_percent", "memory_pressure_percent", "resident_memory_mib"}
+
+
+class Term:
+    """One manager's time as leader: what of it keeps the history, on a store of its own, under one clock for all."""
+
+    def __init__(self, database: Database, time: list[float]) -> None:
+        self._time = time
+        self.store = Store(database, self.now)
+        self.hosts = Hosts(self.store, 10.0, self.now, self.now)
+        self.recorder = Recorder(self.hosts, self.store, self.now, pause_s=0.0)
+        self.ageing = Ageing(self.store, self.now, pause_s=0.0)
+        self.histories = Histories(self.recorder, self.ageing, self.store, self.hosts, self.now)
+
+    def now(self) -> float:
+        return self._time[0]
+
+    async def passes(self, seconds: float, *reports: HostReport, every_s: float = SAMPLE_S) -> None:
+        """Time in which hosts report the same again and again."""
+        end = self._time[0] + seconds
+        while self._time[0] < end:
+            for one in reports:
+                await self.hosts.take(one)
+            await self.recorder.turn()
+            self._time[0] += every_s
+
+    async def vm(self, name: str = "web", **wanted: Any) -> dict[str, list[Any]]:
+        found = await self.histories.of_vm(name, wanted.get("begin"), wanted.get("end"), wanted.get("points", 2000))
+        return {"times": list(found.times), **{name: list(row) for name, row in found.columns.model_dump().items()}}
+
+
+@pytest.fixture
+def time() -> list[float]:
+    return [float(BEGIN)]
+
+
+@pytest.fixture
+async def term(tmp_path: Path, time: list[float]) -> AsyncIterator[Term]:
+    made = Term(clusters.database_in(tmp_path), time)
+    await made.store.open()
+    await record(made.store, "web", "host-a")
+    yield made
+    await made.store.close()
+
+
+def sized(cores: float, name: str = "web", **more: Any) -> VMStatus:
+    fields = {"current": Vector(cpu_cores=cores, memory_mib=1000.0 * cores), **more}
+    return status(name).model_copy(update=fields)
+
+
+def known(series: Sequence[float | None]) -> list[float]:
+    return [value for value in series if value is not None]
+
+
+async def test_a_step_is_the_mean_of_its_samples_and_the_highest_pressure(term: Term) -> None:
+    for number, (cores, pressure) in enumerate(((4.0, 10.0), (4.0, 50.0), (2.0, 20.0), (2.0, 20.0))):
+        vm = VMUsage(name="web", cpu_pressure_percent=pressure, guest_cpu_cores=1.0, guest_memory_mib=0.0)
+        term.recorder.take("host-a", HostUsage(vms=(vm,)))
+        await term.passes(SAMPLE_S, report("host-a", 4.0, sized(cores, pressure="it waits" if number else None)))
+    found = await term.vm(begin=BEGIN, end=BEGIN + 60)
+    assert found["times"] == [BEGIN]
+    assert found["bound_cpu_cores"] == [3.0]
+    assert (found["cpu_pressure_percent"], found["cpu_pressure_max_percent"]) == ([25.0], [50.0])
+    assert found["under_pressure_percent"] == [75.0]
+    assert (found["guest_cpu_cores"], found["hypervisor_cpu_cores"]) == ([0.5], [0.5])
+    assert found["resident_memory_mib"] == [None]
+
+
+async def test_what_was_written_is_there_after_a_restart_with_a_hole_while_no_manager_was(
+    term: Term, time: list[float], tmp_path: Path
+) -> None:
+    await term.passes(600, report("host-a", 4.0, sized(3.0)))
+    await term.recorder.write(under_way=True)
+    await term.store.close()
+    time[0] += 600
+    later = Term(clusters.database_in(tmp_path), time)
+    await later.store.open()
+    await later.passes(300, report("host-a", 4.0, sized(2.0)))
+    found = await later.vm(begin=BEGIN, end=time[0])
+    assert found["bound_cpu_cores"] == [3.0] * 10 + [None] * 10 + [2.0] * 5
+    await later.store.close()
+
+
+async def test_a_new_leader_has_what_the_old_one_wrote_and_that_one_writes_no_more(
+    term: Term, time: list[float], tmp_path: Path
+) -> None:
+    await term.passes(300, report("host-a", 4.0, sized(3.0)))
+    await term.recorder.write()
+    leader = Term(clusters.database_in(tmp_path), time)
+    await leader.store.open()
+    await term.passes(60, report("host-a", 4.0, sized(3.0)))
+    with pytest.raises(LostLeadership):
+        await term.recorder.write(under_way=True)
+    await leader.passes(60, report("host-a", 4.0, sized(2.0)))
+    found = await leader.vm(begin=BEGIN, end=time[0])
+    assert found["bound_cpu_cores"] == [3.0] * 5 + [None] + [2.0]
+    await leader.store.close()
+
+
+async def test_a_vm_that_moved_has_one_history_over_both_hosts_and_only_its_own_host_tells_of_it(term: Term) -> None:
+    here, false_claim = report("host-a", 4.0, sized(3.0)), report("host-b", 4.0, sized(0.5))
+    await term.passes(300, here, false_claim)
+    await term.recorder.write()
+    record_move(term.store, "web", "host-b")
+    await term.passes(300, report("host-a", 4.0), report("host-b", 4.0, sized(2.0)))
+    found = await term.vm(begin=BEGIN, end=BEGIN + 600)
+    assert found["bound_cpu_cores"] == [3.0] * 5 + [2.0] * 5
+    await term.recorder.write()
+    assert sorted(await term.store.homes_of("web")) == ["host-a", "host-b"]
+    assert (await term.vm(begin=BEGIN, end=BEGIN + 600))["bound_cpu_cores"] == found["bound_cpu_cores"]
+    host = await term.histories.of_host("host-b", BEGIN, BEGIN + 600, 2000)
+    assert known(host.columns.vms) == [0.0] * 5 + [1.0] * 5
+
+
+def record_move(store: Store, name: str, host: str) -> None:
+    """As a migration's end records it."""
+    rows_of(store._database, f"UPDATE vms SET host = '{host}' WHERE name = '{name}'")
+
+
+async def test_a_vm_that_is_off_and_a_host_that_is_silent_leave_holes(term: Term, time: list[float]) -> None:
+    await term.passes(60, report("host-a", 4.0, sized(3.0)))
+    await term.passes(60, report("host-a", 8.0, sized(3.0, state=VMState.STOPPED, current=Vector())))
+    time[0] += 15.0
+    await term.passes(45)
+    found = await term.vm(begin=BEGIN, end=time[0])
+    assert found["bound_cpu_cores"] == [3.0, None, None]
+    host = await term.histories.of_host("host-a", BEGIN, time[0], 2000)
+    assert host.columns.vms == (1.0, 0.0, None)
+    assert host.columns.bound_cpu_cores == (3.0, 0.0, None)
+
+
+async def test_steps_grow_coarser_with_age_and_all_of_a_month_is_there(term: Term, time: list[float]) -> None:
+    """Samples once a minute: what they say does not change, so that there is something to compare with."""
+    sizes = [2.0, 4.0, 1.0, 3.0]
+    days = 4
+    for quarter in range(4 * days):
+        await term.passes(6 * HOUR_S, report("host-a", 4.0, sized(sizes[quarter % 4])), every_s=150.0)
+        await term.recorder.write()
+        time[0] += 700.0 if quarter == 4 * days - 1 else 0.0
+        await term.ageing.age()
+    found = await term.vm(begin=BEGIN, end=time[0] - 700)
+    assert found["times"][1] - found["times"][0] == HOUR_S
+    assert found["bound_cpu_cores"] == [size for size in sizes * days for _ in range(6)]
+    recent = await term.vm(begin=time[0] - 700 - 2 * DAY_S, end=time[0] - 700)
+    assert recent["times"][1] - recent["times"][0] == 600
+    assert recent["bound_cpu_cores"] == [size for size in sizes * 2 for _ in range(36)]
+    packs = dict(rows_of(term.store._database, "SELECT step_s, count(*) FROM history GROUP BY step_s"))
+    assert packs[3600] == days
+    assert packs[600] <= (TIERS[1].kept_s + 2 * DAY_S) / HOUR_S
+    await term.ageing.age()
+    assert dict(rows_of(term.store._database, "SELECT step_s, count(*) FROM history GROUP BY step_s")) == packs
+
+
+async def test_a_host_and_a_vm_that_are_gone_are_forgotten_after_their_time(term: Term, time: list[float]) -> None:
+    await term.passes(600, report("host-a", 4.0, sized(3.0)))
+    await term.recorder.write()
+    await record(term.store, "gone", "host-a", VMPhase.ENDED)
+
+    async def nothing() -> None:
+        pass
+
+    await term.hosts.forget("host-a", nothing)
+    assert known((await term.vm(begin=BEGIN, end=BEGIN + 600))["bound_cpu_cores"]) == [3.0] * 10
+    for days in (1, 5, 40):
+        time[0] = BEGIN + days * DAY_S + 1000
+        await term.ageing.age()
+        await term.recorder.write()
+        left = rows_of(term.store._database, "SELECT count(*) FROM history")[0][0]
+        assert (left > 0) is (days < 40)
+    assert rows_of(term.store._database, "SELECT count(*) FROM history_homes") == [(0,)]
+    with pytest.raises(RequestError, match="no host host-a"):
+        await term.histories.of_host("host-a", None, None, 300)
+
+
+async def test_folding_that_broke_off_is_done_again_and_comes_to_the_same(term: Term, time: list[float]) -> None:
+    await term.passes(2 * HOUR_S + 300, report("host-a", 4.0, sized(3.0)), every_s=60.0)
+    await term.recorder.write()
+    time[0] += 400
+    await term.ageing.age()
+    query = "SELECT step_s, at, length(body) FROM history ORDER BY 1, 2"
+    before = rows_of(term.store._database, query)
+    again = Ageing(term.store, term.now, pause_s=0.0)
+    await term.store.save_knowledge("history", "no JSON")
+    await again.age()
+    assert rows_of(term.store._database, query) == before
+    assert [row[0] for row in before].count(600) == 2
+
+
+async def test_a_damaged_pack_is_left_out_and_the_rest_is_read(term: Term, time: list[float]) -> None:
+    await term.passes(300, report("host-a", 4.0, sized(3.0)))
+    await term.recorder.write()
+    await term.passes(300, report("host-a", 4.0, sized(2.0)))
+    await term.recorder.write()
+    rows = await term.store.history(["host-a"], 60, BEGIN, BEGIN + 300)
+    await term.store.replace_history(
+        ["host-a"], 60, BEGIN, BEGIN + 300, [row._replace(body=row.body[: len(row.body) // 2]) for row in rows]
+    )
+    assert (await term.vm(begin=BEGIN, end=BEGIN + 600))["bound_cpu_cores"] == [None] * 5 + [2.0] * 5
+
+
+async def test_what_an_agent_said_counts_for_a_while_only(term: Term, time: list[float]) -> None:
+    term.recorder.take("host-a", HostUsage(vms=(VMUsage(name="web", resident_memory_mib=700.0),)))
+    await term.passes(300, report("host-a", 4.0, sized(3.0)))
+    resident = (await term.vm(begin=BEGIN, end=BEGIN + 300))["resident_memory_mib"]
+    assert resident == [700.0, 700.0, 700.0, None, None]
+    assert not math.isnan(sum(known(resident)))
+
+
+async def test_the_store_is_asked_for_rows_in_batches_once_in_some_minutes_whatever_is_reported(term: Term) -> None:
+    writes = 0
+    add = term.store.add_history
+
+    async def counted(rows: Any) -> None:
+        nonlocal writes
+        writes += 1
+        await add(rows)
+
+    term.store.add_history = counted  # type: ignore[method-assign]
+    names = [f"host-{number}" for number in range(30)]
+    for number in range(10):
+        await term.passes(60, *(report(name, 4.0 + number) for name in names))
+    assert writes == 600 // WRITTEN_S - 1
+    assert rows_of(term.store._database, "SELECT count(*) FROM history") == [(30 * writes,)]

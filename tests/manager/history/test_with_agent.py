@@ -1,0 +1,52 @@
+"""History as a real agent's VMs make it: what they use is told once a minute, and after a change of size."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.history.packs import COLUMNS
+from tests.manager.cluster import vm
+from tests.manager.with_agent import Lab, lab_of
+
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+
+
+@pytest.fixture
+async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
+    monkeypatch.setattr("hostagent.control.reporter.USAGE_S", 0.1)
+    async with lab_of(tmp_path) as made:
+        yield made
+
+
+async def sampled(lab: Lab, name: str) -> dict[str, float]:
+    """What the recorder makes of a VM at this moment; NaN where it is not known."""
+    assert lab.cluster.manager is not None
+    recorder = lab.cluster.manager.recorder
+    await recorder.look()
+    known = recorder._hosts["host-a"]
+    if known.sample is None or name not in known.names:
+        return {}
+    return dict(zip(COLUMNS, known.sample[known.names.index(name)].tolist(), strict=False))
+
+
+async def test_layers_of_a_deflation_by_a_real_agent_add_up_to_what_is_missing(lab: Lab) -> None:
+    await lab.create("low")
+    made = await lab.cluster.create(vm("high", "fixed", cpu_cores=4.0, memory_mib=1400.0))
+    assert made.state == "done", made.sentence
+    found: dict[str, float] = {}
+
+    async def told() -> bool:
+        found.update(await sampled(lab, "low"))
+        return found.get("bound_cpu_cores", 3.0) < 3.0 and found["guest_cpu_cores"] > 0
+
+    await lab.cluster.until(told)
+    now = await lab.cluster.get("/v1/vms/low")
+    for unit in ("cpu_cores", "memory_mib"):
+        assert found[f"nominal_{unit}"] == now["nominal"][unit]
+        assert found[f"bound_{unit}"] == now["current"][unit]
+        held = found[f"guest_{unit}"] + found[f"hypervisor_{unit}"]
+        assert found[f"nominal_{unit}"] - found[f"bound_{unit}"] == pytest.approx(held, abs=0.01)
+        assert 0 <= found[f"application_{unit}"] <= found[f"guest_{unit}"]
