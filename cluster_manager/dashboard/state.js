@@ -4,6 +4,7 @@
 import { ask, follow, inside, Refused } from "./api.js";
 
 const PAGE = 500,
+  FIRST = 1000,
   LOOK_MS = 5000,
   NEWS_MS = 300,
   AGAIN_MS = 2000,
@@ -63,7 +64,7 @@ function put(kind, item) {
 
 async function nextPage(kind) {
   const list = lists[kind];
-  const page = await ask(`${list.path}?limit=${PAGE}${list.next ? `&after=${encodeURIComponent(list.next)}` : ""}`);
+  const page = await ask(`${list.path}?limit=${list.whole ? PAGE : FIRST}${list.next ? `&after=${encodeURIComponent(list.next)}` : ""}`);
   for (const item of page[kind]) put(kind, item);
   list.next = page.next;
   if (page.next) return;
