@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.commands.options import Limit, Listing, Showing, seconds
-from ebbtide.cli.commands.vms import print_ledger
+from ebbtide.cli.commands.options import Asking, Limit, Listing, Showing, seconds
+from ebbtide.cli.commands.vms import carry_out, print_ledger
 from ebbtide.cli.output import Table, clock, print_lines, shown
 from ebbtide.messages.explanations import Event
 from ebbtide.messages.machines import CoreChange
@@ -91,6 +91,13 @@ def operation(
             print_ledger(found)
 
     to.say(found, told)
+
+
+def cancel(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The request that began it.")], *, to: Asking
+) -> None:
+    """Call a placement off before its VM starts; what was taken for it is given back."""
+    carry_out(to, lambda client: client.cancel(request_id), f"calling {request_id} off")
 
 
 def events(
