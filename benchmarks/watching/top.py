@@ -110,7 +110,7 @@ def shown(
             found.read(0.1)
         os.close(ours)
         if process.returncode != 0:
-            raise BenchmarkFailed(f"ebb top ended with {process.returncode}: {found._text[-500:]!r}")
+            raise BenchmarkFailed(f"the client ended with {process.returncode}: {found._text[-500:]!r}")
 
 
 def run(how: Pass) -> Figures:

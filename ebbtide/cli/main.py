@@ -77,6 +77,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("machine calibration", "cluster.calibration", "ebb machine calibration; ebb machine calibration -o json"),
     ("plan list", "records.operations", "ebb plan list --kind create --state failed"),
     ("plan show", "records.operation", "ebb plan show REQUEST-ID --wait-s 20"),
+    ("plan cancel", "records.cancel", "ebb plan cancel REQUEST-ID"),
     ("plan rebalance", "lifecycle.rebalance", "ebb plan rebalance --dry-run --lasted-s 3600"),
     ("event list", "records.events", "ebb event list --vm web; ebb event list --watch --kind preempted"),
     ("top", "cluster.top", "ebb top; ebb top --vms; ebb top --once | less"),

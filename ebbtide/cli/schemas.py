@@ -161,6 +161,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "machine calibration": CalibrationReport,
     "plan list": _object("Operations", operations=list[Operation]),
     "plan show": Operation,
+    "plan cancel": Operation,
     "plan rebalance": RebalancingReport,
     "event list": _object("Events", events=list[Event]),
     "top": _object("Picture", hosts=list[HostStatus], vms=list[ClusterVM], events=list[Event]),

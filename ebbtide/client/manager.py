@@ -27,7 +27,7 @@ from ebbtide.messages.hosts import Caller, ForgottenHost, HostStatus, ManagerHea
 from ebbtide.messages.labels import LabelsRequest
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.requests import ModeRequest, TargetRequest, VMRequest
+from ebbtide.messages.requests import CancelRequest, ModeRequest, TargetRequest, VMRequest
 from ebbtide.messages.vms import ClusterVM, VMSpec
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.
@@ -255,6 +255,15 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         where = "/v1" if host is None else f"/v1/hosts/{host}"
         path = f"{where}/operations/{request_id}"
         return await self._one("GET", path, Operation, query=query, held_s=wait_s)
+
+    async def cancel(self, operation: str, *, request_id: str | None = None) -> Operation:
+        """Call a placement off before its VM starts. Returns the running operation that does so.
+
+        ManagerRefused with status 409 where the operation has ended, has come too far, or is none that can be called
+        off.
+        """
+        body = CancelRequest(request_id=request_id or new_request_id())
+        return await self._one("POST", f"/v1/operations/{operation}/cancel", Operation, body=body)
 
     async def core_changes(
         self, machine: str | None = None, limit: int = 100, *, since: float | None = None

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 #: Goes out, and fails: there is one host only.
 NOWHERE = ("POST", "/v1/vms/{name}/migrate")
+#: Is refused: it has ended.
+CANCEL = ("POST", "/v1/operations/{id}/cancel")
 STREAM = ("GET", "/v1/events/stream")
 #: For a browser.
 PAGE = {("GET", "/"), ("GET", "/page/{file}")}
@@ -70,6 +72,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("PUT", "/v1/vms/{name}/target"): ("set_target", ["vm", "target", "web", "--cpu-cores", "0.5"]),
     ("GET", "/v1/operations"): ("operations", ["plan", "list", "--kind", "create", "--since", "2026-01-31T12:00"]),
     ("GET", "/v1/operations/{id}"): ("operation", ["plan", "show", "CREATED"]),
+    CANCEL: ("cancel", ["plan", "cancel", "CREATED"]),
     ("GET", "/v1/core-changes"): ("core_changes", ["machine", "changes", "--machine", "web"]),
     ("GET", "/v1/machines"): ("machines", ["machine", "list"]),
     ("GET", "/v1/calibration"): ("calibration", ["machine", "calibration"]),
@@ -153,6 +156,12 @@ async def test_every_command_asks_its_route_and_every_client_method_is_there(run
     for route, (method, words) in COVERED.items():
         assert callable(getattr(ManagerClient, method))
         if route == STREAM:
+            continue
+        if route == CANCEL:
+            argv = [*(ids.get(word, word) for word in words), *running.options()]
+            refused = await asyncio.to_thread(CliRunner().invoke, app, argv)
+            assert "has ended: placed web" in str(refused.exception)
+            assert running.seen["POST", "/v1/operations/{id}/cancel", 409] == 1
             continue
         before = +running.seen
         failing = int(route == NOWHERE)

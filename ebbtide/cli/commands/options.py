@@ -31,7 +31,6 @@ from ebbtide.cli.output import (
 )
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.errors import EbbError
-from ebbtide.messages.labels import changes_of
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
@@ -265,6 +264,8 @@ def ordered(rows: Sequence[Row], by: str | None) -> list[Row]:
 
 def label_changes(words: Sequence[str]) -> dict[str, str | None]:
     """Changes of labels as they are typed. Raises WrongCall."""
+    from ebbtide.messages.labels import changes_of
+
     try:
         return changes_of(list(words))
     except InvalidField as error:

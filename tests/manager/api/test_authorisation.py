@@ -62,6 +62,7 @@ ROUTES = {
     ("DELETE", "/v1/vms/{name}"): "operator",
     ("PUT", "/v1/vms/{name}/target"): "operator",
     ("PATCH", "/v1/vms/{name}"): "operator",
+    ("POST", "/v1/operations/{id}/cancel"): "operator",
     ("PATCH", "/v1/vms/{name}/labels"): "operator",
     ("PATCH", "/v1/hosts/{id}/labels"): "operator",
     ("POST", "/v1/vms/{name}/stop"): "operator",
