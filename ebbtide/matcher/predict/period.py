@@ -205,7 +205,7 @@ def _forget(state: Period) -> None:
     row = (int(state.clock[4]) + 1) % (SLICES + 1)
     state.clock[4] = row
     state.clock[2] += state.clock[3]
-    for group in range(SIZES * AGES):
+    for group in range(len(state.all_watched)):
         # All landmarks have the first step.
         if state.watched[row, group, 0] > 0.0 or np.sum(state.watched[row, group]) > 0.0:
             state.all_watched[group] -= state.watched[row, group]
@@ -226,7 +226,7 @@ def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
         return total
     watched, failed = at_risk(state), state.all_failed
     all_watched, all_failed = watched[:AGES].copy(), failed[:AGES].copy()
-    for group in range(AGES, SIZES * AGES):
+    for group in range(AGES, len(watched)):
         all_watched[group % AGES] += watched[group]
         all_failed[group % AGES] += failed[group]
     shares = np.zeros(all_watched.shape)
@@ -262,7 +262,7 @@ def at_risk(state: Period) -> Floats:
     for step in range(1, len(state.due)):
         if state.due[step] == state.due[step - 1]:
             cell = step * free
-            for group in range(SIZES * AGES):
+            for group in range(len(state.all_watched)):
                 before = slice(cell - free, cell)
                 found[group, cell : cell + free] = found[group, before] - state.all_failed[group, before]
     return found
