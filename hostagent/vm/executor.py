@@ -92,6 +92,8 @@ class Executor:
         self._asks_cpus = asks_cpus
         #: Whether memory was moved since the guest was read, and whether it is being moved now.
         self._memory_moved = self._memory_moves = False
+        #: vCPUs that were plugged at the latest reading.
+        self._vcpus = 0
         #: Until when the guest's agent may be busy with its CPUs, by the loop's clock.
         self._cpus_until = 0.0
         #: Whether something is being taken, for which a guest without our agent is waited for.
@@ -133,7 +135,7 @@ class Executor:
         status, reading = await asyncio.gather(
             guest_status(self._link, not cpus, limit_s), self._sizes.read(self._domain)
         )
-        guest = None
+        guest, self._vcpus = None, reading.vcpus
         if status is not None:
             self._on_status(status)
             spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading, waits))
@@ -308,7 +310,7 @@ class Executor:
         """
         if cpus_online is None:
             await guest_status(self._link, brief=True)
-        vcpus = (await self._sizes.read(self._domain)).vcpus
+        vcpus = self._vcpus or (await self._sizes.read(self._domain)).vcpus
         spread = cpus_online or min(len(self._link.online or ()), vcpus) or vcpus
         quota, cap = quota_of(cpu_cores, spread), cap_of(cpu_cores, vcpus)
         await self._sizes.set_quota(self._domain, quota, cap)
