@@ -56,8 +56,8 @@ class Cpus:
     def status(self, brief: bool = False) -> CpuStatus:
         """Present, on line, and those that can be taken, in the order in which they should be.
 
-        A brief one does not look at every task for what can be taken, and says nothing of it; nor does it wait until CPUs
-        that are going on or off line have all done so.
+        A brief one does not look at every task for what can be taken, and says nothing of it; nor does it wait until
+        CPUs that are going on or off line have all done so.
         """
         if brief:
             return CpuStatus(self.present(), self.online(), [])

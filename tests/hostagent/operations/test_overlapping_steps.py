@@ -17,7 +17,8 @@ RESERVE_MIB = 48
 async def test_an_application_that_crashes_while_its_freed_part_is_unplugged_costs_nothing_more(
     command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    domain, set_plugged, crashed_at = two_vms[0], host.hypervisor.sizes.set_plugged, []
+    domain, set_plugged = two_vms[0], host.hypervisor.sizes.set_plugged
+    crashed_at: list[int] = []
     domain.application = "slow"
 
     async def crashes(name: str, plugged_mib: float, limit_s: float) -> str:
@@ -39,7 +40,8 @@ async def test_an_application_that_crashes_while_its_freed_part_is_unplugged_cos
 async def test_a_call_that_fails_in_one_of_two_steps_leaves_the_other_one_its_work(
     command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called_off, call_off = [], host.hypervisor.sizes.call_off
+    called_off: list[str] = []
+    call_off = host.hypervisor.sizes.call_off
 
     async def fails(name: str, plugged_mib: float, limit_s: float) -> str:
         raise HypervisorError("libvirt is busy")
