@@ -10,12 +10,12 @@ CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-test demo lab lab-down test test-deep test-packages test-system test-vagrant check lint
-.PHONY: openapi metrics docs packages box bench clean
+.PHONY: openapi metrics pictures docs packages box bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed-demo $(VENV)/.installed-test $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml requirements.lock scripts/make-venv.sh $(wildcard tests/clients/typescript/package-lock.json)
+$(VENV)/.installed-demo $(VENV)/.installed-test $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml requirements.lock scripts/make-venv.sh $(wildcard tests/clients/typescript/package-lock.json tests/browser/package-lock.json)
 	@scripts/make-venv.sh $(VENV) $*
 	@touch $@
 
@@ -74,6 +74,9 @@ metrics: install ## Write the tables of docs/reference/metrics.md and deploy/gra
 
 docs: install $(VENV)/.installed-docs ## The documentation as a site in build/site; broken links and anchors are errors
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+pictures: install-test ## Pictures of the dashboard's views for docs/reference/dashboard.md (Chromium)
+	@PYTHONPATH=. $(BIN)/python -m tests.browser.pictures docs/assets/dashboard
 
 packages: $(VENV)/.installed-demo ## Debian packages, wheels, sdist, and the guest agent as one file, in dist/
 	@scripts/packages.sh $(BIN)/python

@@ -18,7 +18,7 @@ from benchmarks.matching import matcher, tasks
 from benchmarks.passes import Pass
 from benchmarks.placing import placement, policies
 from benchmarks.simulating import simulator
-from benchmarks.watching import history_cost, metrics, page
+from benchmarks.watching import history, history_cost, metrics, page, top
 
 #: In the order in which all are run.
 ALL: Mapping[str, Callable[[Pass], Figures]] = {
@@ -34,8 +34,10 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "idle": idle.run,
     "metrics-manager": metrics.manager,
     "metrics-agent": metrics.agent,
+    "top": top.run,
     "history-cost": history_cost.run,
     "page": page.run,
+    "history": history.run,
     "memcached": memcached.run,
     "jvm": jvm.run,
     "spark": spark.run,

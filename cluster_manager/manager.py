@@ -33,6 +33,7 @@ from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.housekeeping import Housekeeping
+from cluster_manager.inventory.intake import REPEATED_PAUSE_S
 from cluster_manager.inventory.lists import Lists
 from cluster_manager.inventory.versions import vm_version
 from cluster_manager.leadership.leadership import Leadership
@@ -109,6 +110,7 @@ class Manager:
         settings, clock = self.settings, self._clock
         self.store = Store(settings.database, clock, self.leadership.fail)
         self.hosts = Hosts(self.store, settings.silent_after_s, clock, revoked=self.revoked)
+        self.store.on_vms = lambda names: self.hosts.changes.note("VM", names)
         self.enrolments = Enrolments(
             self.store,
             settings.hosts_key,
@@ -123,7 +125,7 @@ class Manager:
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
         self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
-        self.lists = Lists(self.store, self._managed, self._shown_state, self.operations.view)
+        self.lists = Lists(self.store, self.hosts, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
         self.rebalancing = Rebalancing(
@@ -259,6 +261,11 @@ class Manager:
 
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
         """The answer to a body that is the host's last report once more, unread; None for any other."""
+        intake = self.hosts.intake
+        if intake.commanded and self.hosts.repeats(host, raw):
+            async with intake.turn(self.hosts.ages(host), REPEATED_PAUSE_S):
+                pass
+        # Again: meanwhile the host may have answered a question, or be forgotten.
         if not self.hosts.repeat(host, raw):
             return None
         self.reports["repeated"] += 1
@@ -373,6 +380,7 @@ class Manager:
             preemption_notice_s=row.spec.preemption_notice_s,
             preempted=self._preempted(row) if state == "preempted" else None,
             saved_mib=reported.saved_mib if reported is not None else None,
+            labels=dict(row.labels),
         )
 
     def _preempted(self, row: StoredVM) -> Preempted:

@@ -56,12 +56,15 @@ class Cpus:
     def status(self, brief: bool = False) -> CpuStatus:
         """Present, on line, and those that can be taken, in the order in which they should be.
 
-        A brief one does not look at every task for what can be taken, and says nothing of it.
+        A brief one does not look at every task for what can be taken, and says nothing of it; nor does it wait until
+        CPUs that are going on or off line have all done so.
         """
+        if brief:
+            return CpuStatus(self.present(), self.online(), [])
         with self._lock:
             present = self.present()
             online = [cpu for cpu in present if self._is_online(cpu)]
-            return CpuStatus(present, online, [] if brief else self._unpluggable(online))
+            return CpuStatus(present, online, self._unpluggable(online))
 
     def set_online(self, wanted: Iterable[int]) -> CpusSetResult:
         """Make exactly these CPUs on line, first adding, then taking away, and read back what the kernel did.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -27,6 +28,8 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 IN_FLIGHT: Final = 4
 CONNECTIONS: Final = 16
 CALL_LIMIT_S: Final = 15.0
+#: For so long a domain that was looked up by name is taken for the one of that name, in seconds.
+KNOWN_S: Final = 10.0
 #: How calls that fail are counted; others are errors.
 _OUTCOMES: Final = {HypervisorTimeout: "timeout", DomainGone: "gone"}
 
@@ -56,6 +59,33 @@ def start_event_thread() -> None:
     threading.Thread(target=_run_events, name="libvirt-events", daemon=True).start()
 
 
+class _Known:
+    """A connection that looks a name up once in a while: half of all calls of a deflation would be for that.
+
+    Domains are addressed by UUID. One that is gone is an error of its own, after which the names are forgotten.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._domains: dict[str, tuple[float, Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def lookupByName(self, name: str) -> Any:
+        now = time.monotonic()
+        since, found = self._domains.get(name, (0.0, None))
+        if found is None or now - since > KNOWN_S:
+            found = self._connection.lookupByName(name)
+            self._domains[name] = now, found
+        return found
+
+    def forget(self) -> bool:
+        """Whether there was anything to forget."""
+        known, self._domains = self._domains, {}
+        return bool(known)
+
+
 class _Connection:
     """One connection of the pool; opened again when libvirtd was restarted."""
 
@@ -75,7 +105,7 @@ class _Connection:
                 with contextlib.suppress(libvirt.libvirtError):  # drivers without a network have nothing to keep alive
                     connection.setKeepAlive(5, 3)
                 self._on_open(connection)
-                self._opened = connection
+                self._opened = _Known(connection)
             return self._opened
 
     def close(self) -> None:
@@ -177,7 +207,14 @@ class LibvirtConnection:
 
     def _run(self, connection: _Connection, function: Callable[[Any], T]) -> T:
         try:
-            return function(connection.use())
+            opened = connection.use()
+            try:
+                return function(opened)
+            except libvirt.libvirtError as error:
+                # There may be another domain of that name by now.
+                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN or not opened.forget():
+                    raise
+                return function(opened)
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 raise DomainGone(str(error)) from error

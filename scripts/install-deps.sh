@@ -31,8 +31,12 @@ case $purpose in
             systemd
             # validates the Vagrantfiles (15 MB to fetch, 82 MB on disk, with Ruby)
             vagrant vagrant-libvirt
+            # a terminal that can be looked at, for `ebb top`
+            tmux
             # promtool and a Prometheus of the tests' own, on loopback
             prometheus
+            # the browser that the dashboard is tested in, and letters for it
+            chromium fonts-dejavu-core
         )
         # TypeScript clients of the OpenAPI documents; Node.js from elsewhere brings its own npm, and will do
         command -v node >/dev/null && command -v npm >/dev/null || packages+=(nodejs npm)

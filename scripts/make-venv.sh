@@ -45,10 +45,13 @@ case $purpose in
         # What programs make Python clients with: an environment of its own, since it wants an older typer than `ebb`.
         "$python" -m venv "$venv/openapi"
         "$venv/openapi/bin/python" -m pip install --quiet --disable-pip-version-check openapi-python-client==0.29.1
-        # Generators of TypeScript, by the hashes in their lock; nothing of theirs is run here.
-        mkdir -p "$venv/npm"
-        cp tests/clients/typescript/package.json tests/clients/typescript/package-lock.json "$venv/npm"
-        npm ci --prefix "$venv/npm" --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+        # Generators of TypeScript, and axe-core, by the hashes in their locks; nothing of theirs is run here.
+        for pair in tests/clients/typescript:npm tests/browser:npm-browser; do
+            place=$venv/${pair#*:}
+            mkdir -p "$place"
+            cp "${pair%:*}/package.json" "${pair%:*}/package-lock.json" "$place"
+            npm ci --prefix "$place" --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+        done
         ;;
     docs) install --group docs ;;
 esac

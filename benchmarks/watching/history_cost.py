@@ -1,6 +1,6 @@
 """`history-cost`: what the history of hosts and VMs costs a manager a report: kept, not kept, and before there was one.
 
-A real manager with hosts that report every two seconds (as in `page`), half of the reports changed; CPU time as the
+A real manager with hosts that report every two seconds (as in `history`), half of the reports changed; CPU time as the
 kernel counts it. ``EBB_BENCH_BEFORE``: a checkout without metrics and history, to compare with in the same run.
 """
 

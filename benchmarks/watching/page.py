@@ -1,114 +1,134 @@
-"""`page`: what it takes to show a thousand hosts and twenty thousand VMs with their history: the manager's half.
+"""`page`: what the dashboard costs a browser and its manager, with a thousand hosts that report and 20,000 VMs.
 
-A real manager on a month of history, to which all hosts report every two seconds (`benchmarks.watching.fleet`), with
-history and without, one after the other in each run.
+A real manager with a history (`benchmarks.watching.fleet`), and one tab of a real headless Chromium; times and memory
+by Chromium's own figures (Performance.getMetrics) and the kernel's.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Final
-from urllib.parse import quote
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
 
-from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
+import psutil
+
+from benchmarks.figures import Figure, Figures
 from benchmarks.passes import Pass
-from benchmarks.placing.placement_hosts import VMS, host_name
-from benchmarks.placing.placement_manager import EVERY_S, RunningManager
-from benchmarks.watching.fleet import CHANGED, HOSTS, REMEMBERED, Fleet, prepared
+from benchmarks.placing.placement_hosts import VMS
+from benchmarks.watching.chromium import FLAGS, chromium_path
+from benchmarks.watching.fleet import CHANGED, HOSTS, Fleet, fleet
 
-#: Long enough for two samples of each host; and what the first of them, which has to take all apart, is left to.
-WINDOW_S: Final = 32.0
-SETTLE_S: Final = 20.0
-DAY_S: Final = 86_400.0
-#: Stretches of a history that are asked for, and how often each.
-STRETCHES: Final = {"6h": 0.25 * DAY_S, "3d": 3 * DAY_S, "30d": 30 * DAY_S}
-ASKED: Final = 5
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, CDPSession, Page
+
+#: What is looked at for how long, seconds, and how long the page has for reading all of the cluster meanwhile.
+WINDOW_S: Final = 20.0
+READING_S: Final = 40.0
+LIMIT_MS: Final = 120_000.0
+
+Taken = dict[str, list[float]]
 
 
 def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed."""
-    hosts, window_s, settle_s = (50, 2.0, 1.0) if how.quick else (HOSTS, WINDOW_S, SETTLE_S)
-    resident: dict[bool, list[float]] = {True: [], False: []}
-    used: dict[bool, list[float]] = {True: [], False: []}
-    answers: dict[str, list[float]] = {}
-    with prepared(hosts) as ready:
+    # Only who measures a browser needs what drives it.
+    from playwright.sync_api import sync_playwright
+
+    hosts, window_s = (30, 2.0) if how.quick else (HOSTS, WINDOW_S)
+    taken: Taken = defaultdict(list)
+    with fleet(hosts) as made, sync_playwright() as playwright:
         for number in range(how.runs):
-            for history in (True, False) if number % 2 else (False, True):
-                with ready.managed(history=history) as made:
-                    resident[history].append(_watched(made, history, window_s, settle_s, used, answers))
-            last = {name: f"{values[-1]:.0f} ms" for name, values in answers.items()}
-            how.report(
-                f"run {number + 1}: with history {resident[True][-1]:.0f} MiB, {used[True][-1]:.2f} ms a report; "
-                f"without {resident[False][-1]:.0f} MiB, {used[False][-1]:.2f} ms; {last}"
-            )
-    where = f"{hosts} hosts of {VMS} VMs that report every {EVERY_S:g} s, {CHANGED:.0%} of that changed"
-    month = f"the manager has a month of history of {min(hosts, REMEMBERED)} hosts, and all report"
-    return {
-        "manager_resident_mib": Figure.over(resident[True], "MiB", f"the manager's memory, history kept; {where}"),
-        "manager_resident_without_mib": Figure.over(resident[False], "MiB", f"the same, history not kept; {where}"),
-        "report_cpu_ms": Figure.over(used[True], "ms", f"the manager's CPU time a report, all that it does; {where}"),
-        "report_cpu_to_without": Figure.over(
-            ratios(used[True], used[False]), "ratio", f"the same to that of a manager without history; {where}"
-        ),
-        "history_kib_per_host": Figure.over(
-            [ready.history_bytes / 2**10],
-            "KiB",
-            f"a month of history of a host of {VMS} VMs in the store, figures of use that never stand still",
-        ),
-        **{
-            f"answer_{name}_ms": Figure.over(values, "ms", f"of GET {name}, median of {ASKED}; {month}; {where}")
-            for name, values in answers.items()
-        },
+            browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(FLAGS))
+            try:
+                _once(made, browser, window_s, taken)
+            finally:
+                browser.close()
+            how.report(f"run {number + 1}: " + ", ".join(f"{name} {values[-1]:.4g}" for name, values in taken.items()))
+    where = f"{hosts} hosts of {VMS} VMs, all report every 2 s, {CHANGED:.0%} of the reports changed"
+    window = f"over {window_s:g} s; {where}"
+    told = {
+        "first_paint_ms": ("ms", "from the address to the page's first words (first-contentful-paint)"),
+        "first_rows_ms": ("ms", f"from the token to the first rows of VMs; {where}"),
+        "all_read_s": ("s", f"from the token until all hosts and VMs were read; {where}"),
+        "search_ms": ("ms", f"from a word in the search field to its rows among all VMs; {where}"),
+        "overview_cpu": ("% of one core", f"the tab's main thread with the overview on show, {window}"),
+        "vms_cpu": ("% of one core", f"the tab's main thread with the list of VMs on show, {window}"),
+        "chart_ms": ("ms", f"from a VM's address to its charts of 7 days; {where}"),
+        "heap_mib": ("MiB", f"JavaScript's heap after a collection, everything read; {where}"),
+        "tab_mib": ("MiB", f"resident memory of the tab's process; {where}"),
+        "nodes": ("nodes", f"of the document, with the list of VMs on show; {where}"),
+        "manager_cpu": ("% of one core", f"of the manager with one tab open, {window}"),
+        "manager_cpu_alone": ("% of one core", f"of the manager without one, {window}"),
+        "manager_mib": ("MiB", f"resident memory of the manager, history included; {where}"),
     }
+    return {name: Figure.over(taken[name], unit, of) for name, (unit, of) in told.items()}
 
 
-def _watched(
-    made: Fleet,
-    history: bool,
-    window_s: float,
-    settle_s: float,
-    used: dict[bool, list[float]],
-    answers: dict[str, list[float]],
-) -> float:
-    """Take the figures of one manager; returns its memory in MiB."""
-    made.begin(settle_s, usage=history)
-    made.agents.result()
-    before_s = made.manager.cpu_s()
-    made.begin(window_s, usage=history)
-    result = made.agents.result()
-    used[history].append(1000 * (made.manager.cpu_s() - before_s) / result["answered"])
-    memory_mib = made.manager.resident_mib()
-    if history:
-        made.begin(settle_s, usage=history)
-        for name, seconds in _answers(made.manager).items():
-            answers.setdefault(name, []).append(1000 * seconds)
-        made.agents.result()
-    return memory_mib
+def _once(made: Fleet, browser: Browser, window_s: float, taken: Taken) -> None:
+    made.begin(3 * window_s + READING_S)
+    began, before_s = time.monotonic(), made.manager.cpu_s()
+    time.sleep(window_s)
+    taken["manager_cpu_alone"].append(100 * (made.manager.cpu_s() - before_s) / (time.monotonic() - began))
 
-
-def _answers(manager: RunningManager) -> dict[str, float]:
-    """How long answers take while reports come, seconds: the median of some."""
-    paths = {"hosts": "/v1/hosts?limit=1000", "vms_page": "/v1/vms?limit=1000"}
-    now = time.time()
-    for name, seconds in STRETCHES.items():
-        paths[f"host_history_{name}"] = f"/v1/hosts/{host_name(1)}/history?from={now - seconds:.0f}"
-        paths[f"vm_history_{name}"] = f"/v1/vms/vm-{1:06d}-1/history?from={now - seconds:.0f}"
-    taken: dict[str, list[float]] = {name: [] for name in (*paths, "vms_all")}
-    for _ in range(ASKED):
-        for name, path in paths.items():
-            taken[name].append(_seconds(manager, path)[0])
-        began, after = time.perf_counter(), ""
-        while after is not None:
-            _, body = _seconds(manager, f"/v1/vms?limit=1000{after and f'&after={quote(after)}'}")
-            after = json.loads(body)["next"]
-        taken["vms_all"].append(time.perf_counter() - began)
-    return {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
-
-
-def _seconds(manager: RunningManager, path: str) -> tuple[float, bytes]:
+    page = browser.new_page()
+    page.set_default_timeout(LIMIT_MS)
+    page.goto(f"{made.manager.url}/#vms")
+    paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    taken["first_paint_ms"].append(page.evaluate(paint))
+    page.fill("#token", made.manager.token)
     began = time.perf_counter()
-    body = manager.get(path)
-    if not body:
-        raise BenchmarkFailed(f"{path} has no answer")
-    return time.perf_counter() - began, body
+    page.press("#token", "Enter")
+    page.locator("#view tbody tr").first.wait_for()
+    taken["first_rows_ms"].append(1000 * (time.perf_counter() - began))
+    page.locator("#summary").filter(has_text="as of").filter(has_not_text="loading").wait_for()
+    taken["all_read_s"].append(time.perf_counter() - began)
+
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    name = f"vm-000020-{VMS - 1}"
+    began = time.perf_counter()
+    page.fill("[data-query=q]", name)
+    page.locator(f'#view tr[data-key="{name}"]').wait_for()
+    taken["search_ms"].append(1000 * (time.perf_counter() - began))
+    page.fill("[data-query=q]", "")
+    before_s, began = made.manager.cpu_s(), time.monotonic()
+    taken["vms_cpu"].append(_busy(session, window_s))
+    taken["manager_cpu"].append(100 * (made.manager.cpu_s() - before_s) / (time.monotonic() - began))
+    session.send("HeapProfiler.collectGarbage")
+    taken["nodes"].append(_metrics(session)["Nodes"])
+    _show(page, "overview")
+    taken["overview_cpu"].append(_busy(session, window_s))
+    began = time.perf_counter()
+    _show(page, "vm/vm-000000-1?range=7d")
+    page.locator(".chart canvas").first.wait_for()
+    taken["chart_ms"].append(1000 * (time.perf_counter() - began))
+    session.send("HeapProfiler.collectGarbage")
+    taken["heap_mib"].append(_metrics(session)["JSHeapUsedSize"] / 2**20)
+    taken["tab_mib"].append(_renderer_mib())
+    taken["manager_mib"].append(made.manager.resident_mib())
+    made.agents.result()
+
+
+def _show(page: Page, view: str) -> None:
+    page.evaluate("view => { location.hash = view; }", view)
+
+
+def _metrics(session: CDPSession) -> dict[str, float]:
+    return {row["name"]: row["value"] for row in session.send("Performance.getMetrics")["metrics"]}
+
+
+def _busy(session: CDPSession, window_s: float) -> float:
+    """How busy the tab's main thread is, per cent of one core."""
+    before, began = _metrics(session)["TaskDuration"], time.monotonic()
+    time.sleep(window_s)
+    return 100 * (_metrics(session)["TaskDuration"] - before) / (time.monotonic() - began)
+
+
+def _renderer_mib() -> float:
+    """Resident memory of the largest renderer among this process' own browsers."""
+    found = [
+        process.memory_info().rss
+        for process in psutil.Process().children(recursive=True)
+        if "--type=renderer" in process.cmdline()
+    ]
+    return max(found) / 2**20

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from cluster_manager.errors import InvalidBody, RequestError
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import RequestId, problem_of
+from ebbtide.messages.labels import Selector, selector_of
 from ebbtide.messages.operations import Operation
-from ebbtide.rest.descriptions import LOCATION, Answer
+from ebbtide.rest.descriptions import LOCATION, Answer, Parameter
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -23,6 +24,24 @@ LONGEST_DURATION_S: Final = 30 * 86_400.0
 
 #: The answer to a request that a plan, or a host, carries out.
 WENT_OUT: Final = Answer(Operation, "It is under way; the same request again gets the same answer.", headers=LOCATION)
+
+CHANGED_SINCE: Final = Parameter(
+    "changed_since",
+    Annotated[int, Field(ge=0, le=2**53)],
+    "only what has changed since a page's `changes`; all, where that is not known any more",
+)
+
+SELECTOR: Final = Parameter(
+    "selector",
+    Annotated[str, Field(min_length=1, max_length=2000)],
+    "only those with such labels: env=prod, env!=prod, env in (prod,test), env notin (prod), env, !env; all of these",
+)
+
+
+def selector_in(query: dict[str, Any]) -> Selector:
+    """The selector that is asked for. Raises InvalidField."""
+    return selector_of(query["selector"]) if query["selector"] is not None else ()
+
 
 _REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
 

@@ -8,12 +8,23 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of, request_id_of
+from cluster_manager.api.forms import (
+    CHANGED_SINCE,
+    MANAGER,
+    SELECTOR,
+    WENT_OUT,
+    answer,
+    begun,
+    body_of,
+    request_id_of,
+    selector_in,
+)
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import host_version
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Name, RequestId
 from ebbtide.messages.hosts import ForgottenHost, HostPage, HostReport, HostStatus, ReportReply
+from ebbtide.messages.labels import LabelsRequest
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.requests import ModeRequest
 from ebbtide.rest.descriptions import Parameter, describe
@@ -59,16 +70,40 @@ async def take_report(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/hosts")
-@describe("All hosts that ever reported", tag="hosts", query=(LIMIT, AFTER, _STATE, _MODE), answers={200: HostPage})
+@describe(
+    "All hosts that ever reported",
+    tag="hosts",
+    query=(LIMIT, AFTER, _STATE, _MODE, SELECTOR, CHANGED_SINCE),
+    answers={200: HostPage},
+)
 async def hosts(request: web.Request) -> web.Response:
     query = parameters_of(request)
     limit, after = query["limit"], key_of("hosts", query["after"], (str,))
+    registry, since = request.app[MANAGER].hosts, query["changed_since"]
+    changes = registry.changes.latest
+    if since is not None and not registry.changes.knows(since):
+        since = None
     position = await request.app[MANAGER].feed.newest()
-    found = await request.app[MANAGER].hosts.page(
-        limit, after[0] if after else None, state=query["state"], mode=query["mode"]
+    found = await registry.page(
+        limit,
+        after[0] if after else None,
+        state=query["state"],
+        mode=query["mode"],
+        since=since,
+        selector=selector_in(query),
     )
     following = cursor_of("hosts", (found[limit - 1].id,)) if len(found) > limit else None
-    return answer(HostPage(hosts=tuple(found[:limit]), next=following, position=position))
+    gone = registry.changes.since("host", since) - registry.ids() if since is not None else ()
+    return answer(
+        HostPage(
+            hosts=tuple(found[:limit]),
+            next=following,
+            position=position,
+            changes=changes,
+            changed_since=since,
+            gone=tuple(sorted(gone)),
+        )
+    )
 
 
 @routes.get("/v1/hosts/{id}")
@@ -102,6 +137,28 @@ async def host(request: web.Request) -> web.StreamResponse:
 async def forget(request: web.Request) -> web.Response:
     lost_vms = parameters_of(request)["lost_vms"]
     return answer(await request.app[MANAGER].host_removal.forget(request.match_info["id"], lost_vms))
+
+
+@routes.patch("/v1/hosts/{id}/labels")
+@describe(
+    "Set labels of a host, or take them away",
+    tag="hosts",
+    path=(_ID,),
+    body=LabelsRequest,
+    example=LabelsRequest(labels={"rack": "r7", "old": None}),
+    answers={200: HostStatus},
+    problems=(404,),
+)
+async def label_host(request: web.Request) -> web.Response:
+    check_parameters(request)
+    registry, host_id = request.app[MANAGER].hosts, request.match_info["id"]
+    wanted = await body_of(request, LabelsRequest)
+    if registry.get(host_id) is None:
+        raise RequestError(404, f"there is no host {host_id}", "id")
+    await registry.label(host_id, wanted)
+    if (status := registry.status(host_id)) is None:
+        raise RequestError(404, f"there is no host {host_id} any more", "id")
+    return answer(status)
 
 
 @routes.put("/v1/hosts/{id}/mode")

@@ -10,11 +10,13 @@ from aiohttp import web
 
 from cluster_manager.api.forms import MANAGER, answer
 from cluster_manager.api.standby import not_leading, unavailable
-from ebbtide.messages.hosts import ManagerHealth, Readiness
+from ebbtide.messages.hosts import Caller, ManagerHealth, Readiness
 from ebbtide.messages.problem_codes import ProblemCode
+from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.descriptions import describe
 from ebbtide.rest.openapi import PATH, Document, document_of
 from ebbtide.rest.parameters import check_parameters
+from ebbtide.rest.roles import Role
 
 #: How long a store that works may take for one row, seconds.
 STORE_ANSWER_S: Final = 2.0
@@ -45,6 +47,15 @@ async def readyz(request: web.Request) -> web.Response:
     if not answers:
         return unavailable(request, "the store does not answer")
     return answer(Readiness(epoch=manager.epoch, sentence=f"this manager leads with epoch {manager.epoch}"))
+
+
+@routes.get("/v1/whoami")
+@describe("What the request's token is good for", tag="manager", answers={200: Caller})
+async def whoami(request: web.Request) -> web.Response:
+    check_parameters(request)
+    caller = request[PRINCIPAL]
+    role = caller.role.value if caller.role is not Role.MANAGER else "admin"
+    return answer(Caller(name=caller.name, role=role, sentence=f"{caller.name} has the role {role}"))
 
 
 def document(app: web.Application) -> dict[str, Any]:

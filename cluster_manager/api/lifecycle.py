@@ -8,17 +8,18 @@ from typing import Annotated, Final, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of
+from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of, request_id_of
 from cluster_manager.api.vms import NAME
 from cluster_manager.inventory.versions import Precondition, only
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.messages.adoptions import Adoptable
-from ebbtide.messages.common import DomainName, Name, PartialVector
+from ebbtide.messages.common import DomainName, Name, PartialVector, RequestId
 from ebbtide.messages.dry_runs import RebalancingReport
 from ebbtide.messages.hosts import TemplateList
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.requests import (
     AdoptRequest,
+    CancelRequest,
     MigrateRequest,
     ReleaseRequest,
     ResizeRequest,
@@ -91,6 +92,22 @@ async def resize(request: web.Request) -> web.Response:
 @_of_vm("Stop a VM where it is and start it on another host", MigrateRequest(request_id="move-web", lose_disk=True))
 async def migrate(request: web.Request) -> web.Response:
     return await _begun(request, MigrateRequest, request.app[MANAGER].lifecycle.migrate)
+
+
+@routes.post("/v1/operations/{id}/cancel")
+@describe(
+    "Call a placement off before its VM starts; what was taken for it is given back",
+    tag="operations",
+    path=(Parameter("id", RequestId, "the request that began it"),),
+    body=CancelRequest,
+    example=CancelRequest(request_id="no-web"),
+    answers={202: WENT_OUT},
+    problems=(404, 409),
+)
+async def cancel_operation(request: web.Request) -> web.Response:
+    check_parameters(request)
+    operation = request_id_of(request.match_info["id"])
+    return begun(await request.app[MANAGER].lifecycle.cancel(operation, await body_of(request, CancelRequest)))
 
 
 @routes.post("/v1/vms/{name}/release")

@@ -7,13 +7,14 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from cluster_manager.api.forms import MANAGER, WENT_OUT, answer, begun, body_of
+from cluster_manager.api.forms import CHANGED_SINCE, MANAGER, SELECTOR, WENT_OUT, answer, begun, body_of, selector_in
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import only
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import Name, PartialVector, RequestId, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
 from ebbtide.messages.explanations import VMExplanation
+from ebbtide.messages.labels import LabelsRequest
 from ebbtide.messages.requests import TargetRequest, VMRequest
 from ebbtide.messages.vms import ClusterVM, VMPage, VMSpec
 from ebbtide.rest.access import require
@@ -62,11 +63,12 @@ async def create(request: web.Request) -> web.Response:
 @describe(
     "The VMs",
     tag="vms",
-    query=(LIMIT, AFTER, _HOST, _STATE, _PRIORITY, _PREFIX),
+    query=(LIMIT, AFTER, _HOST, _STATE, _PRIORITY, _PREFIX, SELECTOR, CHANGED_SINCE),
     answers={200: VMPage},
 )
 async def vms(request: web.Request) -> web.Response:
-    return answer(await request.app[MANAGER].lists.vms(**parameters_of(request)))
+    query = parameters_of(request)
+    return answer(await request.app[MANAGER].lists.vms(**{**query, "selector": selector_in(query)}))
 
 
 @routes.get("/v1/vms/{name}")
@@ -82,6 +84,28 @@ async def vm(request: web.Request) -> web.StreamResponse:
     check_parameters(request)
     found = await _shown(request)
     return answer_tagged(request, found, found.version)
+
+
+@routes.patch("/v1/vms/{name}/labels")
+@describe(
+    "Set labels of a VM, or take them away",
+    tag="vms",
+    path=(NAME,),
+    headers=(IF_MATCH,),
+    body=LabelsRequest,
+    example=LabelsRequest(labels={"env": "prod", "old": None}),
+    answers={200: ClusterVM},
+    problems=(404, 409, 412),
+)
+async def label_vm(request: web.Request) -> web.Response:
+    check_parameters(request)
+    manager, precondition = request.app[MANAGER], only(wanted_versions(request))
+    wanted = await body_of(request, LabelsRequest)
+    row = await manager.operations.existing(request.match_info["name"])
+    precondition(row)
+    if not await manager.store.label_vm(row, wanted.onto(row.labels)):
+        raise RequestError(409, f"{row.name} has changed meanwhile: ask again", "name")
+    return answer(await _shown(request))
 
 
 @routes.get("/v1/vms/{name}/explain")

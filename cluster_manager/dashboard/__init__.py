@@ -1,4 +1,4 @@
-"""The dashboard: one page without anything from elsewhere, put together once when the manager starts.
+"""The dashboard: a page, its style and its modules, read when a browser asks for them first; nothing from elsewhere.
 
 The page holds no data. It asks for a token, keeps it in memory, and reads the REST interface with it as any client does
 (docs/internals/contracts.md, trust: no token in a URL, event streams by fetch with a header).
@@ -6,56 +6,76 @@ The page holds no data. It asks for a token, keeps it in memory, and reads the R
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import string
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 _HERE: Final = Path(__file__).parent
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The text of the page, and what the browser may do with it (Content-Security-Policy)."""
-
-    html: str
-    policy: str
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What it is answered with: no cache keeps it, no other page shows it in a frame."""
-        return {
-            "Content-Security-Policy": self.policy,
-            "Cache-Control": "no-store",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Cross-Origin-Opener-Policy": "same-origin",
-        }
-
-
-@cache
-def page() -> Page:
-    """Read the parts and put them together. Blocks at its first call."""
-    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
-    html = string.Template((_HERE / "page.html").read_text(encoding="utf-8")).substitute(style=style, script=script)
-    rules = {
+#: What the browser may do with the page: run and apply what the manager serves, ask the manager, and nothing else. No
+#: script can make an element of a text (trusted types without a policy).
+POLICY: Final = "; ".join(
+    f"{name} {value}"
+    for name, value in {
         "default-src": "'none'",
-        "script-src": _hash(script),
-        "style-src": _hash(style),
+        "script-src": "'self'",
+        "style-src": "'self'",
         # The empty icon; without it a browser asks for /favicon.ico.
         "img-src": "data:",
         "connect-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
-    }
-    return Page(html, "; ".join(f"{name} {value}" for name, value in rules.items()))
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "'none'",
+    }.items()
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    # Looked at again each time: after an upgrade no old module meets a new one.
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
-def _hash(text: str) -> str:
-    """The source of an element in the page, by its content: nothing else is run or applied."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file as it is served.
+
+    :param tag: its ETag, without quotes.
+    """
+
+    content: bytes
+    content_type: str
+    tag: str
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What it is answered with: it is asked for again each time, and no other page shows it in a frame."""
+        return {**_HEADERS, "ETag": f'"{self.tag}"'}
+
+
+PAGE: Final = "page.html"
+#: What the page consists of beside itself, by the last part of its path.
+NAMES: Final = frozenset(path.name for part in ("*.js", "*.css", "vendor/uPlot.*") for path in _HERE.glob(part))
+
+
+@cache
+def file_of(name: str) -> File:
+    """A part of the page. Blocks at its first call.
+
+    :raises KeyError: it has no such part.
+    """
+    if name not in NAMES and name != PAGE:
+        raise KeyError(name)
+    path = _HERE / "vendor" / name if name.startswith("uPlot.") else _HERE / name
+    content = path.read_bytes()
+    return File(content, _TYPES[path.suffix], hashlib.sha256(content).hexdigest()[:16])

@@ -27,7 +27,9 @@ from cluster_manager.plans.lifecycle import (
 )
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
+from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import GONE_S, OFF, MoveAway, Plan, VMPhase
+from cluster_manager.plans.removals import start_cancel, why_not_cancelled
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredVM, stored_plan
 from cluster_manager.store.store import Store
@@ -40,6 +42,7 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.requests import (
     AdoptRequest,
+    CancelRequest,
     MigrateRequest,
     ReleaseRequest,
     ResizeRequest,
@@ -119,6 +122,23 @@ class Lifecycle:
             return start_resize(plan_id("resize", name), request.request_id, host, spec, request.deadline_s)
 
         return await self._begin("resize", name, request, prepare)
+
+    async def cancel(self, request_id: str, request: CancelRequest) -> Operation:
+        """Call an operation off. Raises `RequestError`: 404 unknown, 409 where it has ended or has come too far."""
+
+        async def prepare() -> Plan:
+            plan = await self._store.plan(request_id)
+            if plan is None or plan.state.internal or plan.state.vm is None:
+                raise RequestError(404, f"there is no operation {request_id}", "id")
+            if plan.state.finished:
+                sentence = f"{request_id} has ended: {plan.state.progress[-1] if plan.state.progress else 'at once'}"
+                raise RequestError(409, sentence, "id", code=ProblemCode.WRONG_STATE)
+            starts = plan.state.starts if isinstance(plan.state, PlacementPlan) else 0
+            if why := why_not_cancelled(plan.state, starts):
+                raise RequestError(409, f"{request_id} cannot be called off: {why}", "id", code=ProblemCode.WRONG_STATE)
+            return start_cancel(plan_id("cancel", plan.state.vm), request.request_id, plan.state.vm, request_id)
+
+        return await self._operations.begin(request.request_id, f"cancel {request_id}", prepare)
 
     async def migrate(self, name: str, request: MigrateRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Move a VM to another host: by stopping it and starting it there, or while it runs.

@@ -10,7 +10,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Final, Literal
@@ -18,6 +18,7 @@ from typing import Final, Literal
 import structlog
 
 from cluster_manager.inventory.availability import Availability
+from cluster_manager.inventory.changes import Changes
 from cluster_manager.inventory.host_locks import HostLocks
 from cluster_manager.inventory.intake import Intake
 from cluster_manager.inventory.report_news import has_room_to_share, news_in
@@ -28,6 +29,7 @@ from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport, HostStatus
+from ebbtide.messages.labels import LabelsRequest, Selector, matches
 from ebbtide.messages.vms import VMStatus
 from ebbtide.rest.rates import Buckets, Rate
 
@@ -51,7 +53,7 @@ class Host:
     :param report: or its JSON, which is read when it is asked for: thousands are recalled at a start.
     """
 
-    __slots__ = ("_report", "arrival", "asking", "digest", "owes_reinflation", "seen", "seen_at")
+    __slots__ = ("_report", "arrival", "asking", "digest", "labels", "owes_reinflation", "seen", "seen_at")
 
     def __init__(
         self,
@@ -61,7 +63,9 @@ class Host:
         owes_reinflation: bool,
         arrival: int = 0,
         asking: frozenset[str] | None = None,
+        labels: Mapping[str, str] = {},
     ) -> None:
+        self.labels = labels
         self._report = report
         self.seen_at = seen_at
         self.seen = seen
@@ -118,23 +122,27 @@ class Hosts:
         #: Reports to be stored: the first writer writes all that have come by then, in one transaction.
         self._unsaved: dict[str, HostReport] = {}
         self._saving = asyncio.Lock()
+        self._labelling = asyncio.Lock()
         self._availability = Availability()
         self._told = Buckets()
         #: The report of each host whose news are being told: another one at the same time does not tell them again.
         self._telling: dict[str, HostReport] = {}
+        self.changes = Changes(clock())
         #: When each host was last seen, oldest first.
         self._ages: OrderedDict[str, float] = OrderedDict()
 
     async def load(self) -> None:
         """Recall the hosts of earlier runs; they count as silent until they report."""
         self._hosts = {
-            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation)
+            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation, labels=stored.labels)
             for stored in await self._store.hosts()
         }
         self._awaited = set(self._hosts)
         self._availability = Availability()
         self._ages.clear()
         self._loaded_at = self._monotonic()
+        # Earlier numbers are of another term.
+        self.changes = Changes(self._clock())
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +199,14 @@ class Hosts:
                 await self._save(host.report)
             return
         owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)
-        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking)
+        # What says nothing new after a silence counts again.
+        changed = changed or self.is_silent(report.id)
+        labels = host.labels if host is not None else {}
+        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking, labels)
+        self.changes.note("host", (report.id,))
+        if changed:
+            self.changes.note("host's VMs", (report.id,))
+            self.changes.note("VM", _names(known).difference(_names(report)))
         self._see(report.id)
 
     async def _tell(self, kind: EventKind, vm: str | None, host: str, sentence: str) -> None:
@@ -207,11 +222,19 @@ class Hosts:
         if host is not None and host.report is report:
             host.digest = _digest(raw)
 
-    def repeat(self, host_id: str, raw: bytes) -> bool:
-        """Whether a body is the last report of a host once more; then the host has been seen, and that is all."""
+    def repeats(self, host_id: str, raw: bytes) -> bool:
+        """Whether a body is the last report of a host once more."""
         host = self._hosts.get(host_id)
-        if host is None or not host.came_as(raw):
+        return host is not None and host.came_as(raw)
+
+    def repeat(self, host_id: str, raw: bytes) -> bool:
+        """The same; then the host has been seen, and that is all."""
+        if not self.repeats(host_id, raw):
             return False
+        host = self._hosts[host_id]
+        if self.is_silent(host_id):
+            self.changes.note("host", (host_id,))
+            self.changes.note("host's VMs", (host_id,))
         host.seen_at, host.arrival = self._clock(), next(self._arrivals)
         self._see(host_id)
         return True
@@ -262,7 +285,17 @@ class Hosts:
             self._telling.pop(host_id, None)
             self._close(host_id)
             self._awaited.discard(host_id)
+            self.changes.note("host", (host_id,))
             self._news.set()
+
+    async def label(self, host_id: str, wanted: LabelsRequest) -> None:
+        """Change a host's labels. Raises `InvalidField`: they are too many; KeyError: there is no such host."""
+        async with self._labelling:
+            labels = wanted.onto(self._hosts[host_id].labels)
+            await self._store.label_host(host_id, labels)
+            if (host := self._hosts.get(host_id)) is not None:
+                host.labels = labels
+            self.changes.note("host", (host_id,))
 
     # --- placement ---------------------------------------------------------------------------------------------------
 
@@ -323,20 +356,33 @@ class Hosts:
         return [self._hosts[host_id] for host_id in sorted(self._hosts)]
 
     async def page(
-        self, limit: int, after: str | None, *, state: str | None = None, mode: HostMode | None = None
+        self,
+        limit: int,
+        after: str | None,
+        *,
+        state: str | None = None,
+        mode: HostMode | None = None,
+        since: int | None = None,
+        selector: Selector = (),
     ) -> list[HostStatus]:
         """Hosts as clients see them, by id, and one more than ``limit`` where there are more.
 
         :param after: the id behind which they begin.
         :param state: only those in this one.
+        :param since: only what has changed after this number, and hosts that are not ready: silence is no report.
         """
         ids = sorted(self._hosts)
+        changed = self.changes.since("host", since) if since is not None else None
         found: list[HostStatus] = []
         for looked, host_id in enumerate(islice(ids, bisect_right(ids, after) if after is not None else 0, None)):
             if looked % LOOKS == LOOKS - 1:
                 # Reports of an earlier run are read only now: thousands of them would hold the loop up for seconds.
                 await asyncio.sleep(0)
+            if changed is not None and host_id not in changed and self.is_ready(host_id):
+                continue
             if state is not None and self.state(host_id)[0] != state:
+                continue
+            if not matches(selector, self._hosts[host_id].labels):
                 continue
             if mode is not None and self._hosts[host_id].report.mode is not mode:
                 continue
@@ -401,12 +447,17 @@ class Hosts:
             mode_reason=report.mode_reason,
             vms=tuple(vm.name for vm in report.vms),
             version=host_version(report),
+            labels=dict(host.labels),
         )
 
     def vm(self, host_id: str | None, name: str) -> VMStatus | None:
         """A VM as its host last reported it."""
         host = self._hosts.get(host_id) if host_id is not None else None
         return next((vm for vm in host.report.vms if vm.name == name), None) if host is not None else None
+
+
+def _names(report: HostReport | None) -> set[str]:
+    return {vm.name for vm in report.vms} if report is not None else set()
 
 
 def _digest(raw: bytes) -> bytes:

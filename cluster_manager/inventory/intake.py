@@ -13,6 +13,8 @@ from typing import Final
 
 #: Between two reports that are read while a command is under way, seconds: a fifth of the loop's time is theirs.
 PAUSE_S: Final = 0.005
+#: The same for one that is the host's last one once more, which costs a fifth.
+REPEATED_PAUSE_S: Final = 0.001
 #: A command holds reports back for so long after each of its steps, seconds: what takes longer waits for others itself.
 HOLD_S: Final = 0.25
 
@@ -38,13 +40,13 @@ class Intake:
             self._free.set()
 
     @contextlib.asynccontextmanager
-    async def turn(self, urgent: bool) -> AsyncIterator[None]:
+    async def turn(self, urgent: bool, pause_s: float = PAUSE_S) -> AsyncIterator[None]:
         """Held while one report is read.
 
         :param urgent: its host counts as silent soon: it does not wait for commands.
         """
         async with self._turns:
-            await (asyncio.sleep(0) if urgent else self.give_way())
+            await (asyncio.sleep(0) if urgent else self.give_way(pause_s))
             yield
 
     @property
@@ -52,10 +54,10 @@ class Intake:
         """Whether a command holds reports back."""
         return max(self._held_until.values(), default=0.0) > asyncio.get_running_loop().time()
 
-    async def give_way(self) -> None:
+    async def give_way(self, pause_s: float = PAUSE_S) -> None:
         """Let commands that are under way go first, for a moment; others in any case."""
         now = asyncio.get_running_loop().time()
-        until = min(now + PAUSE_S, max(self._held_until.values(), default=now))
+        until = min(now + pause_s, max(self._held_until.values(), default=now))
         if until <= now:
             await asyncio.sleep(0)
             return

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from cluster_manager.errors import RequestError
+from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import queries
-from cluster_manager.store.rows import StoredPlan, StoredVM, stored_plan, stored_vm
+from cluster_manager.store.rows import StoredPlan, StoredVM, labels_in, stored_plan, stored_vm
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.explanations import Event, EventPage
+from ebbtide.messages.labels import Selector, matches
 from ebbtide.messages.machines import CoreChange, CoreChangePage
 from ebbtide.messages.operations import Operation, OperationPage, OperationState
 from ebbtide.messages.problem_codes import ProblemCode
@@ -30,6 +32,8 @@ _SHOWN_OF = {
 }
 #: Rows that are read at once where most of them may not be what is asked for.
 _SEARCH: Final = 1000
+#: A statement names no more of them: with so many changes the whole list costs no more.
+_MOST_CHANGED: Final = 5000
 
 
 class Lists:
@@ -43,11 +47,13 @@ class Lists:
     def __init__(
         self,
         store: Store,
+        hosts: Hosts,
         show_vm: Callable[[StoredVM], ClusterVM],
         shown_state: Callable[[VMPhase, str | None, str], ManagedState],
         show_plan: Callable[[StoredPlan], Operation],
     ) -> None:
         self._store = store
+        self._hosts = hosts
         self._show_vm = show_vm
         self._shown_state = shown_state
         self._show_plan = show_plan
@@ -61,14 +67,20 @@ class Lists:
         state: str | None = None,
         priority: Priority | None = None,
         prefix: str | None = None,
+        changed_since: int | None = None,
+        selector: Selector = (),
     ) -> VMPage:
         """By name. Raises InvalidField for a cursor of something else, as all here."""
         key = key_of("vms", after, (str,))
+        changes = self._hosts.changes.latest
         position = await position_of(self._store)
+        names, gone = await self._changed(changed_since)
         phases = None if state is None else _SHOWN_OF.get(state, [state])
 
         def show(row: Any) -> ClusterVM | None:
             """None: it is not asked for. Thousands may not be, so the cheap question comes first."""
+            if selector and not matches(selector, labels_in(row.labels)):
+                return None
             if state is not None and self._shown_state(VMPhase(row.phase), row.host, row.name) != state:
                 return None
             vm = self._show_vm(stored_vm(row))
@@ -76,12 +88,36 @@ class Lists:
 
         async def read(number: int, last: Any) -> Shown[ClusterVM | None]:
             wanted = priority.value if priority is not None else None
-            query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix)
+            query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix, names=names)
             return [(show(row), row.name) for row in await self._store.rows(query)]
 
-        number = limit + 1 if state is None else max(limit + 1, _SEARCH)
+        number = limit + 1 if state is None and not selector else max(limit + 1, _SEARCH)
         rows, last = await _page(read, number, limit, key[0] if key else None)
-        return VMPage(vms=tuple(rows), next=None if last is None else cursor_of("vms", (last,)), position=position)
+        return VMPage(
+            vms=tuple(rows),
+            next=None if last is None else cursor_of("vms", (last,)),
+            position=position,
+            changes=changes,
+            changed_since=changed_since if names is not None else None,
+            gone=gone,
+        )
+
+    async def _changed(self, since: int | None) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+        """The VMs that have changed after a number, and of these the ones that are gone; None: look at all."""
+        changes = self._hosts.changes
+        if since is None or not changes.knows(since):
+            return None, ()
+        rows = changes.since("VM", since)
+        names = set(rows)
+        changed = changes.since("host's VMs", since)
+        for host_id, host in self._hosts.items():
+            # Silence is no report: of these hosts' VMs one knows less from one moment to the next.
+            if host_id in changed or not self._hosts.is_ready(host_id):
+                names.update(vm.name for vm in host.report.vms)
+        if len(names) > _MOST_CHANGED:
+            return None, ()
+        living = {row.name for row in await self._store.rows(queries.living(rows))} if rows else set()
+        return frozenset(names), tuple(sorted(rows - living))
 
     async def operations(
         self,

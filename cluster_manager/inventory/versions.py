@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster_manager.errors import RequestError
-from cluster_manager.store.rows import StoredVM
+from cluster_manager.store.rows import StoredVM, stored_labels
 from ebbtide.messages.hosts import HostReport
 from ebbtide.rest.versions import digest_of
 
@@ -17,7 +17,8 @@ Precondition = Callable[[StoredVM], None]
 def vm_version(row: StoredVM) -> str:
     """Differs when what a client can set does: the request that made or deletes it, spec, phase, place, generation."""
     spec = row.spec.model_dump_json()
-    return digest_of(row.name, row.request_id, spec, row.phase.value, row.host or "", str(row.generation))
+    labels = (stored_labels(row.labels),) if row.labels else ()
+    return digest_of(row.name, row.request_id, spec, row.phase.value, row.host or "", str(row.generation), *labels)
 
 
 def host_version(report: HostReport) -> str:

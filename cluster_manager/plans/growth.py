@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster_manager.plans.report_queries import allocations_of, pressed_on
-from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.modes import HostEvent, Reaction, reaction
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import grant, is_worth_granting
@@ -53,6 +53,8 @@ class Growth:
         self._tries: dict[str, _Tried] = {}
         #: Of hosts on which no VM lacks anything, the latest report: thousands of hosts report every two seconds.
         self._idle: dict[str, HostReport] = {}
+        #: Of the others the rows of the latest report: most reports are the last one once more.
+        self._rows: dict[str, tuple[HostReport, list[Allocation]]] = {}
 
     def due(self, report: HostReport, reserved: ResourceVector, now: float, decide: bool = True) -> Due | None:
         """Take in a report, and say which VMs are to grow; None if none is.
@@ -65,8 +67,9 @@ class Growth:
         if idle is report or not _is_any_deflated(report):
             self._idle[report.id] = report
             self._watches.pop(report.id, None)
+            self._rows.pop(report.id, None)
             return None
-        rows, room = allocations_of(report), report.free.vector().less(reserved)
+        rows, room = self._rows_of(report), report.free.vector().less(reserved)
         watch = self._watches.setdefault(report.id, RoomWatch(self._pace))
         if idle is not None:
             # What was taken since then was taken just now.
@@ -94,8 +97,14 @@ class Growth:
 
     def forget(self, host: str) -> None:
         """A host does not come back."""
-        for kept in (self._watches, self._tries, self._idle):
+        for kept in (self._watches, self._tries, self._idle, self._rows):
             kept.pop(host, None)
+
+    def _rows_of(self, report: HostReport) -> list[Allocation]:
+        known = self._rows.get(report.id)
+        if known is None or known[0] is not report:
+            known = self._rows[report.id] = (report, allocations_of(report))
+        return known[1]
 
     def tried(self, host: str, due: Due, now: float) -> None:
         """These VMs are told to grow now. If that comes to nothing they wait ever longer for the next time."""

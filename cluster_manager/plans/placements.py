@@ -122,6 +122,8 @@ class PlacementPlan(WaitingPlan):
     looked_again: bool = False
     #: Whether its owner does not want it any more: nothing new is begun.
     called_off: bool = False
+    #: Of the VM's record; hosts get none.
+    labels: dict[str, str] = Field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -130,7 +132,7 @@ class PlacementPlan(WaitingPlan):
 
     @property
     def claim(self) -> AddVM:
-        return AddVM(None, self.spec, "looking for a host")
+        return AddVM(None, self.spec, "looking for a host", self.labels)
 
     @property
     def reserved(self) -> ResourceVector:
@@ -153,7 +155,8 @@ def start_placement(
         request_id=request_id,
         instruction=ChooseHosts(purpose="place"),
         vm=spec.name,
-        spec=spec,
+        spec=spec.model_copy(update={"labels": {}}),
+        labels=spec.labels,
         deadline_s=deadline_s,
         policy=policy,
     )

@@ -59,6 +59,7 @@ PlanKind = Literal[
     "release",
     "return",
     "live-migrate",
+    "cancel",
 ]
 #: ``deflated``: its VM may start at less than its nominal size.
 Purpose = Literal["place", "deflated", "preempt"]

@@ -12,7 +12,7 @@ from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.migrations import MigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Plan
-from cluster_manager.plans.removals import ReinflationPlan, RemovalPlan, TargetPlan
+from cluster_manager.plans.removals import CancelPlan, ReinflationPlan, RemovalPlan, TargetPlan
 from cluster_manager.plans.returns import ReturnPlan
 from ebbtide.deflation.floors import HARD_FLOOR
 
@@ -28,7 +28,8 @@ AnyPlan = Annotated[
     | AdoptionPlan
     | ReleasePlan
     | ReturnPlan
-    | LiveMigrationPlan,
+    | LiveMigrationPlan
+    | CancelPlan,
     Field(discriminator="kind"),
 ]
 _ANY: Final[TypeAdapter[Plan]] = TypeAdapter(AnyPlan)
@@ -47,6 +48,7 @@ _KINDS: Final[dict[str, type[Plan]]] = {
         ReleasePlan,
         ReturnPlan,
         LiveMigrationPlan,
+        CancelPlan,
     )
 }
 

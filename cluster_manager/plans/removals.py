@@ -1,8 +1,8 @@
-"""State machines without a choice of host: a VM's deletion, a VM's target, the reinflation of a host."""
+"""State machines without a choice of host: deletion, target, the reinflation of a host, the calling off of a plan."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from cluster_manager.plans.plans import (
     AwaitPlan,
@@ -47,6 +47,16 @@ class RemovalPlan(Plan):
         return advance_removal(self, event)
 
 
+class CancelPlan(Plan):
+    """State of the plan that calls a placement off. Its VM's row stays the placement's."""
+
+    kind: Literal["cancel"] = "cancel"
+    vm: str
+
+    def next_step(self, event: Event) -> Step:
+        return advance_cancel(self, event)
+
+
 class TargetPlan(Plan):
     """State of the plan that brings a VM to a size; its instruction says which."""
 
@@ -81,6 +91,45 @@ def start_calling_off(plan_id: str, request_id: str, vm: str, placement: str) ->
     :param placement: the request that it was asked for by.
     """
     return RemovalPlan(id=plan_id, request_id=request_id, instruction=AwaitPlan(request_id=placement), vm=vm)
+
+
+def start_cancel(plan_id: str, request_id: str, vm: str, placement: str) -> CancelPlan:
+    """The calling off of a VM's placement; what was taken for it is given back.
+
+    :param placement: the request that it was asked for by.
+    """
+    return CancelPlan(id=plan_id, request_id=request_id, instruction=AwaitPlan(request_id=placement), vm=vm)
+
+
+def advance_cancel(state: CancelPlan, event: Event) -> Step:
+    """See `Plan.next_step`."""
+    match state.instruction, event:
+        case AwaitPlan(), PlanEnded(host=None):
+            return finish(state, OperationState.DONE, f"called off the placement of {state.vm}, which is on no host")
+        case AwaitPlan(), PlanEnded(host=str(where)):
+            said = f"the placement of {state.vm} had come too far: it is on {where}, and deleting it takes it away"
+            return finish(state, OperationState.FAILED, said, host=where)
+    raise unexpected(state, event)
+
+
+#: Why a plan of a kind cannot be called off.
+_NOT_CALLED_OFF: Final = {
+    "delete": "what is deleted does not come back",
+    "cancel": "it calls off another one itself",
+    "target": "its host is at work on it; a target of its own takes its place",
+    "resize": "its host is at work on it; another resize takes its place",
+    "live-migrate": "it ends by itself at its deadline, and the VM then stays where it is",
+}
+
+
+def why_not_cancelled(state: Plan, starts: int) -> str:
+    """Why a plan that is under way cannot be called off; empty if it can.
+
+    :param starts: how often its VM has been started, for a placement.
+    """
+    if state.kind != "create":
+        return _NOT_CALLED_OFF.get(state.kind, f"only a placement can be called off, and this is a {state.kind}")
+    return f"{state.vm} is being started on {state.host} already: delete it instead" if starts else ""
 
 
 def removed_already(plan_id: str, request_id: str, vm: str) -> RemovalPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Select, select, tuple_
@@ -18,10 +19,13 @@ def vms(
     phases: list[str] | None,
     priority: str | None,
     prefix: str | None,
+    names: Collection[str] | None = None,
 ) -> Select[Any]:
-    """VMs whose names are taken, by name; all of them where there is no limit."""
+    """VMs whose names are taken, by name; all of them where there is no limit. ``names``: only these."""
     table = schema.vms
     query = select(table).where(schema.LIVING).order_by(table.c.name).limit(limit)
+    if names is not None:
+        query = query.where(table.c.name.in_(names))
     if after is not None:
         query = query.where(table.c.name > after)
     if host is not None:
@@ -33,6 +37,11 @@ def vms(
     if prefix:
         query = query.where(table.c.name.startswith(prefix, autoescape=True))
     return query
+
+
+def living(names: Collection[str]) -> Select[Any]:
+    """Of these names those that are taken."""
+    return select(schema.vms.c.name).where(schema.LIVING, schema.vms.c.name.in_(names))
 
 
 def plans(

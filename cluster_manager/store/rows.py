@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ class StoredHost:
     report_json: str
     seen_at: float
     owes_reinflation: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class StoredVM:
     #: Since when it waits for room after a preemption, and why; None: it does not.
     preempted_at: float | None = None
     preemption_reason: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,18 @@ def stored_vm(row: Any) -> StoredVM:
         row.generation,
         row.preempted_at,
         row.preemption_reason,
+        labels_in(row.labels),
     )
+
+
+def labels_in(text: str) -> dict[str, str]:
+    """Labels as they are stored; most things have none."""
+    return json.loads(text) if text != "{}" else {}
+
+
+def stored_labels(labels: Mapping[str, str]) -> str:
+    """Labels as text, by key."""
+    return json.dumps(dict(sorted(labels.items())), separators=(",", ":"))
 
 
 def stored_plan(row: Any) -> StoredPlan:

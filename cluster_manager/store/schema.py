@@ -79,6 +79,8 @@ hosts: Final = Table(
     Column("report", Text, nullable=False),
     # 1: its VMs may be smaller than they need be, and no plan is at work on it.
     Column("owes_reinflation", Integer, nullable=False),
+    # A JSON object.
+    Column("labels", Text, nullable=False, server_default="{}"),
 )
 
 #: Every VM that was ever asked for. A name is taken while a row that has not ended holds it.
@@ -105,6 +107,8 @@ vms: Final = Table(
     # Since when it waits for room after a preemption, and why; null: it does not.
     Column("preempted_at", Float, nullable=True),
     Column("preemption_reason", String, nullable=True),
+    # A JSON object.
+    Column("labels", Text, nullable=False, server_default="{}"),
 )
 
 
@@ -326,6 +330,11 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
         "PRIMARY KEY (vm, host))",
         "CREATE INDEX history_homes_seen ON history_homes (seen_at)",
         "CREATE INDEX events_host ON events (host, id)",
+    ),
+    # By what VMs and hosts are chosen.
+    (
+        "ALTER TABLE vms ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'",
+        "ALTER TABLE hosts ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'",
     ),
 )
 

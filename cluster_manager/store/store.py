@@ -37,7 +37,9 @@ from cluster_manager.store.rows import (
     StoredHost,
     StoredPlan,
     StoredVM,
+    labels_in,
     stored_change,
+    stored_labels,
     stored_plan,
     stored_vm,
 )
@@ -69,6 +71,12 @@ _UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 class Store(TaskRows, KnowledgeRows, HistoryRows):
     """One open database."""
 
+    #: Is told the names of the VMs whose rows a write may have changed.
+    on_vms: Callable[[Iterable[str]], None] = staticmethod(lambda names: None)
+
+    def _changed(self, vms: Iterable[str | None]) -> None:
+        self.on_vms(name for name in vms if name is not None)
+
     # --- plans -----------------------------------------------------------------------------------------------------
 
     async def add_plan(self, state: Plan, fingerprint: str) -> StoredPlan:
@@ -82,6 +90,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     await connection.execute(statement)
 
         await self._write(work)
+        self._changed((state.vm,))
         return StoredPlan(state, fingerprint, now, now)
 
     async def save_step(self, state: Plan, effects: Iterable[Effect]) -> float:
@@ -89,7 +98,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
         :returns: when, in seconds since the epoch.
         """
-        now = self._clock()
+        now, effects = self._clock(), tuple(effects)
 
         async def work(connection: AsyncConnection) -> None:
             table = schema.plans
@@ -99,6 +108,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 await self._apply(connection, state, effect, now)
 
         await self._write(work)
+        self._changed((state.vm, *(e.name for e in effects if isinstance(e, SetVM | SetPreempted | SetSpec))))
         return now
 
     async def _apply(self, connection: AsyncConnection, state: Plan, effect: Effect, now: float) -> None:
@@ -162,6 +172,29 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             stored_vm,
         )
 
+    async def label_vm(self, row: StoredVM, labels: Mapping[str, str]) -> bool:
+        """Give a VM all these labels instead of those that it has; False: it is another one's name by now."""
+        statement = _living(row.name).where(
+            schema.vms.c.request_id == row.request_id, schema.vms.c.labels == stored_labels(row.labels)
+        )
+
+        async def work(connection: AsyncConnection) -> bool:
+            return (await connection.execute(statement.values(labels=stored_labels(labels)))).rowcount > 0
+
+        done = await self._write(work)
+        self._changed((row.name,))
+        return done
+
+    async def label_host(self, host: str, labels: Mapping[str, str]) -> None:
+        """Give a host all these labels instead of those that it has."""
+        table = schema.hosts
+        statement = update(table).where(table.c.id == host).values(labels=stored_labels(labels))
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+
+        await self._write(work)
+
     async def recorded(self, host: str) -> frozenset[str]:
         """The VMs that are on a host by this record, whatever the host says."""
         table = schema.vms
@@ -202,7 +235,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         return await self._values(
             select(schema.hosts),
             schema.hosts.c.id,
-            lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation)),
+            lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation), labels_in(row.labels)),
         )
 
     async def save_hosts(self, reports: Sequence[HostReport]) -> None:
@@ -248,6 +281,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             await connection.execute(insert(schema.events), rows)
 
         await self._write(work)
+        self._changed(vms)
 
     async def prune(self, statement: Delete) -> int:
         """Delete what `cluster_manager.store.pruning` says; returns how many rows."""
@@ -374,7 +408,7 @@ def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
 def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
     """The statements by which a new plan claims its VM's row."""
     match claim:
-        case AddVM(host, spec, sentence):
+        case AddVM(host, spec, sentence, labels):
             row = insert(schema.vms).values(
                 name=vm,
                 host=host,
@@ -385,6 +419,7 @@ def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
                 request_id=state.request_id,
                 generation=0,
                 deleted_by_owner=0,
+                labels=stored_labels(labels),
             )
             return [_living(vm).values(**_phase(VMPhase.ENDED, now)), row]
         case ClaimVM(phase):

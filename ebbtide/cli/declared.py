@@ -57,15 +57,19 @@ class Change:
 
     :param sentences: one a field, as it is and as it is to be.
     :param fields: of `ebbtide.client.ManagerClient.resize`; None: it is not there, and is created.
+    :param labels: of `ebbtide.client.ManagerClient.label_vm`.
     """
 
     name: str
     sentences: tuple[str, ...] = ()
     fields: Mapping[str, Any] | None = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def action(self) -> str:
-        return "create" if self.fields is None else "resize" if self.fields else "none"
+        if self.fields is None:
+            return "create"
+        return "resize" if self.fields else "label" if self.labels else "none"
 
 
 def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
@@ -98,7 +102,13 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         if before != after:
             sentences.append(f"{name}: {before} -> {after}")
             fields[name] = after
-    return Change(spec.name, tuple(sentences), fields)
+    labels: dict[str, str | None] = {}
+    # A file that says nothing of labels leaves them alone.
+    if "labels" in spec.model_fields_set and spec.labels != vm.labels:
+        labels = {key: spec.labels.get(key) for key in sorted({*spec.labels, *vm.labels})}
+        labels = {key: value for key, value in labels.items() if value != vm.labels.get(key)}
+        sentences += [f"labels.{key}: {vm.labels.get(key, '-')} -> {value or '-'}" for key, value in labels.items()]
+    return Change(spec.name, tuple(sentences), fields, labels)
 
 
 def _size(vector: Vector | None) -> ResourceVector | None:

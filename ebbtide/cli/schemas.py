@@ -18,6 +18,7 @@ from ebbtide.messages.enrolment import Invitation, Revocation
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.hosts import (
+    Caller,
     ForgottenHost,
     HostStatus,
     ManagerHealth,
@@ -117,6 +118,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "vm list": _object("VMs", vms=list[ClusterVM]),
     "vm show": ClusterVM,
     "vm create": Operation | DryRunReport,
+    "vm label": ClusterVM,
     "vm delete": Operation | DryRunReport,
     "vm start": Operation,
     "vm stop": Operation,
@@ -135,6 +137,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "host list": _object("Hosts", hosts=list[HostStatus]),
     "host show": HostStatus,
     "host history": HostHistory,
+    "host label": HostStatus,
     "host invite": Invitation,
     "host pause": Operation,
     "host resume": Operation,
@@ -158,8 +161,10 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "machine calibration": CalibrationReport,
     "plan list": _object("Operations", operations=list[Operation]),
     "plan show": Operation,
+    "plan cancel": Operation,
     "plan rebalance": RebalancingReport,
     "event list": _object("Events", events=list[Event]),
+    "top": _object("Picture", hosts=list[HostStatus], vms=list[ClusterVM], events=list[Event]),
     "apply": _object("AppliedVMs", vms=list[Applied]),
     "wait vm": ClusterVM | GoneVM,
     "wait host": HostStatus | GoneVM,
@@ -170,6 +175,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "context use": ContextRow,
     "context remove": _object("Removed", removed=str, contexts=list[str]),
     "health": ManagerHealth | Readiness,
+    "whoami": Caller,
     "doctor": _object("Diagnosis", ok=bool, findings=list[Finding]),
     "conformance": _object("Conformance", url=str, checks=list[Conforms]),
     "demo": DemoReport,

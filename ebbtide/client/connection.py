@@ -8,8 +8,9 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,6 +22,22 @@ from ebbtide.messages.common import Problem, problem_in
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass
+class Changed(Generic[T]):
+    """The rows of a list that have changed.
+
+    :param gone: the names of those that are in it no more.
+    :param is_whole: it is the whole list, and what is not among the rows is gone, too.
+    :param changes: by this one asks for what is new afterwards; 0: the manager is of an earlier version.
+    """
+
+    rows: list[T]
+    gone: tuple[str, ...] = ()
+    is_whole: bool = True
+    changes: int = 0
+
 
 #: How long one answer may take, beyond what the manager is asked to hold it back, seconds.
 REQUEST_TIMEOUT_S = 30.0
@@ -138,19 +155,29 @@ class Connection:
         self, path: str, key: str, model: type[Model], query: Mapping[str, object], limit: int | None = None
     ) -> list[Model]:
         """The rows of all pages, or the first ``limit``."""
-        rows: list[Model] = []
+        return (await self._pages(path, key, model, query, limit)).rows
+
+    async def _pages(
+        self, path: str, key: str, model: type[Model], query: Mapping[str, object], limit: int | None = None
+    ) -> Changed[Model]:
+        """The same with what the first page says of changes: what came later is new to whoever asks by that again."""
+        found: Changed[Model] = Changed([])
         after: str | None = None
-        while limit is None or len(rows) < limit:
-            page = {"limit": PAGE if limit is None else min(limit - len(rows), PAGE), "after": after}
+        while limit is None or len(found.rows) < limit:
+            page = {"limit": PAGE if limit is None else min(limit - len(found.rows), PAGE), "after": after}
             body = await self._request("GET", path, query=query_of({**query, **page}))
             try:
-                rows += [model.model_validate(row) for row in body[key]]
+                found.rows += [model.model_validate(row) for row in body[key]]
+                if after is None:
+                    found.changes, found.gone = body.get("changes", 0), tuple(body.get("gone", ()))
+                # Where the manager has changed meanwhile, one page may be of all and another of changes.
+                found.is_whole = found.is_whole and body.get("changed_since") is None
                 after = body["next"]
             except (ValidationError, KeyError, TypeError) as error:
                 raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error
             if after is None:
                 break
-        return rows
+        return found
 
     async def _one(
         self,

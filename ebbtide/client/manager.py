@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from typing import Any, BinaryIO
 
 import aiohttp
 from pydantic import ValidationError
 
-from ebbtide.client.connection import query_of, refusal_of
+from ebbtide.client.connection import Changed, query_of, refusal_of
 from ebbtide.client.errors import ManagerUnreachable
 from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
@@ -23,10 +23,11 @@ from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest
 from ebbtide.messages.explanations import Event, VMExplanation
-from ebbtide.messages.hosts import ForgottenHost, HostStatus, ManagerHealth, Readiness
+from ebbtide.messages.hosts import Caller, ForgottenHost, HostStatus, ManagerHealth, Readiness
+from ebbtide.messages.labels import LabelsRequest
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.requests import ModeRequest, TargetRequest, VMRequest
+from ebbtide.messages.requests import CancelRequest, ModeRequest, TargetRequest, VMRequest
 from ebbtide.messages.vms import ClusterVM, VMSpec
 
 #: How long one long poll waits; short, so that progress is seen while an operation runs.
@@ -62,13 +63,39 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Whether a manager leads and its store answers; ManagerStandsBy where none does."""
         return await self._one("GET", "/readyz", Readiness)
 
+    async def whoami(self) -> Caller:
+        """The name and role of the token that this client has."""
+        return await self._one("GET", "/v1/whoami", Caller)
+
     async def openapi(self) -> dict[str, Any]:
         """The document that describes the manager's API."""
         return dict(await self._request("GET", "/v1/openapi.json"))
 
-    async def hosts(self, *, state: str | None = None, mode: HostMode | None = None) -> list[HostStatus]:
-        """All hosts that ever reported, or those in a state (``ready``, ``silent``) and of a mode."""
-        return await self._list("/v1/hosts", "hosts", HostStatus, {"state": state, "mode": mode})
+    async def hosts(
+        self, *, state: str | None = None, mode: HostMode | None = None, selector: str | None = None
+    ) -> list[HostStatus]:
+        """All hosts that ever reported, or those in a state (``ready``, ``silent``), of a mode, with such labels."""
+        query = {"state": state, "mode": mode, "selector": selector}
+        return await self._list("/v1/hosts", "hosts", HostStatus, query)
+
+    async def label_host(self, host: str, labels: Mapping[str, str | None]) -> HostStatus:
+        """Set labels of a host; None takes one away."""
+        body = LabelsRequest(labels=dict(labels))
+        return await self._one("PATCH", f"/v1/hosts/{host}/labels", HostStatus, body=body)
+
+    async def label_vm(self, name: str, labels: Mapping[str, str | None], *, version: str | None = None) -> ClusterVM:
+        """Set labels of a VM; None takes one away."""
+        body = LabelsRequest(labels=dict(labels))
+        path = f"/v1/vms/{name}/labels"
+        return await self._one("PATCH", path, ClusterVM, body=body, headers=_if_match(version))
+
+    async def changed_hosts(self, since: int) -> Changed[HostStatus]:
+        """Hosts that have changed since an earlier answer's ``changes``, and those that are not ready; 0: all."""
+        return await self._pages("/v1/hosts", "hosts", HostStatus, {"changed_since": since})
+
+    async def changed_vms(self, since: int) -> Changed[ClusterVM]:
+        """VMs that have changed since an earlier answer's ``changes``; 0: all."""
+        return await self._pages("/v1/vms", "vms", ClusterVM, {"changed_since": since})
 
     async def host(self, host: str) -> HostStatus:
         """One host; ManagerRefused with status 404 if there is none of that id."""
@@ -100,9 +127,10 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         state: str | None = None,
         priority: Priority | None = None,
         prefix: str | None = None,
+        selector: str | None = None,
     ) -> list[ClusterVM]:
-        """All VMs, or those on a host, in a state, of a priority, whose names begin so."""
-        query = {"host": host, "state": state, "priority": priority, "prefix": prefix}
+        """All VMs, or those on a host, in a state, of a priority, whose names begin so, with such labels."""
+        query = {"host": host, "state": state, "priority": priority, "prefix": prefix, "selector": selector}
         return await self._list("/v1/vms", "vms", ClusterVM, query)
 
     async def vm(self, name: str) -> ClusterVM:
@@ -227,6 +255,15 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         where = "/v1" if host is None else f"/v1/hosts/{host}"
         path = f"{where}/operations/{request_id}"
         return await self._one("GET", path, Operation, query=query, held_s=wait_s)
+
+    async def cancel(self, operation: str, *, request_id: str | None = None) -> Operation:
+        """Call a placement off before its VM starts. Returns the running operation that does so.
+
+        ManagerRefused with status 409 where the operation has ended, has come too far, or is none that can be called
+        off.
+        """
+        body = CancelRequest(request_id=request_id or new_request_id())
+        return await self._one("POST", f"/v1/operations/{operation}/cancel", Operation, body=body)
 
     async def core_changes(
         self, machine: str | None = None, limit: int = 100, *, since: float | None = None

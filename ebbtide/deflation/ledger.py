@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,18 +36,42 @@ class LedgerEntry:
 
 @dataclass(slots=True)
 class LayerAccount:
-    """One layer's side of the ledger while an operation runs."""
+    """One layer's side of the ledger while an operation runs.
 
+    Each resource comes to a layer, and leaves it, by itself.
+    """
+
+    #: The most that it was asked for, and what it said it would give.
     asked: ResourceVector = ZERO
     promised: ResourceVector = ZERO
-    started: float | None = None
-    ended: float | None = None
     reasons: list[str] = field(default_factory=list)
+    #: Seconds by resource, so far, and since when it is at work on one.
+    _spent: dict[str, float] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
 
     def say(self, reason: str) -> None:
         if reason and reason not in self.reasons:
             self.reasons.append(reason)
 
+    def open(self, components: Iterable[str], need: ResourceVector, now: float) -> None:
+        """The layer begins to work on these, of which so much is missing."""
+        for name in components:
+            self.asked = self.asked.with_component(name, max(self.asked[name], need[name]))
+            self._since.setdefault(name, now)
+
+    def close(self, components: Iterable[str], now: float) -> None:
+        """The layer has done with these; what it was not at work on is left alone."""
+        for name in components:
+            if (since := self._since.pop(name, None)) is not None:
+                self._spent[name] = self._spent.get(name, 0.0) + now - since
+
+    def promise(self, amount: ResourceVector) -> None:
+        """So much more is to come, as far as it was asked for."""
+        self.promised = (self.promised + amount).smaller(self.asked)
+
     @property
-    def seconds(self) -> float:
-        return 0.0 if self.started is None or self.ended is None else self.ended - self.started
+    def is_open(self) -> bool:
+        return bool(self._since)
+
+    def seconds(self, component: str) -> float:
+        return self._spent.get(component, 0.0)

@@ -278,3 +278,13 @@ class WatchedPage(Page):
     position: int = Field(
         0, description="the latest event before this was read: a stream from there (`since_id`) misses no change of it"
     )
+
+
+class ChangingPage(WatchedPage):
+    """Base of the pages of lists that can be asked for by what has changed."""
+
+    changes: int = Field(0, description="`changed_since` of the next question, which then gets what is new since this")
+    changed_since: int | None = Field(
+        None, description="only what has changed since then is in it; null: it is the whole list, take it for all"
+    )
+    gone: tuple[str, ...] = Field((), description="with changed_since: which are in the list no more")

@@ -12,14 +12,15 @@ from ebbtide.messages.common import (
     MOST_VMS,
     Address,
     Body,
+    ChangingPage,
     Health,
     Name,
     Rows,
     Sentence,
     Size,
     Vector,
-    WatchedPage,
 )
+from ebbtide.messages.labels import LABEL_WORDS
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMStatus
@@ -107,9 +108,10 @@ class HostStatus(Body):
     mode_reason: str = Field("", description="as it was given")
     vms: tuple[str, ...] = Field(description="names of its VMs")
     version: str = Field("", description="differs when its capacity, address or mode does")
+    labels: dict[str, str] = Field({}, description=LABEL_WORDS)
 
 
-class HostPage(WatchedPage):
+class HostPage(ChangingPage):
     """GET /v1/hosts of the manager: by id."""
 
     hosts: tuple[HostStatus, ...] = Field(description="by id")
@@ -147,4 +149,14 @@ class Readiness(Body):
 
     ready: Literal[True] = Field(True, description="always true: else it is 503")
     epoch: int = Field(description="counts take-overs")
+    sentence: str = Field(description="the same in words")
+
+
+class Caller(Body):
+    """GET /v1/whoami: what the request's token is good for."""
+
+    name: str = Field(description="as the tokens file has it")
+    role: Literal["viewer", "operator", "admin"] = Field(
+        description="a viewer looks, an operator changes, an admin invites hosts"
+    )
     sentence: str = Field(description="the same in words")

@@ -108,6 +108,7 @@ class Operation(Body):
         "arrive",
         "depart",
         "live-migrate",
+        "cancel",
     ] = Field(description="what was asked for")
     state: OperationState = Field(description="where it stands")
     sentence: Sentence = Field(description="what it did and why, or how far it is")

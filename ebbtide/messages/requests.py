@@ -81,6 +81,12 @@ class ModeRequest(Body):
     ] = ""
 
 
+class CancelRequest(Body):
+    """POST /v1/operations/ID/cancel of the manager: have an operation end, and give back what it took."""
+
+    request_id: RequestId
+
+
 class StopRequest(Body):
     """POST /v1/vms/NAME/stop of the manager."""
 

@@ -20,14 +20,15 @@ from ebbtide.messages.common import (
     MOST_CORES,
     Amount,
     Body,
+    ChangingPage,
     Name,
     Page,
     Sentence,
     Size,
     StopSeconds,
     Vector,
-    WatchedPage,
 )
+from ebbtide.messages.labels import LABEL_WORDS, Labels
 from ebbtide.messages.minimums import AnyShares, Utility
 
 #: Memory that a guest boots with where nothing else is said, MiB.
@@ -86,6 +87,8 @@ class VMSpec(Body):
     preemption_notice_s: StopSeconds = Field(
         NOTICE_S, description="for ending its work when it is preempted; no longer than the arriving VM can wait"
     )
+    #: For the manager only: agents know of none.
+    labels: Labels = Field({}, exclude_if=lambda labels: not labels, description=LABEL_WORDS)
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -267,9 +270,10 @@ class ClusterVM(Body):
     saved_mib: float | None = Field(
         None, description="suspended: what its saved memory takes on its host's disk; null: it is not"
     )
+    labels: dict[str, str] = Field({}, description=LABEL_WORDS)
 
 
-class VMPage(WatchedPage):
+class VMPage(ChangingPage):
     """GET /v1/vms of the manager: by name."""
 
     vms: tuple[ClusterVM, ...] = Field(description="by name")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -90,7 +90,9 @@ def request_id_of(request: web.Request) -> str:
     """What a request is called in logs and answers: its X-Request-Id, or one that is made here."""
     if (known := request.get(_REQUEST_ID)) is None:
         given = request.headers.get(REQUEST_ID, "")
-        known = request[_REQUEST_ID] = given if re.fullmatch(REQUEST_ID_PATTERN, given) else uuid.uuid4().hex
+        known = request[_REQUEST_ID] = (
+            given if re.fullmatch(REQUEST_ID_PATTERN, given) else f"{random.getrandbits(128):032x}"
+        )
     return known
 
 

@@ -47,10 +47,18 @@ def answer_tagged(
     counted = body.model_copy(update=dict(aside)) if aside else body
     tag = f"{version}.{digest_of(counted.model_dump_json())}"
     headers = {hdrs.ETAG: f'W/"{tag}"' if aside else f'"{tag}"', hdrs.CACHE_CONTROL: "no-cache"}
-    given = request.headers.get(hdrs.IF_NONE_MATCH)
-    if given is not None and ((tags := _tags(hdrs.IF_NONE_MATCH, given)) is None or tag in tags):
+    if seen(request, tag):
         return web.Response(status=304, headers=headers)
     return web.Response(text=body.model_dump_json(), content_type="application/json", headers=headers)
+
+
+def seen(request: web.Request, tag: str) -> bool:
+    """Whether ``If-None-Match`` names this ETag, or is ``*``.
+
+    :raises InvalidField: the header holds no list of ETags.
+    """
+    given = request.headers.get(hdrs.IF_NONE_MATCH)
+    return given is not None and ((tags := _tags(hdrs.IF_NONE_MATCH, given)) is None or tag in tags)
 
 
 def wanted_versions(request: web.Request) -> frozenset[str] | None:

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar, cast
 
 from ebbtide.simulator.errors import MissingExtra
 from ebbtide.simulator.extras import Later
+from ebbtide.simulator.references import teach
 
 numba: Any = Later("numba", "numba.extending")
 
@@ -49,7 +50,7 @@ def shared(function: F) -> F:
     _check()
     if isinstance(function, FunctionType) and function not in _SHARED:
         _SHARED.add(function)
-        numba.extending.register_jitable(function)
+        numba.extending.register_jitable(**_part_options())(function)
         _share_calls(function)
     return function
 
@@ -70,7 +71,7 @@ def chosen_by_type(
         def implementation(*types: Any) -> Callable[..., Any]:
             return shared(choose(types[argument].instance_class))
 
-        numba.extending.overload(function, strict=False)(implementation)
+        numba.extending.overload(function, strict=False, jit_options=_part_options())(implementation)
 
 
 def compiled(function: F, calls: Sequence[Callable[..., Any]] = (), **options: Any) -> F:
@@ -85,6 +86,7 @@ def compiled(function: F, calls: Sequence[Callable[..., Any]] = (), **options: A
     """
     _check()
     prepare()
+    teach()
     for called in calls:
         shared(called)
     return _compiled(function, [_module_of(function), *map(_module_of, calls)], options)
@@ -96,6 +98,14 @@ def inner(function: F) -> F:
     :raises MissingExtra: numba is not installed.
     """
     return _compiled(function, [_module_of(function)], {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
+@functools.cache
+def _part_options() -> dict[str, Any]:
+    """Numba's options for what only compiled loops call."""
+    from ebbtide.simulator.parts import part_compiler
+
+    return {"no_cfunc_wrapper": True, "pipeline_class": part_compiler()}
 
 
 @functools.cache
@@ -220,7 +230,7 @@ def _directory(modules: frozenset[str]) -> Path:
         digest.update(name.encode() + b"\0")
         if file := _file(name):
             digest.update(file.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbtide" / "compiled"
+    home = _home()
     directory = home / digest.hexdigest()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -229,6 +239,13 @@ def _directory(modules: frozenset[str]) -> Path:
     except OSError:
         pass  # numba finds another place, or compiles again
     return directory
+
+
+def _home() -> Path:
+    """compiled/ below EBB_CACHE_DIR, else below the user's cache."""
+    if given := os.environ.get("EBB_CACHE_DIR"):
+        return Path(given).absolute() / "compiled"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbtide" / "compiled"
 
 
 def _closure(modules: Iterable[str]) -> set[str]:

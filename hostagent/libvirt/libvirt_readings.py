@@ -143,10 +143,14 @@ def limit_cores(scheduler: dict[str, Any], whose: str) -> float | None:
     return quota / period if 0 < quota < NO_QUOTA_US and period > 0 else None
 
 
-def balloon_mib_of(domain: Any) -> float:
+def dimms_mib_of(domain: Any) -> float:
+    """All DIMMs of a running domain, MiB."""
+    return sum(plugged.Plugged.of(ElementTree.fromstring(domain.XMLDesc())).dimms_mib)
+
+
+def balloon_mib_of(domain: Any, dimms_mib: float) -> float:
     """What the balloon leaves of the boot memory, and nothing else: for those who look often."""
-    root = ElementTree.fromstring(domain.XMLDesc())
-    return float(domain.memoryStats()["actual"]) / 1024 - sum(plugged.Plugged.of(root).dimms_mib)
+    return float(domain.memoryStats()["actual"]) / 1024 - dimms_mib
 
 
 def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:

@@ -21,7 +21,7 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt import plugged, vcpus
 from hostagent.libvirt.definitions import most_of
 from hostagent.libvirt.hypervisor import GuestCpus, HostSideReading, domain_name
-from hostagent.libvirt.libvirt_readings import balloon_mib_of, limit_cpu, reading_of
+from hostagent.libvirt.libvirt_readings import balloon_mib_of, dimms_mib_of, limit_cpu, reading_of
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.settling import settled
@@ -99,26 +99,26 @@ class LibvirtSizes:
         return await asyncio.to_thread(count)
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
-        async def size() -> float:
-            return await self._connection.call(lambda connection: balloon_mib_of(connection.lookupByName(domain)))
+        # They stay as they are meanwhile: memory is moved by one call at a time.
+        dimms_mib = await self._connection.call(lambda c: dimms_mib_of(c.lookupByName(domain)))
 
-        await self._request_balloon(domain, balloon_mib)
+        async def size() -> float:
+            return await self._connection.call(lambda c: balloon_mib_of(c.lookupByName(domain), dimms_mib))
+
+        await self._request_balloon(domain, balloon_mib + dimms_mib)
         try:
             reason = await settled(size, balloon_mib, "the balloon", limit_s)
         except asyncio.CancelledError:
-            await self._request_balloon(domain, await size())
+            await self._request_balloon(domain, await size() + dimms_mib)
             raise
         if reason:
-            await self._request_balloon(domain, await size())
+            await self._request_balloon(domain, await size() + dimms_mib)
         return reason
 
-    async def _request_balloon(self, domain: str, balloon_mib: float) -> None:
-        def request(d: Any) -> None:
-            # setMemory takes boot memory and DIMMs together, although currentMemory reads the sum with virtio-mem.
-            dimms_mib = sum(plugged.Plugged.of(ElementTree.fromstring(d.XMLDesc())).dimms_mib)
-            d.setMemoryFlags(round((balloon_mib + dimms_mib) * 1024), libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-        await self._connection.change(domain, request)
+    async def _request_balloon(self, domain: str, mib: float) -> None:
+        # setMemory takes boot memory and DIMMs together, although currentMemory reads the sum with virtio-mem.
+        live = libvirt.VIR_DOMAIN_AFFECT_LIVE
+        await self._connection.change(domain, lambda d: d.setMemoryFlags(round(mib * 1024), live))
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return await plugged.bring(self._connection, domain, plugged_mib, limit_s)

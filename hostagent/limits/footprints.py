@@ -31,7 +31,12 @@ def emulator_mib(domain: ElementTree.Element) -> float:
 
 
 def read_limit_mib(domain: Any, root: ElementTree.Element) -> float | None:
-    """The limit on the guest's memory as libvirt reads it from the cgroup; None where there is none."""
+    """The limit on the guest's memory as libvirt reads it from the cgroup; None where there is none.
+
+    :param root: the domain's live XML: the cgroup is read only where libvirt has set a limit.
+    """
+    if root.find("./memtune/hard_limit") is None:
+        return None
     try:
         hard_kib = domain.memoryParameters(libvirt.VIR_DOMAIN_AFFECT_LIVE).get("hard_limit")
     except libvirt.libvirtError as error:

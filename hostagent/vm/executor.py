@@ -1,7 +1,7 @@
 """Executor of the deflation state machines' instructions on one VM; answers each with one event.
 
-No decision is made here. An instruction that fails or runs out of its time limit is answered with what could be
-measured and the reason.
+Instructions that move different resources may be carried out at once. No decision is made here. An instruction that
+fails or runs out of its time limit is answered with what could be measured and the reason.
 """
 
 from __future__ import annotations
@@ -90,8 +90,12 @@ class Executor:
         self._on_status = on_status
         self._ordinary = ordinary
         self._asks_cpus = asks_cpus
-        #: Whether memory was moved since the guest was read.
-        self._memory_moved = False
+        #: Whether memory was moved since the guest was read, and whether it is being moved now.
+        self._memory_moved = self._memory_moves = False
+        #: vCPUs that were plugged at the latest reading.
+        self._vcpus = 0
+        #: Until when the guest's agent may be busy with its CPUs, by the loop's clock.
+        self._cpus_until = 0.0
         #: Whether something is being taken, for which a guest without our agent is waited for.
         self.taking = False
         #: The application's refusal, where there was one.
@@ -105,7 +109,7 @@ class Executor:
             case PollApplication():
                 return await self._poll(instruction)
             case ReadGuest():
-                return await self._measured(instruction, "", cpus=instruction.cpus)
+                return await self._measured(instruction, "", memory=True, cpus=instruction.cpus)
             case Unplug():
                 memory = instruction.plugged_mib is not None
                 return await self._moved(instruction, partial(self._unplug, instruction), memory)
@@ -120,16 +124,26 @@ class Executor:
         """Read bound and guest now. All plugged CPUs count as on line as long as the guest does not say otherwise.
 
         :param cpus: whether to ask the guest which CPUs could be taken.
-        :param waits: whether to wait until a guest without our agent has said what came of the latest step.
+        :param waits: whether memory is to be taken by this: what has been freed or taken lately is waited for until the
+            guest's kernel tells of it.
         :raises HypervisorError: the host's side cannot be read.
         """
-        status, reading = await asyncio.gather(guest_status(self._link, brief=not cpus), self._sizes.read(self._domain))
-        guest = None
+        # While memory is on its way, nothing that is said tells what there will be.
+        moved = self._memory_moved and not self._memory_moves
+        # Off-lining takes its time on a busy host, and what the guest is asked meanwhile may wait for it.
+        limit_s = max(STATUS_LIMIT_S, self._cpus_until - _now())
+        status, reading = await asyncio.gather(
+            guest_status(self._link, not cpus, limit_s), self._sizes.read(self._domain)
+        )
+        guest, self._vcpus = None, reading.vcpus
         if status is not None:
             self._on_status(status)
-            spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading))
+            spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading, waits))
             guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
         elif self._ordinary is not None:
+            if moved:
+                self._ordinary.moved(reading.read_at)
+                self._memory_moved = False
             reading, guest = await self._by_the_balloon(self._ordinary, reading, waits)
             if self._asks_cpus and reading.qemu_agent:
                 guest = await self._with_cpus(guest)
@@ -137,7 +151,7 @@ class Executor:
             return reading.bound(online, self._declared), guest
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
 
-    async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading) -> float:
+    async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading, waits: bool) -> float:
         """What the guest can spare by its kernel's own figure, MiB: no more is taken by the word of a frozen agent.
 
         The kernel speaks every second: what an application has freed since is waited for rather than left out.
@@ -146,7 +160,7 @@ class Executor:
         while reading.usable_mib is not None:
             spare_mib = max(reading.usable_mib - status.memory.reserve_mib, 0.0)
             enough = spare_mib > min(status.memory.unpluggable_mib - DISAGREEMENT_MIB, WORTH_A_STEP_MIB)
-            if enough or reading.usable_at != said_at or _now() >= until:
+            if enough or not waits or reading.usable_at != said_at or _now() >= until:
                 return spare_mib
             await asyncio.sleep(KERNEL_LOOK_S)
             reading = await self._sizes.read(self._domain)
@@ -156,9 +170,6 @@ class Executor:
         self, ordinary: OrdinaryGuest, reading: HostSideReading, waits: bool
     ) -> tuple[HostSideReading, GuestReading | None]:
         """A guest that runs nothing of ours, by a statement of its balloon driver that is later than any step."""
-        if self._memory_moved:
-            ordinary.moved(reading.read_at)
-            self._memory_moved = False
         if waits:
             await ask_statistics(self._sizes, self._domain, reading)
         until = _now() + (DRIVER_SPEAKS_S if waits else 0.0)
@@ -242,9 +253,12 @@ class Executor:
         if online is not None and self._ordinary is not None:
             reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
         elif online is not None:
-            answer = await self._link.call(
-                "cpus.set", {"online": list(online)}, CpusSet, min(instruction.limit_s, 20.0)
-            )
+            limit_s = min(instruction.limit_s, 20.0)
+            self._cpus_until = _now() + limit_s
+            try:
+                answer = await self._link.call("cpus.set", {"online": list(online)}, CpusSet, limit_s)
+            finally:
+                self._cpus_until = 0.0
             reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
             if instruction.unplug_vcpus:
                 # By what the kernel read back: a vCPU that stayed on line stays plugged.
@@ -296,14 +310,16 @@ class Executor:
         """
         if cpus_online is None:
             await guest_status(self._link, brief=True)
-        vcpus = (await self._sizes.read(self._domain)).vcpus
+        vcpus = self._vcpus or (await self._sizes.read(self._domain)).vcpus
         spread = cpus_online or min(len(self._link.online or ()), vcpus) or vcpus
         quota, cap = quota_of(cpu_cores, spread), cap_of(cpu_cores, vcpus)
         await self._sizes.set_quota(self._domain, quota, cap)
 
-    async def _measured(self, instruction: Instruction, reason: str, cpus: bool = False, error: str = "") -> Measured:
+    async def _measured(
+        self, instruction: Instruction, reason: str, memory: bool, cpus: bool = False, error: str = ""
+    ) -> Measured:
         try:
-            bound, guest = await twice(partial(self.measure, cpus, self.taking))
+            bound, guest = await twice(partial(self.measure, cpus, self.taking and memory))
         except HypervisorError as failure:
             why = "; ".join(dict.fromkeys(filter(None, (reason, str(failure)))))
             return Measured(_now(), instruction.step, None, None, why, error=error or str(failure))
@@ -313,7 +329,7 @@ class Executor:
         """Attempt something and measure. Memory that may still be on its way after an error is called off first: until
         that has been done, no reading tells what there will be."""
         reason = error = ""
-        self._memory_moved = self._memory_moved or memory
+        self._memory_moves = self._memory_moves or memory
         try:
             reason = await twice(attempt)
         except (GuestUnreachable, GuestRefused) as failure:
@@ -327,7 +343,10 @@ class Executor:
                     also = "" if str(worse) == error else f": {worse}"
                     why = f"{reason}; what had been asked of the guest could not be called off{also}"
                     return Measured(_now(), instruction.step, None, None, why, error=error)
-        return await self._measured(instruction, reason, error=error)
+        finally:
+            if memory:
+                self._memory_moved, self._memory_moves = True, False
+        return await self._measured(instruction, reason, memory, error=error)
 
 
 async def twice(attempt: Callable[[], Awaitable[T]]) -> T:
@@ -345,13 +364,13 @@ async def twice(attempt: Callable[[], Awaitable[T]]) -> T:
     return await attempt()
 
 
-async def guest_status(link: GuestLink, brief: bool = False) -> GuestStatus | None:
+async def guest_status(link: GuestLink, brief: bool = False, limit_s: float = STATUS_LIMIT_S) -> GuestStatus | None:
     """The guest's own figures, fresh; None if it does not say.
 
     :param brief: without what costs the guest a look at all its tasks: which CPUs could be taken.
     """
     with contextlib.suppress(GuestUnreachable, GuestRefused):
-        return await link.call("status", {"brief": True} if brief else {}, GuestStatus, STATUS_LIMIT_S)
+        return await link.call("status", {"brief": True} if brief else {}, GuestStatus, limit_s)
     return None
 
 

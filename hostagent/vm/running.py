@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
+from typing import Any
 
 import structlog
 
 from ebbtide.deflation.cascade.cascade import Cascade
 from ebbtide.deflation.cascade.instructions import (
+    Event,
     Finish,
     Instruction,
     Measured,
@@ -45,41 +48,60 @@ class Interrupt:
 
 
 async def run(machine: Cascade | Reinflation, executor: Executor, interrupt: Interrupt) -> Outcome:
-    """Carry a deflation or reinflation out to its end.
+    """Carry a deflation or reinflation out to its end: all that it instructs, at once.
 
-    Interrupted, the instruction under way is called off, what it did is read, and the machine is told to stop. An
+    Interrupted, the instructions under way are called off, what they did is read, and the machine is told to stop. An
     instruction that fails raises nothing: it is answered with its reason.
     """
     stopping = asyncio.create_task(interrupt.wait(), name="interrupt")
+    working: dict[asyncio.Task[Event], Instruction] = {}
     try:
-        pending: list[Instruction] = machine.start(_now())
+        pending = machine.start(_now())
         while True:
-            (instruction,) = pending
-            if isinstance(instruction, Finish):
-                return instruction.outcome
-            log.debug("step", machine=type(machine).__name__, instruction=str(instruction))
-            working = asyncio.create_task(executor.carry_out(instruction), name=f"step:{type(instruction).__name__}")
-            try:
-                await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
-                raise
-            if working.done():
-                pending = machine.handle(working.result())
+            if (outcome := _outcome(pending)) is not None:
+                return outcome
+            for instruction in pending:
+                log.debug("step", machine=type(machine).__name__, instruction=str(instruction))
+                name = f"step:{type(instruction).__name__}"
+                working[asyncio.create_task(executor.carry_out(instruction), name=name)] = instruction
+            await asyncio.wait({*working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # One by one: what the answer of one begins may change what the answer of another counts for.
+            answered = next((task for task in working if task.done()), None)
+            if answered is not None:
+                del working[answered]
+                pending = machine.handle(answered.result())
                 continue
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-            pending = []
-            if isinstance(instruction, ReadGuest | Unplug | Throttle):
-                with contextlib.suppress(HypervisorError):
-                    bound, guest = await executor.measure()
-                    pending = machine.handle(Measured(_now(), instruction.step, bound, guest))
-            if not (pending and isinstance(pending[0], Finish)):
-                pending = machine.handle(Stopped(_now(), instruction.step, interrupt.reason))
+            await _call_off(working)
+            return await _stopped(machine, executor, list(working.values()), interrupt.reason)
     finally:
-        stopping.cancel()
-        await asyncio.gather(stopping, return_exceptions=True)
+        await _call_off([*working, stopping])
+
+
+async def _call_off(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    called_off = [task for task in tasks if not task.done() and task.cancel()]
+    await asyncio.gather(*called_off, return_exceptions=True)
+
+
+async def _stopped(
+    machine: Cascade | Reinflation, executor: Executor, called_off: list[Instruction], reason: str
+) -> Outcome:
+    """The outcome by what the instructions that were called off have done, as far as it can be read."""
+    last = called_off[-1]
+    moved = [one for one in called_off if isinstance(one, ReadGuest | Unplug | Throttle)]
+    if moved:
+        with contextlib.suppress(HypervisorError):
+            bound, guest = await executor.measure()
+            for instruction in moved:
+                # What this would begin is not carried out.
+                if (outcome := _outcome(machine.handle(Measured(_now(), instruction.step, bound, guest)))) is not None:
+                    return outcome
+    outcome = _outcome(machine.handle(Stopped(_now(), last.step, reason)))
+    assert outcome is not None, "a machine that is told to stop has finished"
+    return outcome
+
+
+def _outcome(instructions: list[Instruction]) -> Outcome | None:
+    return next((one.outcome for one in instructions if isinstance(one, Finish)), None)
 
 
 def _now() -> float:

@@ -37,9 +37,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 #: Goes out, and fails: there is one host only.
 NOWHERE = ("POST", "/v1/vms/{name}/migrate")
+#: Is refused: it has ended.
+CANCEL = ("POST", "/v1/operations/{id}/cancel")
 STREAM = ("GET", "/v1/events/stream")
 #: For a browser.
-PAGE = ("GET", "/")
+PAGE = {("GET", "/"), ("GET", "/page/{file}")}
 #: For Prometheus.
 METRICS = {("GET", "/metrics"), ("GET", "/v1/hosts/{id}/metrics"), ("GET", "/v1/prometheus/targets")}
 #: For `ebb-hostagent join`.
@@ -50,6 +52,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms"): ("create", ["vm", "create", "web", *SIZES]),
     ("GET", "/healthz"): ("health", ["health"]),
     ("GET", "/readyz"): ("readiness", ["health", "--ready"]),
+    ("GET", "/v1/whoami"): ("whoami", ["whoami"]),
     ("GET", "/v1/backup"): ("backup", ["backup", "FILE"]),
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
     ("GET", "/v1/hosts"): ("hosts", ["host", "list", "--state", "ready", "--mode", "active"]),
@@ -63,10 +66,13 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/vms"): ("vms", ["vm", "list", "--host", "host-a", "--state", "running", "--prefix", "w"]),
     ("GET", "/v1/vms/{name}"): ("vm", ["vm", "show", "web"]),
     ("GET", "/v1/vms/{name}/history"): ("vm_history", ["vm", "history", "web", "--from", "2026-01-31T12:00"]),
+    ("PATCH", "/v1/vms/{name}/labels"): ("label_vm", ["vm", "label", "web", "env=prod", "old-"]),
+    ("PATCH", "/v1/hosts/{id}/labels"): ("label_host", ["host", "label", "host-a", "rack=r7"]),
     ("GET", "/v1/vms/{name}/explain"): ("explain", ["vm", "explain", "web"]),
     ("PUT", "/v1/vms/{name}/target"): ("set_target", ["vm", "target", "web", "--cpu-cores", "0.5"]),
     ("GET", "/v1/operations"): ("operations", ["plan", "list", "--kind", "create", "--since", "2026-01-31T12:00"]),
     ("GET", "/v1/operations/{id}"): ("operation", ["plan", "show", "CREATED"]),
+    CANCEL: ("cancel", ["plan", "cancel", "CREATED"]),
     ("GET", "/v1/core-changes"): ("core_changes", ["machine", "changes", "--machine", "web"]),
     ("GET", "/v1/machines"): ("machines", ["machine", "list"]),
     ("GET", "/v1/calibration"): ("calibration", ["machine", "calibration"]),
@@ -142,7 +148,7 @@ async def test_every_route_that_clients_may_ask_is_in_the_table(running: Running
         for route in running.lab.cluster.server.app.router.routes()
         if route.method != "HEAD" and route.resource is not None and description_of(route.handler).security != "agent"
     }
-    assert routes - {PAGE} - METRICS - JOINING == set(COVERED)
+    assert routes - PAGE - METRICS - JOINING == set(COVERED)
 
 
 async def test_every_command_asks_its_route_and_every_client_method_is_there(running: Running, tmp_path: Path) -> None:
@@ -150,6 +156,12 @@ async def test_every_command_asks_its_route_and_every_client_method_is_there(run
     for route, (method, words) in COVERED.items():
         assert callable(getattr(ManagerClient, method))
         if route == STREAM:
+            continue
+        if route == CANCEL:
+            argv = [*(ids.get(word, word) for word in words), *running.options()]
+            refused = await asyncio.to_thread(CliRunner().invoke, app, argv)
+            assert "has ended: placed web" in str(refused.exception)
+            assert running.seen["POST", "/v1/operations/{id}/cancel", 409] == 1
             continue
         before = +running.seen
         failing = int(route == NOWHERE)
@@ -188,6 +200,7 @@ async def test_every_table_can_be_printed_too(running: Running) -> None:
 
 #: What a command needs beside the name of its thing.
 NEEDED = {
+    "vm label": "a=b", "host label": "a=b",
     "vm shrink": "--cpu-cores 1", "vm target": "--cpu-cores 1", "vm resize": "--cpu-cores 1",
     "wait vm": "--for running", "wait host": "--for ready", "wait task": "--for done",
 }  # fmt: skip
@@ -271,6 +284,33 @@ async def test_a_shell_completes_the_names_of_things(running: Running, line: str
     )
     out, _ = await process.communicate()
     assert out.decode().split() == names.split()
+
+
+async def test_lists_are_chosen_by_labels_that_wide_tables_show(running: Running) -> None:
+    await running.ebb("vm", "create", "labelled", *SIZES, "--label", "env=prod", "--label", "tier=web")
+    assert (await running.ebb("vm", "list", "-l", "env in (prod),tier", "-o", "name")).split() == ["labelled"]
+    assert "labelled" not in await running.ebb("vm", "list", "--selector", "env!=prod", "-o", "name")
+    assert "env=prod,tier=web" in await running.ebb("vm", "list", "-o", "wide")
+    assert await running.ebb("vm", "label", "labelled", "tier-", "env=test") == "labelled: env=test\n"
+    await running.ebb("host", "label", "host-a", "rack=r8")
+    assert (await running.ebb("host", "list", "-l", "rack=r8", "-o", "name")).split() == ["host-a"]
+
+
+async def test_declared_labels_are_made_so_and_what_says_nothing_of_them_leaves_them(
+    running: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "vm.yaml"
+    declared = "name: declared\nnominal: {cpu_cores: 1, memory_mib: 512}\n"
+    file.write_text(declared + "labels: {env: prod, tier: web}\n")
+    await running.ebb("apply", "-f", str(file))
+    file.write_text(declared + "labels: {env: test}\n")
+    (row,) = json.loads(await running.ebb("apply", "-f", str(file), "-o", "json"))["vms"]
+    assert (row["action"], row["operation"]) == ("label", None)
+    assert row["differences"] == ["labels.env: prod -> test", "labels.tier: web -> -"]
+    file.write_text(declared)
+    (row,) = json.loads(await running.ebb("apply", "-f", str(file), "-o", "json"))["vms"]
+    assert row["action"] == "none"
+    assert json.loads(await running.ebb("vm", "show", "declared", "-o", "json"))["labels"] == {"env": "test"}
 
 
 async def test_dry_runs_are_printed_and_change_nothing(running: Running) -> None:

@@ -2,9 +2,9 @@
 
 Usage: python -m tests.faults.staged_agent WORLD_SOCKET STATE_DIR PORT [MACHINE PHASE MOMENT]
 
-MACHINE: Cascade or Reinflation. MOMENT: ``entered`` (the phase is reached, what it instructs is not begun) or
-``answered`` (it has been carried out, the machine has not heard of it). MACHINE Hypervisor: PHASE is a call, MOMENT
-before or after it.
+MACHINE: Cascade or Reinflation. PHASE: one, or two that overlap, with a plus. MOMENT: ``entered`` (the phase is
+reached, what it instructs is not begun) or ``answered`` (it has been carried out, the machine has not heard of it).
+MACHINE Hypervisor: PHASE is a call, MOMENT before or after it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,32 @@ def die_at(machine: Any, phase: str, moment: str) -> None:
     """Wrap both ways into a machine, so that the process ends there as by kill -9."""
     start, handle = machine.start, machine.handle
 
-    def check(self: Any, now: str) -> None:
-        if self.phase.value == phase and now == moment:
+    deadly = set(phase.split("+"))
+
+    def check(phases: Iterable[Any], now: str) -> None:
+        if deadly <= {one.value for one in phases} and now == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def entered(self: Any) -> Iterable[Any]:
+        return self.phases if isinstance(self, Cascade) else (self.phase,)
+
+    def answered(self: Any, event: Any) -> Iterable[Any]:
+        if not isinstance(self, Cascade):
+            return (self.phase,)
+        # What is answered counts, and, where two are to be under way, what is so besides.
+        one = self._under_way.get(event.step)
+        return () if one is None else self.phases if len(deadly) > 1 else (one.phase,)
+
     def started(self: Any, now: float) -> Any:
-        check(self, "entered")
+        check(entered(self), "entered")
         instructions = start(self, now)
-        check(self, "entered")
+        check(entered(self), "entered")
         return instructions
 
     def handled(self: Any, event: Any) -> Any:
-        check(self, "answered")
+        check(answered(self, event), "answered")
         instructions = handle(self, event)
-        check(self, "entered")
+        check(entered(self), "entered")
         return instructions
 
     machine.start, machine.handle = started, handled

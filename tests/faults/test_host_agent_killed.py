@@ -26,8 +26,8 @@ from tests.hostagent.world import World
 pytestmark = pytest.mark.service
 
 DOWN = {"cpu_cores": 1.0, "memory_mib": 474.0}
-#: With the quota of this size on fewer CPUs the VM would have less than it is to have: it is spread anew.
-HALF_WAY = {"cpu_cores": 1.2, "memory_mib": 800.0}
+#: Where memory moves too, the limits on CPU are set together with its last step.
+FEWER_CPUS = {"cpu_cores": 1.0, "memory_mib": 1024.0}
 UP = {"cpu_cores": 3.0, "memory_mib": 1024.0}
 ENTERED, ANSWERED = "entered", "answered"
 #: Before the first instruction, and after the last.
@@ -50,17 +50,28 @@ async def test_an_agent_killed_at_each_state_of_a_deflation_ends_at_the_plan(
 ) -> None:
     await agent.start("Cascade", phase, moment)
     await _fill(agent, world, UP)
-    if phase == "respreading":
-        body = {"request_id": "s", "generation": 2, "target": HALF_WAY, "deadline_s": 30.0}
-        assert (await agent.command("PUT", "/v1/vms/low-1/target", body))["state"] == "done"
+    await _killed_and_at_the_plan(world, agent, FEWER_CPUS if phase == "limiting" else DOWN)
+
+
+@pytest.mark.parametrize("moment", [ENTERED, ANSWERED])
+@pytest.mark.parametrize("phases", ["unplugging+offlining", "promised+unplugging"])
+async def test_an_agent_killed_with_two_steps_under_way_ends_at_the_plan(
+    world: World, agent: AgentProcess, phases: str, moment: str
+) -> None:
+    await agent.start("Cascade", phases, moment)
+    await _fill(agent, world, UP)
+    await _killed_and_at_the_plan(world, agent, DOWN)
+
+
+async def _killed_and_at_the_plan(world: World, agent: AgentProcess, size: dict[str, float]) -> None:
     before = await agent.picture()
-    await _killed(agent, DOWN)
+    await _killed(agent, size)
     await agent.start()
     operation = await agent.caller.ended("t")
     assert operation["state"] == "done", operation
     assert broken(before, await agent.picture()) == []
     (domain,) = world.domains.values()
-    assert (domain.bound_mib, len(domain.online)) == (DOWN["memory_mib"], 1)
+    assert (domain.bound_mib, len(domain.online)) == (size["memory_mib"], 1)
     assert world.least_available_mib >= 48
     await _reinflated(agent)
 

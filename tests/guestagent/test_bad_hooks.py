@@ -67,7 +67,7 @@ class AskedVM(ModelVM):
     host: Host | None = None
     gives_mib: float = 0.0
 
-    def _ask(self, instruction: AskApplication, now: float, then: float) -> Event:
+    def _ask(self, instruction: AskApplication, then: float) -> Event:
         assert self.host is not None
         answer = self.host.result(
             "application.deflate",

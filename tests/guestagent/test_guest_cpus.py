@@ -121,3 +121,9 @@ def test_a_switch_that_fails_is_told_and_the_others_go_on(tree: GuestTree, cpus:
 def test_unknown_is_an_error_and_not_zero(tmp_path: Path) -> None:
     with pytest.raises(GuestFailure, match="cannot read the CPUs"):
         Cpus(str(tmp_path), str(tmp_path)).status()
+
+
+def test_a_brief_status_does_not_wait_for_cpus_that_are_going_off_line(tree: GuestTree, cpus: Cpus) -> None:
+    """The host asks for one before each step of memory, and off-lining goes on beside that."""
+    with cpus._lock:
+        assert cpus.status(brief=True).online == [0, 1, 2, 3]

@@ -43,8 +43,9 @@ class Domain:
     used_mib: float = 80.0
     cache_mib: float = 0.0
     resumed_with_quota: float | None = None
-    #: How the application answers: "promise", "refuse" or "hang".
+    #: How the application answers: "promise", "refuse", "hang", "slow" or "crashed".
     application: str = "promise"
+    half_released: bool = False
     releases: dict[str, float] = field(default_factory=dict)
     #: Host-side seconds of each vCPU thread, and those that lie about being parked.
     vcpu_seconds: list[float] = field(default_factory=list)
@@ -488,6 +489,13 @@ class World:
             return {"request_id": params["request_id"], "state": "unknown"}
         if d.application == "hang":
             return {"request_id": params["request_id"], "state": "running"}
+        if d.application == "crashed":
+            return {"request_id": params["request_id"], "state": "unknown"}
+        if d.application == "slow":
+            # Half of it now, and the other half never.
+            d.cache_mib -= 0.0 if d.half_released else released / 2
+            d.half_released = True
+            return {"request_id": params["request_id"], "state": "running", "released": {"memory_mib": released / 2}}
         return {
             "request_id": params["request_id"],
             "state": "released",

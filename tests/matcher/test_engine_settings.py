@@ -34,8 +34,8 @@ def test_both_engines_can_be_said(tmp_path: Path) -> None:
 
 def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
     assert (EngineSettings().matching, EngineSettings().prediction) == (LIVE, LIVE_PREDICTION)
-    made = checked(read(tmp_path, '[prediction]\nform = "landmark"'))
-    assert (made.prediction, made.matching) == (replace(LIVE_PREDICTION, form="landmark"), LIVE)
+    made = checked(read(tmp_path, '[prediction]\nform = "next-change"'))
+    assert (made.prediction, made.matching) == (replace(LIVE_PREDICTION, form="next-change"), LIVE)
     dask = 'engine = "dask"\ndirectory = "/srv/tasks"\ndask_scheduler = "tcp://127.0.0.1:8786"\n'
     assert read(tmp_path, f"{dask}[matching]\ndelay = false").matching == replace(LIVE, delay=False)
 

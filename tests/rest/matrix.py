@@ -30,7 +30,7 @@ COVERS: Mapping[str, frozenset[str]] = {
     "agent": frozenset({"agent"}),
 }
 #: What stands in a path for its parameters: a host that is there, and a VM and an operation that are not.
-VALUES = {"id": "host-a", "name": "nobody", "request_id": "r"}
+VALUES = {"id": "host-a", "name": "nobody", "request_id": "r", "file": "main.js"}
 
 
 def routes_of(app: web.Application) -> set[tuple[str, str]]:
@@ -80,7 +80,7 @@ async def call(
     filled = re.sub(r"\{(\w+)\}", lambda match: VALUES[match[1]], path)
     async with session.request(method, url + filled, headers=headers, data=None if method == "GET" else b"{}") as got:
         # A stream does not end by itself: that it has begun is the answer, as with a page for a browser, and a file.
-        no_json = ("text/event-stream", "text/html", "text/plain", "application/octet-stream")
+        no_json = ("text/event-stream", "text/html", "text/javascript", "text/plain", "application/octet-stream")
         answer = None if got.content_type in no_json else await got.json()
         if got.status == 401:
             assert got.headers["WWW-Authenticate"].startswith("Bearer ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +14,13 @@ from ebbtide.cli.declared import Change, change_to, specs_of
 from ebbtide.cli.output import print_table
 from ebbtide.errors import EbbError
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import ClusterVM, VMSpec
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
 #: What a change is called in a table.
-_WORDS = {"create": "to create", "resize": "to change", "none": "as declared"}
+_WORDS = {"create": "to create", "resize": "to change", "label": "to label", "none": "as declared"}
 
 
 def apply(
@@ -50,6 +50,10 @@ def apply(
         if dry_run or change.action == "none":
             continue
         try:
+            if change.labels:
+                to.ask(_labelled(change))
+            if not change.fields and change.fields is not None:
+                continue
             done = operations[spec.name] = followed(
                 to, _starter(spec, change, deadline_s), f"{change.action} {spec.name}"
             )
@@ -64,6 +68,13 @@ def apply(
             print(f"{name}: {operation.sentence}")
     if failures:
         raise OperationFailed(f"{len(failures)} of {len(specs)} VMs are not as declared: {'; '.join(failures)}")
+
+
+def _labelled(change: Change) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
+    async def label(client: ManagerClient) -> ClusterVM:
+        return await client.label_vm(change.name, change.labels)
+
+    return label
 
 
 def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:

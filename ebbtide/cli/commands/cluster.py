@@ -11,7 +11,19 @@ from typing import Annotated
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.commands.options import Asking, HostName, Listing, Showing, Yes, confirm, seconds
+from ebbtide.cli.commands.options import (
+    Asking,
+    HostName,
+    LabelChanges,
+    Listing,
+    SelectorText,
+    Showing,
+    Yes,
+    confirm,
+    label_changes,
+    label_words,
+    seconds,
+)
 from ebbtide.cli.output import Table, clock, print_json, print_table, shown, size
 from ebbtide.deflation.modes import HostMode
 from ebbtide.errors import EbbError
@@ -31,11 +43,19 @@ class HostState(StrEnum):
 def hosts(
     state: Annotated[HostState | None, typer.Option(help="Only hosts in this state.")] = None,
     mode: Annotated[HostMode | None, typer.Option(help="Only hosts of this mode.")] = None,
+    selector: SelectorText = None,
     *,
     to: Listing,
 ) -> None:
     """List the hosts with their capacity, what is free and what could be reclaimed."""
-    to.list("hosts", lambda client: client.hosts(state=state, mode=mode), HOSTS)
+    to.list("hosts", lambda client: client.hosts(state=state, mode=mode, selector=selector), HOSTS)
+
+
+def label(name: HostName, labels: LabelChanges, *, to: Showing) -> None:
+    """Set labels of a host, or take them away; its other labels stay."""
+    changes = label_changes(labels)
+    found = to.ask(lambda client: client.label_host(name, changes))
+    to.say(found, lambda: print(f"{name}: {label_words(found.labels)}"))
 
 
 def host(name: HostName, *, to: Showing) -> None:
@@ -59,6 +79,7 @@ HOSTS: Table[HostStatus] = Table(
         "agent": lambda host: host.url,
         "last heard": lambda host: clock(host.seen_at),
         "version": lambda host: host.version or "-",
+        "labels": lambda host: label_words(host.labels),
     },
     "no host has reported yet",
 )
@@ -182,6 +203,12 @@ def health(
     to.say(alive, lambda: print(f"the manager runs ({alive.role})"))
 
 
+def whoami(*, to: Asking) -> None:
+    """The name and role of the token that is used."""
+    caller = to.ask(lambda client: client.whoami())
+    to.say(caller, lambda: print(shown(caller.sentence)))
+
+
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where it goes; replaced once all of it has come.")],
     *,
@@ -212,3 +239,18 @@ def openapi(*, to: Asking) -> None:
     """Print the OpenAPI document that the manager serves: JSON, if nothing else is said."""
     document = to.ask(lambda client: client.openapi())
     to.say(document, lambda: print_json(document))
+
+
+def top(
+    vms: Annotated[bool, typer.Option("--vms", help="Begin with the VMs instead of the hosts.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, for a pipe or a file, and end.")] = False,
+    *,
+    to: Asking,
+) -> None:
+    """Watch hosts and VMs: bars, sorting, a filter, a VM's layers, events; ? shows the keys.
+
+    With --once, or -o json, it is one picture.
+    """
+    from ebbtide.cli.top.showing import show
+
+    show(to, vms, once)

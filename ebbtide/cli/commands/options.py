@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -29,6 +29,7 @@ from ebbtide.cli.output import (
     text_of,
     yaml_of,
 )
+from ebbtide.deflation.errors import InvalidField
 from ebbtide.errors import EbbError
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ Row = TypeVar("Row")
 Limit = Annotated[int, typer.Option(min=1, help="How many at most, newest first.")]
 VMName = Annotated[str, typer.Argument(metavar="NAME", help="The VM's name.", autocompletion=completion.vms)]
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="The host's name.", autocompletion=completion.hosts)]
+SelectorText = Annotated[
+    str | None,
+    typer.Option(
+        "--selector", "-l", metavar="SELECTOR", help='Only those with such labels: "env=prod,tier in (web,db),!old".'
+    ),
+]
+LabelChanges = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Labels to set; KEY- takes one away.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without being asked.")]
 #: Seconds between two looks of --watch.
 WATCH_S = 2.0
@@ -252,6 +260,21 @@ def ordered(rows: Sequence[Row], by: str | None) -> list[Row]:
     keyed = [(value(row), row) for row in rows]
     known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=by[0] == "-")
     return [row for _, row in known] + [row for found, row in keyed if found is None]
+
+
+def label_changes(words: Sequence[str]) -> dict[str, str | None]:
+    """Changes of labels as they are typed. Raises WrongCall."""
+    from ebbtide.messages.labels import changes_of
+
+    try:
+        return changes_of(list(words))
+    except InvalidField as error:
+        raise WrongCall(str(error)) from error
+
+
+def label_words(labels: Mapping[str, str]) -> str:
+    """Labels in a table."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or "-"
 
 
 def number(least: float, most: float | None = None) -> Callable[[str], float]:

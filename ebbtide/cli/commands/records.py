@@ -12,7 +12,7 @@ import typer
 
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Asking, HostName, Limit, Listing, Showing, VMName, seconds
-from ebbtide.cli.commands.vms import print_ledger
+from ebbtide.cli.commands.vms import carry_out, print_ledger
 from ebbtide.cli.output import Table, clock, print_lines, print_table, shown
 from ebbtide.messages.explanations import Event
 from ebbtide.messages.history import HostHistory, VMHistory
@@ -93,6 +93,13 @@ def operation(
             print_ledger(found)
 
     to.say(found, told)
+
+
+def cancel(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The request that began it.")], *, to: Asking
+) -> None:
+    """Call a placement off before its VM starts; what was taken for it is given back."""
+    carry_out(to, lambda client: client.cancel(request_id), f"calling {request_id} off")
 
 
 def events(

@@ -15,13 +15,17 @@ from ebbtide.cli.commands.options import (
     Asking,
     DeadlineS,
     Interrupted,
+    LabelChanges,
     Listing,
     OperationFailed,
+    SelectorText,
     Showing,
     VMName,
     WrongCall,
     Yes,
     confirm,
+    label_changes,
+    label_words,
 )
 from ebbtide.cli.declared import specs_of
 from ebbtide.cli.output import Steps, Table, print_table, shown, size
@@ -32,6 +36,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
+from ebbtide.messages.labels import changes_of
 from ebbtide.messages.operations import LedgerRow, Operation, OperationState
 from ebbtide.messages.vms import NOTICE_S, ClusterVM, OnPreemption, VMSpec
 
@@ -60,11 +65,18 @@ def vms(
     state: Annotated[str | None, typer.Option(help="Only VMs in this state: running, failed, ...")] = None,
     priority: Annotated[Priority | None, typer.Option(help="Only VMs of this priority.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Only VMs whose names begin so.")] = None,
+    selector: SelectorText = None,
     *,
     to: Listing,
 ) -> None:
     """List the VMs with their sizes."""
-    wanted: dict[str, Any] = {"host": host, "state": state, "priority": priority, "prefix": prefix}
+    wanted: dict[str, Any] = {
+        "host": host,
+        "state": state,
+        "priority": priority,
+        "prefix": prefix,
+        "selector": selector,
+    }
     to.list("vms", lambda client: client.vms(**wanted), VMS)
 
 
@@ -100,6 +112,7 @@ VMS: Table[ClusterVM] = Table(
         "on preemption": lambda vm: f"{vm.on_preemption}, {vm.preemption_notice_s:g} s",
         "generation": lambda vm: vm.generation,
         "version": lambda vm: vm.version or "-",
+        "labels": lambda vm: label_words(vm.labels),
     },
     "there are no VMs",
 )
@@ -130,6 +143,9 @@ def create(
     ] = OnPreemption.STOP,
     preemption_notice_s: Annotated[float, typer.Option(help="Seconds to end its work when preempted.")] = NOTICE_S,
     template: Annotated[str, typer.Option(help="The template on the host.")] = "lab",
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="May be given several times.")
+    ] = None,
     policy: Annotated[PlacementPolicy | None, typer.Option(help="Default: the manager's.")] = None,
     deadline_s: DeadlineS = 60.0,
     dry_run: DryRun = False,
@@ -163,7 +179,7 @@ def create(
                 "memory_mib": memory_mib if ceiling_memory_mib is None else ceiling_memory_mib,
                 **bandwidths,
             }
-        body = {
+        body: dict[str, Any] = {
             "name": name,
             "priority": priority,
             "nominal": {"cpu_cores": cpu_cores, "memory_mib": memory_mib, **bandwidths},
@@ -177,6 +193,7 @@ def create(
             "template": template,
         }
         try:
+            body["labels"] = changes_of(label or [], "--label")
             spec = VMSpec.model_validate(body)
         except (ValidationError, InvalidField) as error:
             raise EbbError(problem_of(error).detail) from error
@@ -195,6 +212,13 @@ def create(
 def _is_given(context: typer.Context, parameter: str) -> bool:
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def label(name: VMName, labels: LabelChanges, version: Version = None, *, to: Showing) -> None:
+    """Set labels of a VM, or take them away; its other labels stay."""
+    changes = label_changes(labels)
+    found = to.ask(lambda client: client.label_vm(name, changes, version=version))
+    to.say(found, lambda: print(f"{name}: {label_words(found.labels)}"))
 
 
 def delete(name: VMName, version: Version = None, dry_run: DryRun = False, yes: Yes = False, *, to: Asking) -> None:

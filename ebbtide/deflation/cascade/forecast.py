@@ -82,11 +82,11 @@ class _World:
     def run(self, machine: Cascade | Reinflation) -> Outcome:
         pending: list[Instruction] = machine.start(0.0)
         for _ in range(_MOST_INSTRUCTIONS):
-            (instruction,) = pending
+            instruction = pending.pop(0)
             if isinstance(instruction, Finish):
                 return instruction.outcome
             self._obey(instruction)
-            pending = machine.handle(Measured(0.0, instruction.step, self.bound, self.guest))
+            pending += machine.handle(Measured(0.0, instruction.step, self.bound, self.guest))
         raise ProtocolViolation(f"a forecast did not end after {_MOST_INSTRUCTIONS} instructions")
 
     def _obey(self, instruction: Instruction) -> None:

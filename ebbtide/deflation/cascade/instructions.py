@@ -1,7 +1,7 @@
 """Instructions of deflation and reinflation to their executor, the events that answer them, and the outcome.
 
-One instruction is under way at a time. The executor answers each with one event that carries the instruction's
-``step``, also when it failed or ran out of its time limit.
+Several instructions may be under way, but no two that move the same resource. The executor answers each with one event
+that carries the instruction's ``step``, also when it failed or ran out of its time limit.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ReadGuest(Instruction):
 class Unplug(Instruction):
     """Bring the guest to these CPUs and this much plugged memory; None leaves as is. Answer: `Measured`.
 
-    When it is answered nothing is under way any more: what was not reached is no longer asked of the guest, or it
+    When it is answered nothing of it is under way any more: what was not reached is no longer asked of the guest, or it
     would fall below the target when the guest gives it later.
     """
 

@@ -56,7 +56,7 @@ def _ledger(
             asked=round(account.asked[component], 2),
             promised=round(account.promised[component], 2),
             verified=round(verified[layer][component], 4),
-            seconds=round(account.seconds, 3),
+            seconds=round(account.seconds(component), 3),
             reason=_reason(account, layer, component),
         )
         for layer, account in accounts.items()

@@ -28,12 +28,17 @@ def cpus_to_keep(bound: Bound, guest: GuestReading, target_cores: float) -> tupl
 
     :returns: CPU numbers; None if nothing is to be taken off line.
     """
-    surplus = len(set(guest.online)) - max(1, math.ceil(target_cores - TOLERANCE))
+    surplus = len(set(guest.online)) - cpus_wanted(target_cores)
     if bound.cpu_cores <= target_cores + TOLERANCE or surplus <= 0:
         return None
     takeable = [cpu for cpu in guest.unpluggable if cpu != 0 and cpu in guest.online]
     taken = set(takeable[:surplus])
     return tuple(cpu for cpu in guest.online if cpu not in taken) if taken else None
+
+
+def cpus_wanted(cores: float) -> int:
+    """How many whole CPUs a size needs on line."""
+    return max(1, math.ceil(cores - TOLERANCE))
 
 
 def memory_to_keep(

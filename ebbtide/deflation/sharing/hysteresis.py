@@ -68,7 +68,9 @@ class RoomWatch:
                 self._grown_at[name] = now
                 taken += size.less(before)
         # What was given away since was there before, but is not there any more.
-        self._rooms = deque([*((at, had.less(taken)) for at, had in self._rooms), (now, room)])
+        if not taken.is_zero():
+            self._rooms = deque((at, had.less(taken)) for at, had in self._rooms)
+        self._rooms.append((now, room))
         self._sizes = sizes
         for moments in (self._shrunk_at, self._grown_at):
             for name in moments.keys() - sizes.keys():

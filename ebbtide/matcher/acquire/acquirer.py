@@ -47,6 +47,8 @@ class Request:
     #: The machine that goes when this one has come; None: none.
     replaces: str | None
     why: str
+    #: Cores of the machine that goes; with fewer the one that comes is no gain.
+    least_cores: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class Offered:
     now: float
     number: int
     machine: str
+    #: None: it is not known yet.
+    cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +222,13 @@ def _look(state: Acquirer, event: PeriodOver, options: AcquirerOptions) -> Step:
     spare += [one.number for one in requests.values() if one.replaces in change.removed]
     number = state.number
     for name in change.replaced:
-        why = f"{_unchanged(pool[name])}: {name} is among the most recently changed"
+        why, least = _why_replaced(name, pool[name]), pool[name].cores if pool[name].stability is not None else 0.0
         if spare:
             used = spare.pop()
-            requests[used] = replace(requests[used], replaces=name, why=why)
+            requests[used] = replace(requests[used], replaces=name, why=why, least_cores=least)
             continue
         number += 1
-        requests[number] = Request(number, event.now, name, why)
+        requests[number] = Request(number, event.now, name, why, least)
         instructions.append(RequestMachine(number, why))
     for _ in range(change.more):
         number += 1
@@ -250,6 +254,12 @@ def _on_offer(state: Acquirer, event: Offered) -> Step:
     leaving = state.machines.get(request.replaces) if request.replaces is not None else None
     if leaving is None or leaving.standing is not Standing.HELD:
         return replace(state, machines=machines, requests=requests), ()
+    if event.cores is not None and event.cores < request.least_cores:
+        why = f"it has {event.cores:g} cores, and {leaving.name}, which it was to replace, {request.least_cores:g}"
+        machines[event.machine] = replace(
+            machines[event.machine], standing=Standing.LEAVING, leaves_at=event.now, why=why
+        )
+        return replace(state, machines=machines, requests=requests), (Decommission(event.machine, why),)
     why = f"{request.why}; {event.machine} came in its place"
     machines[leaving.name] = replace(leaving, standing=Standing.LEAVING, leaves_at=event.now, why=why)
     return replace(state, machines=machines, requests=requests), (Decommission(leaving.name, why),)
@@ -284,6 +294,12 @@ def advance_all(state: Acquirer, events: Iterable[Event], options: AcquirerOptio
         state, more = advance(state, event, options)
         instructions += more
     return state, tuple(instructions)
+
+
+def _why_replaced(name: str, view: View) -> str:
+    if view.stability is None:
+        return f"{_unchanged(view)}: {name} is among the most recently changed"
+    return f"it keeps its cores for a task with {view.stability:.0%}: {name} is among the least stable"
 
 
 def _unchanged(view: View) -> str:

@@ -23,11 +23,15 @@ class AcquirerOptions:
 
     :param least_machines: never fewer by our own doing; what goes by itself is asked for again.
     :param most_machines: never more; while some are being replaced there are up to ``replaced_share`` more.
-    :param replaced_share: of the machines, replaced in each period: those whose cores changed most recently.
+    :param replaced_share: of the machines, replaced in each period: those whose cores changed most recently. By
+        stability: of the cores, those of the machines that are least stable.
     :param least_utilisation: below it machines are given back.
     :param most_utilisation: above it machines are asked for.
     :param period_s: between two looks.
     :param expected_cores: of a machine that is not there yet, while there is none to go by.
+    :param evidence_s: by stability: a machine is replaced only after so long; what it did until then may be chance.
+    :param least_gain: by stability: only where a machine is so much less stable than the mean core, which is what
+        a new one is expected to be.
     :raises InvalidField: names what cannot be.
     """
 
@@ -38,6 +42,8 @@ class AcquirerOptions:
     most_utilisation: float = 0.8
     period_s: float = 3600.0
     expected_cores: float = 4.0
+    evidence_s: float = 9000.0
+    least_gain: float = 0.05
 
     def __post_init__(self) -> None:
         if not 0 <= self.least_machines <= self.most_machines:
@@ -46,6 +52,10 @@ class AcquirerOptions:
             raise InvalidField("replaced_share", f"must be from 0 to 1, but is {self.replaced_share:g}")
         if not 0 <= self.least_utilisation < self.most_utilisation <= 1:
             raise InvalidField("least_utilisation", "must be below most_utilisation, and both from 0 to 1")
+        for name in ("evidence_s", "least_gain"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidField(name, f"must be finite and not negative, but is {value:g}")
         for name in ("period_s", "expected_cores"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -59,11 +69,16 @@ class View:
     :param cores: whole cores that it has.
     :param unchanged_s: since its last core change, or since it came; infinite: longer than is remembered.
     :param busy: tasks run there.
+    :param stability: how likely it keeps its cores for a task of the median duration; None: it is not known. Where it
+        is known of no machine, the time since the last change decides (Algorithm 2).
+    :param known_s: for how long it has been there.
     """
 
     cores: float
     unchanged_s: float
     busy: bool = False
+    stability: float | None = None
+    known_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +121,62 @@ def net_change(
     mean = cores / len(machines) if cores > 0 else options.expected_cores
     there = cores + mean * unknown
     count = len(machines) + unknown + coming
-    # Of those that changed at the same time an idle one goes: the paper does not say which, and it is gone at once.
-    worst = sorted(machines, key=lambda name: (machines[name].unchanged_s, machines[name].busy, name))
+    worst, mean_stability = _ranked(machines, options)
     more = _missing(there + mean * coming, mean, count, wanted_cores, options)
     fewer, removed = 0, tuple[str, ...]()
     if more == 0:
         fewer, removed = _surplus(machines, worst, there, mean, count, coming, wanted_cores, options)
-    share = math.floor(options.replaced_share * (len(machines) + unknown) + _ROUNDING)
-    still = max(share - len(removed) - sum(name not in removed for name in marked), 0)
-    replaced = tuple(name for name in worst if name not in removed and name not in marked)[:still]
+    left = [name for name in worst if name not in removed and name not in marked]
+    if mean_stability is None:
+        share = math.floor(options.replaced_share * (len(machines) + unknown) + _ROUNDING)
+        still = max(share - len(removed) - sum(name not in removed for name in marked), 0)
+        replaced = tuple(left[:still])
+    else:
+        gone = sum(machines[name].cores for name in {*removed, *marked} if name in machines)
+        replaced = _unstable(machines, left, mean_stability, options.replaced_share * there - gone, options)
     utilisation = wanted_cores / there if there > 0 else None
     return NetChange(
         more, fewer, replaced, removed, utilisation, _sentence(utilisation, more, fewer, replaced, removed)
     )
+
+
+def _ranked(machines: Mapping[str, View], options: AcquirerOptions) -> tuple[list[str], float | None]:
+    """The machines, the worst first, and the stability of the mean core; None: it is not known of any.
+
+    Of machines that are as bad an idle one goes: the paper does not say which, and it is gone at once.
+    """
+    known = {
+        name: (view.stability, max(view.cores, _ROUNDING))
+        for name, view in machines.items()
+        if view.stability is not None and view.known_s >= options.evidence_s
+    }
+    if not any(view.stability is not None for view in machines.values()):
+        return sorted(machines, key=lambda name: (machines[name].unchanged_s, machines[name].busy, name)), None
+    cores = sum(weight for _, weight in known.values())
+    # With nothing to compare with all are alike.
+    mean = sum(value * weight for value, weight in known.values()) / cores if known else 1.0
+
+    def worst(name: str) -> tuple[float, float, bool, str]:
+        # A newcomer has changed only in that it came: it counts as the mean core.
+        return known[name][0] if name in known else mean, machines[name].unchanged_s, machines[name].busy, name
+
+    return sorted(machines, key=worst), mean
+
+
+def _unstable(
+    machines: Mapping[str, View], worst: Sequence[str], mean: float, cores: float, options: AcquirerOptions
+) -> tuple[str, ...]:
+    """Of machines, the worst first, those that are worth a swap, of so many cores at the most, and always one."""
+    found: list[str] = []
+    for name in worst:
+        view = machines[name]
+        if view.stability is None or view.known_s < options.evidence_s:
+            continue
+        if view.stability > mean - options.least_gain or cores <= 0 or (found and view.cores > cores):
+            break
+        found.append(name)
+        cores -= view.cores
+    return tuple(found)
 
 
 def _missing(cores: float, mean: float, count: int, wanted_cores: float, options: AcquirerOptions) -> int:

@@ -31,6 +31,7 @@ class Provision:
     :param refusals: requests that get none, and why.
     :param silent: machines that may be there or not: nothing follows.
     :param under_way: machines that are coming, for requests that are not remembered here.
+    :param cores: of machines of which it is known.
     :param asked: requests that it works at, or has answered with a machine that is there; without cancelled ones.
     """
 
@@ -40,6 +41,7 @@ class Provision:
     silent: Set[str] = frozenset()
     under_way: int = 0
     asked: Set[int] = frozenset()
+    cores: Mapping[str, float] = field(default_factory=dict)
 
 
 class Provider(Protocol):
@@ -66,7 +68,7 @@ def news(state: Acquirer, provision: Provision, now: float) -> list[Event]:
     events: list[Event] = []
     for number, machine in sorted(provision.offers.items()):
         if number in state.requests and machine in provision.machines:
-            events.append(Offered(now, number, machine))
+            events.append(Offered(now, number, machine, provision.cores.get(machine)))
     events += [Refused(number, why) for number, why in sorted(provision.refusals.items()) if number in state.requests]
     # An offer that is no longer waited for is no find: its request is to be cancelled once more.
     known = state.machines.keys() | set(provision.offers.values())

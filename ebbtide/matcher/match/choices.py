@@ -43,3 +43,18 @@ def choose(
         near = (waits == 0.0) & (expected <= expected[best] + spread * duration_s)
         best = int(np.argmin(np.where(near, used, np.inf)))
     return best
+
+
+def better_on_heartbeat(
+    probability: float, duration_s: float, threshold: float, best: float, best_duration_s: float
+) -> bool:
+    """Whether a task is rather started on the machine that reports than the best so far (Algorithm 3).
+
+    Of tasks that are as likely to complete the shorter, which the paper leaves open.
+
+    :param probability: P_c of the task there; NaN, and what is not above the threshold: no.
+    :param best: P_c of the best so far; below 0: there is none.
+    """
+    if not probability > threshold:
+        return False
+    return probability > best or (probability == best and duration_s < best_duration_s)

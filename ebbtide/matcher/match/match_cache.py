@@ -17,6 +17,7 @@ import numpy as np
 from ebbtide.matcher.match.fleet import Fleet
 from ebbtide.matcher.predict.ages import Floats
 from ebbtide.matcher.predict.completion_probability import Aged, Outlook
+from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.rolling import GROWTH, Integers
 
 #: Machines are looked at together that have room within so many seconds: no task is done sooner than after its wait and
@@ -118,10 +119,11 @@ class MatchCache:
         count = len(rows)
         states: Integers = np.empty(count + 1, np.int64)
         states[:count], states[count] = predictor.directions()[rows], GROWTH
-        elapsed_s, free = np.zeros(count + 1), np.zeros(count + 1)
+        elapsed_s, free, held = np.zeros(count + 1), np.zeros(count + 1), np.full(count + 1, ANY_CORES)
         elapsed_s[:count] = predictor.elapsed_s(rows) + waits
         free[:count] = fleet.free_cores(rows) - cores
-        outlook = predictor.outlook(states, elapsed_s, free)
+        held[:count] = fleet.cores[rows]
+        outlook = predictor.outlook(states, elapsed_s, free, held)
         outlook.fatal[:count][fleet.lasting[rows] > 0.0] = 0.0
         return outlook
 

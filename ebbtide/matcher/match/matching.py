@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ebbtide.deflation.errors import InvalidField
-from ebbtide.matcher.match.choices import choose
+from ebbtide.matcher.match.choices import better_on_heartbeat, choose
 from ebbtide.matcher.match.fleet import Fleet, Running
 from ebbtide.matcher.match.match_cache import EVER_S, Band, MatchCache
 from ebbtide.matcher.match.offers import Offer, Weighed
@@ -201,9 +201,10 @@ class MatchMaker:
             duration_s = self.duration_s(demand)
             weighed = self._weigh(demand, duration_s, self._match_cache.of(rows, waits, demand.cores), False)
             found = weighed.probability(0)
-            if found is None or not found > self.options.threshold:
-                continue
-            if best is None or found > (best.completion_probability or 0.0):
+            so_far, so_far_s = (-1.0, math.inf) if best is None else (best.completion_probability, best.duration_s)
+            if found is not None and better_on_heartbeat(
+                found, duration_s, self.options.threshold, so_far or 0.0, so_far_s
+            ):
                 compared_s = float(weighed.compared[0])
                 best = Decision(demand.task, machine, True, 0.0, found, compared_s, duration_s)
         if best is not None or not demands:

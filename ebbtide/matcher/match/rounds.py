@@ -22,8 +22,8 @@ OFFERS: Final = 20
 #: What live tasks are matched by by default: as the paper, but attempts go to steadier machines, and machines that are
 #: alike get as many tasks each.
 LIVE: Final = MatchOptions(escalation=0.5, spread=0.001)
-#: By Eq. 1, where a shrink that leaves a task its room is survived.
-LIVE_PREDICTION: Final = PredictorOptions(sized=True)
+#: By landmarks; by Eq. 1 until there are enough. A shrink that leaves a task its room is survived.
+LIVE_PREDICTION: Final = PredictorOptions(form="landmark", sized=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, EngineMachine, Seen, attempt_name
-from ebbtide.matcher.policies.victims import choose_victims
+from ebbtide.matcher.policies.victims import NEWEST, choose_victims
 
 #: A released attempt that has not begun after so many seconds is taken back and matched again.
 BEGIN_LIMIT_S: Final = 15.0
@@ -392,7 +392,8 @@ def preempted(tasks: Iterable[Task], machines: Mapping[str, EngineMachine]) -> l
         cores = [task.order.cores for task in here]
         goes = [int(task.order.restartable) for task in here]
         over = sum(cores) - machine.usable_cores
-        choose_victims(cores, [0] * len(here), goes, len(here), over, 0, newest=True)
+        # What each loses plays no part in this order.
+        choose_victims(cores, [0] * len(here), [0.0] * len(here), goes, len(here), over, 0, NEWEST)
         sentence = f"{machine.name} shrank to {machine.usable_cores} cores, which are too few for what ran there"
         victims = [task for task, gone in zip(here, goes, strict=True) if gone]
         changed += [replace(task, stop="preempt", sentence=sentence) for task in reversed(victims)]

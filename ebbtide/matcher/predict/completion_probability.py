@@ -55,7 +55,14 @@ class Outlook(NamedTuple):
 
 
 def completion_probability(
-    knowledge: Knowledge, form: int, sized: bool, direction: Value, elapsed_s: Value, duration_s: Value, free: Value
+    knowledge: Knowledge,
+    form: int,
+    sized: bool,
+    direction: Value,
+    elapsed_s: Value,
+    duration_s: Value,
+    free: Value,
+    cores: Value,
 ) -> Value:
     """``P_c(x, e, d) = 1 - P_s(x) * (1 - P(X > e + d | X > e))`` (Agarwal et al. 2023, Eq. 1).
 
@@ -69,15 +76,20 @@ def completion_probability(
     :param elapsed_s: e, the time since the last change.
     :param duration_s: d, how long the task still runs; not below 0.
     """
-    machines = outlook(knowledge, form, sized, direction, elapsed_s, free)
+    machines = outlook(knowledge, form, sized, direction, elapsed_s, free, cores)
     return 1.0 - failure_and_loss(knowledge, form, machines, duration_s)[0]
 
 
-def outlook(knowledge: Knowledge, form: int, sized: bool, direction: Value, elapsed_s: Value, free: Value) -> Outlook:
-    """The part of P_c that the task's duration has nothing to do with, to be asked once for many tasks."""
+def outlook(
+    knowledge: Knowledge, form: int, sized: bool, direction: Value, elapsed_s: Value, free: Value, cores: Value
+) -> Outlook:
+    """The part of P_c that the task's duration has nothing to do with, to be asked once for many tasks.
+
+    :param cores: that the machine has; only landmarks look at it. `landmarks.ANY_CORES`: it is not known.
+    """
     if form == LANDMARK:
         room = free if sized else free * 0.0
-        place, along = standing(knowledge.classes, np.maximum(direction, 0), elapsed_s, room)
+        place, along = standing(knowledge.classes, elapsed_s, room, cores)
         # Every form has the same fields: kernels are of one type.
         nothing = along * 0.0
         return Outlook(Aged(nothing, nothing, nothing, nothing), place, along, knowledge.certain[direction] + nothing)

@@ -46,7 +46,7 @@ class Knowledge(NamedTuple):
     larger: Floats
     #: [how many intervals ended, how many of the time to the next shrink, how many landmarks, horizon in seconds].
     totals: Floats
-    #: `matcher.predict.landmarks.fill_lasts`, and the class of each number of free cores.
+    #: `matcher.predict.period.fill_lasts_of_period`, and the class of each number of free cores.
     lasts: Floats
     classes: Integers
     #: 1 for the two directions, NaN for none.

@@ -15,25 +15,24 @@ from numpy.typing import NDArray
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.predict.ages import BINS, FIRST_S, PER_DOUBLING
 from ebbtide.matcher.predict.changes import Direction, LastChange
-from ebbtide.matcher.predict.landmarks import AGES, FREE, STEPS, Landmarks
+from ebbtide.matcher.predict.landmarks import AGES, FREE, STEPS
 from ebbtide.matcher.predict.period import Period
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.rolling import FOLLOWED, MOST_CORES, Rolling
 
-_VERSION: Final = 2
-#: Version 1 knew no landmarks that count step by step: these begin from nothing.
-_READ: Final = (1, _VERSION)
+_VERSION: Final = 3
+#: Of both versions before the landmarks are passed over, which were of other classes: they begin from nothing.
+_READ: Final = (1, 2, _VERSION)
 #: What a document's counts are counted on: another grid cannot be read.
 _GRID: Final = [FIRST_S, PER_DOUBLING, BINS, MOST_CORES, FOLLOWED, AGES, STEPS, *FREE]
 _SUMS: Final = ("all_entered", "all_ended", "all_sizes", "all_open_entered", "all_open_ended")
-_MARK_SUMS: Final = ("all_counts", "all_failures")
 _PERIOD_SUMS: Final = ("all_watched", "all_failed")
 
 
 def document(predictor: Predictor) -> dict[str, Any]:
     """All that a predictor knows, for `restored`."""
     options = predictor.options
-    period = {"period": _of(predictor.period)} if predictor.by_period else {}
+    period = {"period": _of(predictor.period)} if predictor.by_landmarks else {}
     return {
         **period,
         "version": _VERSION,
@@ -48,7 +47,6 @@ def document(predictor: Predictor) -> dict[str, Any]:
             name: [last.at, last.direction.value, last.cores, last.gone] for name, last in predictor.lasts().items()
         },
         "rolling": _of(predictor.state),
-        "landmarks": _of(predictor.marks),
     }
 
 
@@ -56,7 +54,7 @@ def restored(found: Mapping[str, Any], options: PredictorOptions | None = None) 
     """The predictor that wrote a document, at the time at which it did.
 
     :param options: with the same window, horizon and looks as it had; the other switches may differ. One that did not
-        count landmarks by ``period`` has none for this; they begin with how the machines stood.
+        count landmarks has none for this; they begin with how the machines stood.
     :raises InvalidField: a document of another version, grid or window, or one that is damaged.
     """
     options = options or PredictorOptions()
@@ -65,18 +63,16 @@ def restored(found: Mapping[str, Any], options: PredictorOptions | None = None) 
         raise InvalidField("window_s", "horizon_s and look_every_s must be those of the document")
     try:
         state = {name: _dense(values) for name, values in found["rolling"].items()}
-        marks = {name: _dense(values) for name, values in found["landmarks"].items()}
         last = {
             name: LastChange(float(at), Direction(direction), int(cores), bool(gone))
             for name, (at, direction, cores, gone) in found["last"].items()
         }
         predictor = Predictor(float(found["now"]), options)
         watched = None
-        if predictor.by_period and "period" in found:
+        if predictor.by_landmarks and found["version"] == _VERSION and "period" in found:
             watched = Period(**{name: _dense(values) for name, values in found["period"].items()})
         rows = {str(name): int(row) for name, row in found["rows"].items()}
-        counted, seen = Rolling(**state), Landmarks(**marks)
-        predictor.take_over(rows, last, counted, seen, int(found["late"]), float(found["since"]), watched)
+        predictor.take_over(rows, last, Rolling(**state), int(found["late"]), float(found["since"]), watched)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidField("document", f"is damaged: {error}") from error
     return predictor
@@ -85,8 +81,7 @@ def restored(found: Mapping[str, Any], options: PredictorOptions | None = None) 
 def prior(predictor: Predictor) -> dict[str, Any]:
     """What a pool has shown, without its machines: to begin another pool with."""
     sums = {name: _sparse(getattr(predictor.state, name)) for name in _SUMS}
-    sums |= {name: _sparse(getattr(predictor.marks, name)) for name in _MARK_SUMS}
-    if predictor.by_period:
+    if predictor.by_landmarks:
         sums |= {name: _sparse(getattr(predictor.period, name)) for name in _PERIOD_SUMS}
     return {"version": _VERSION, "kind": "prior", "grid": _GRID, "sums": sums}
 
@@ -94,7 +89,7 @@ def prior(predictor: Predictor) -> dict[str, Any]:
 def warm(predictor: Predictor, found: Mapping[str, Any], weight: float = 20.0) -> None:
     """Let a pool begin with what another one has shown.
 
-    What was not counted as this pool counts (``period``) is left out.
+    What was not counted by the other one, or is not by this, is left out.
 
     :param weight: how many intervals, and landmarks, it counts as, for good; the pool's own soon outweigh it.
     :raises InvalidField: a document of another version or grid, or a weight that is not above 0. Nothing is changed.
@@ -103,8 +98,9 @@ def warm(predictor: Predictor, found: Mapping[str, Any], weight: float = 20.0) -
     if not 0.0 < weight < np.inf:
         raise InvalidField("weight", f"must be above 0 and finite, but is {weight!r}")
     try:
-        period = _PERIOD_SUMS if predictor.by_period and _PERIOD_SUMS[0] in found["sums"] else ()
-        sums = {name: _dense(found["sums"][name]) for name in (*_SUMS, *_MARK_SUMS, *period)}
+        same = found["version"] == _VERSION
+        period = _PERIOD_SUMS if predictor.by_landmarks and same and _PERIOD_SUMS[0] in found["sums"] else ()
+        sums = {name: _dense(found["sums"][name]) for name in (*_SUMS, *period)}
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidField("sums", f"are damaged: {error}") from error
     for name in _SUMS:
@@ -113,11 +109,10 @@ def warm(predictor: Predictor, found: Mapping[str, Any], weight: float = 20.0) -
     for name in period:
         if sums[name].shape != getattr(predictor.period, name).shape:
             raise InvalidField(f"sums.{name}", "has another shape: horizon_s must be that of the prior")
-    intervals, seen = float(sums["all_ended"].sum()), float(sums["all_counts"].sum())
+    intervals = float(sums["all_ended"].sum())
     watched = float(sums["all_watched"][:, 0].sum()) if period else 0.0
     for names, state, count in (
         (_SUMS, predictor.state, intervals),
-        (_MARK_SUMS, predictor.marks, seen),
         (period, predictor.period, watched),
     ):
         for name in names:
@@ -135,7 +130,7 @@ def _check(found: Mapping[str, Any], kind: str) -> None:
         raise InvalidField("grid", "is not the one that this version counts on")
 
 
-def _of(arrays: Rolling | Landmarks | Period) -> dict[str, Any]:
+def _of(arrays: Rolling | Period) -> dict[str, Any]:
     return {name: _sparse(values) for name, values in arrays._asdict().items()}
 
 

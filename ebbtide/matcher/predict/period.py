@@ -1,13 +1,13 @@
 """Counts of how long room lasts, by what was seen in the past day: landmarks whose time counts step by step.
 
-`matcher.predict.landmarks` counts a landmark whole, when its horizon is over: the answer is what came of machines
-that stood so four to twenty-eight hours ago. Here each step of a landmark's time counts once it is over: who still had
-the room when it began, and who lost it in it. The chance of each step is then that of the past day, whichever landmark
-it came from, and the product of these lasts (a period life table, as against one by cohorts). What an owner takes away
-counts up to then.
+Each step of a landmark's time counts once it is over: who still had the room when it began, and who lost it in it. The
+chance of each step is then that of the past day, whichever landmark it came from, and the product of these lasts (a
+period life table, as against one by cohorts, which knows what came of machines that stood so hours ago). What an owner
+takes away counts up to then.
 
-Landmarks that are alike are few, and those of one machine hang together. So a class leans on its neighbours in age,
-those on a wider neighbourhood, and that on the whole pool, each as if so many landmarks had said the same.
+Landmarks that are alike are few, and those of one machine hang together. So machines of
+about as many cores lean on their neighbours in age, those on a wider neighbourhood, that on machines of any size, and
+these on theirs and on the whole pool likewise, each as if so many landmarks had said the same.
 
 Kernel functions over `Period`, as in `matcher.predict.rolling`; the table that they fill is asked by
 `matcher.predict.landmarks.room_lasts`.
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ebbtide.matcher.predict.ages import PER_DOUBLING, Floats, edge, position
-from ebbtide.matcher.predict.landmarks import AGES, FREE, LEAST, PER_AGE, PER_STEP, STEPS
+from ebbtide.matcher.predict.landmarks import AGES, FREE, LEAST, PER_AGE, PER_STEP, SIZES, STEPS, size_class
 from ebbtide.matcher.predict.rolling import NONE, Integers
 
 #: Slices of the window: it is exact to one.
@@ -45,14 +45,14 @@ class Period(NamedTuple):
     stood_s: Floats
     stood_cores: Floats
     stood_direction: Integers
-    #: Per machine and landmark: class (direction and age; -1: none), cores, how many of FREE are lost, how many of
+    #: Per machine and landmark: class (of cores and age; -1: none), cores, how many of FREE are lost, how many of
     #: these are counted, and in which step each was lost.
     noted: Integers
     noted_cores: Floats
     lost: Integers
     counted: Integers
     lost_step: Integers
-    #: Per slice, class (direction, then elapsed time) and cell (step, then free cores: rows of one dimension compile
+    #: Per slice, class (of cores, then elapsed time) and cell (step, then free cores: rows of one dimension compile
     #: quickly): who had the room when the steps that are due at one look began, at the first of them; who lost it.
     watched: Floats
     failed: Floats
@@ -67,7 +67,7 @@ def period(machines: int, window_s: float, horizon_s: float, every_s: float, now
     steps = min(int(position(horizon_s) / PER_STEP) + 1, STEPS)
     due = np.array([np.ceil(edge((step + 1) * PER_STEP) / every_s) for step in range(steps)]).astype(np.int64)
     places = int(due[-1]) + 1
-    shape = (2 * AGES, steps * len(FREE))
+    shape = (SIZES * AGES, steps * len(FREE))
     return Period(
         np.array([now_s + every_s, every_s, now_s + slice_s, slice_s, 0.0, 0.0]),
         due,
@@ -174,7 +174,7 @@ def _note(state: Period, machine: int, place: int, at_s: float) -> None:
     if x == NONE or state.stood_cores[machine] < 1.0:
         return
     age = min(int(position(at_s - state.stood_s[machine]) / PER_AGE), AGES - 1)
-    state.noted[machine, place] = x * AGES + age
+    state.noted[machine, place] = size_class(state.stood_cores[machine]) * AGES + age
     state.noted_cores[machine, place] = state.stood_cores[machine]
     state.lost[machine, place] = 0
     state.counted[machine, place] = 0
@@ -205,7 +205,7 @@ def _forget(state: Period) -> None:
     row = (int(state.clock[4]) + 1) % (SLICES + 1)
     state.clock[4] = row
     state.clock[2] += state.clock[3]
-    for group in range(2 * AGES):
+    for group in range(len(state.all_watched)):
         # All landmarks have the first step.
         if state.watched[row, group, 0] > 0.0 or np.sum(state.watched[row, group]) > 0.0:
             state.all_watched[group] -= state.watched[row, group]
@@ -217,7 +217,7 @@ def _forget(state: Period) -> None:
 def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
     """How likely room lasts, from the counts.
 
-    :param lasts: out, as of `matcher.predict.landmarks.fill_lasts`; NaN with fewer than `LEAST` landmarks in all.
+    :param lasts: out, of `matcher.predict.landmarks.lasts_size`; NaN with fewer than `LEAST` landmarks in all.
     :returns: how many landmarks there are, of which the first step is over.
     """
     total = float(np.sum(state.all_watched[:, 0]))
@@ -225,23 +225,27 @@ def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
         lasts[:] = np.nan
         return total
     watched, failed = at_risk(state), state.all_failed
-    both_watched, both_failed = watched[:AGES].copy(), failed[:AGES].copy()
-    for age in range(AGES):
-        both_watched[age] += watched[AGES + age]
-        both_failed[age] += failed[AGES + age]
-    shares = np.zeros(both_watched.shape)
-    pooled = _pooled(both_watched, both_failed)
+    all_watched, all_failed = watched[:AGES].copy(), failed[:AGES].copy()
+    for group in range(AGES, len(watched)):
+        all_watched[group % AGES] += watched[group]
+        all_failed[group % AGES] += failed[group]
+    shares = np.zeros(all_watched.shape)
+    pooled = _pooled(all_watched, all_failed)
     for age in range(AGES):
         shares[age] = pooled
     for width in WIDTHS:
-        shares = _leaning(both_watched, both_failed, width, shares)
+        shares = _leaning(all_watched, all_failed, width, shares)
     steps = len(state.due)
-    for x in range(2):
-        own = _leaning(watched[x * AGES : (x + 1) * AGES], failed[x * AGES : (x + 1) * AGES], WIDTHS[-1], shares)
+    for size in range(SIZES + 1):
+        own = shares
+        if size < SIZES and np.sum(watched[size * AGES : (size + 1) * AGES, 0]) > 0.0:
+            mine, lost = watched[size * AGES : (size + 1) * AGES], failed[size * AGES : (size + 1) * AGES]
+            for width in (WIDTHS[0], WIDTHS[-1]):
+                own = _leaning(mine, lost, width, own)
         for age in range(AGES):
             surviving = _surviving(own[age])
             for f in range(len(FREE)):
-                at = ((x * AGES + age) * len(FREE) + f) * (STEPS + 1)
+                at = ((size * AGES + age) * len(FREE) + f) * (STEPS + 1)
                 lasts[at : at + steps + 1] = surviving[f :: len(FREE)]
                 # Nobody asks beyond the horizon.
                 lasts[at + steps + 1 : at + STEPS + 1] = surviving[steps * len(FREE) + f]
@@ -258,7 +262,7 @@ def at_risk(state: Period) -> Floats:
     for step in range(1, len(state.due)):
         if state.due[step] == state.due[step - 1]:
             cell = step * free
-            for group in range(2 * AGES):
+            for group in range(len(state.all_watched)):
                 before = slice(cell - free, cell)
                 found[group, cell : cell + free] = found[group, before] - state.all_failed[group, before]
     return found

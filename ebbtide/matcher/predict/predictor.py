@@ -1,8 +1,8 @@
 """The prediction engine: a pool's machines by name, and how likely each keeps its cores (Agarwal et al. 2023, §3.1.1).
 
 Changes come one by one as they happen; a question takes one machine, or all of them at once. The work is done by the
-kernel functions of `matcher.predict.rolling`, `matcher.predict.landmarks` and `matcher.predict.period` (what is
-counted), `matcher.predict.knowledge` (the curves) and `matcher.predict.completion_probability` (the answers).
+kernel functions of `matcher.predict.rolling` and `matcher.predict.period` (what is counted), of
+`matcher.predict.knowledge` (the curves) and of `matcher.predict.completion_probability` (the answers).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FORMS: Final = {
     "next-shrink": completion.NEXT_SHRINK,
     "landmark": completion.LANDMARK,
 }
-_State = TypeVar("_State", counting.Rolling, marks.Landmarks, periods.Period)
-_Arrays = TypeVar("_Arrays", counting.Rolling, marks.Landmarks, periods.Period, knowing.Knowledge, Lines)
+_State = TypeVar("_State", counting.Rolling, periods.Period)
+_Arrays = TypeVar("_Arrays", counting.Rolling, periods.Period, knowing.Knowledge, Lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,6 @@ class PredictorOptions:
     #: Landmarks: how long one is followed, and seconds between two of a machine.
     horizon_s: float = 4 * 3600.0
     look_every_s: float = 900.0
-    #: Landmarks: each step of their time counts once it is over, and like ones lean on each other
-    #: (`matcher.predict.period`); False: each whole, when its horizon is over (`matcher.predict.landmarks`).
-    period: bool = False
     #: Curves are as fresh as this, unless changes have added more than `fresh_share` to what was known.
     fresh_s: float = 60.0
     fresh_share: float = 0.02
@@ -71,9 +68,9 @@ class PredictorOptions:
             raise InvalidField("fresh_share", f"must be within [0, 1], but is {self.fresh_share!r}")
 
     @property
-    def by_period(self) -> bool:
-        """Whether landmarks are counted by `matcher.predict.period`."""
-        return self.period and self.form == "landmark"
+    def by_landmarks(self) -> bool:
+        """Whether landmarks are counted."""
+        return self.form == "landmark"
 
 
 class Predictor:
@@ -96,13 +93,12 @@ class Predictor:
         #: Goes up when an answer may be another than it was at the same moment.
         self.version = 0
         self._form = FORMS[self.options.form]
-        self.by_period = self.options.by_period
+        self.by_landmarks = self.options.by_landmarks
         self._free: list[int] = []
         self._last: dict[str, LastChange] = {}
         #: Machines that are gone, by when their landmarks' horizon is over, and when they went.
         self._gone: deque[tuple[float, str, float]] = deque()
         self.state = counting.rolling(0, self.options.window_s, now)
-        self.marks = marks.landmarks(0, self.options.window_s, self.options.horizon_s, self.options.look_every_s, now)
         self.period = self._fresh_period(0)
         self._knowledge = knowing.nothing_known(self.options.horizon_s)
         self._fresh_until = -math.inf
@@ -159,10 +155,8 @@ class Predictor:
             return
         self.now = now
         counting.roll(self.state, now)
-        if self.by_period:
+        if self.by_landmarks:
             periods.watch(self.period, now)
-        elif self._form == completion.LANDMARK:
-            marks.look(self.marks, now)
         while self._gone and self._gone[0][0] <= now:
             _, machine, at = self._gone.popleft()
             # One that came back meanwhile may have gone again, and has an entry of its own.
@@ -176,8 +170,7 @@ class Predictor:
         if row is not None:
             self.version += 1
             counting.leave(self.state, row, self.now)
-            self.marks.written[row] = 0
-            if self.by_period:
+            if self.by_landmarks:
                 periods.leaves(self.period, row)
             self._free.append(row)
 
@@ -194,15 +187,13 @@ class Predictor:
         rows: dict[str, int],
         last: dict[str, LastChange],
         state: counting.Rolling,
-        found: marks.Landmarks,
         late: int,
         since: float,
         seen: periods.Period | None = None,
     ) -> None:
         """Go on with what another predictor knew (`matcher.predict.memory`).
 
-        :param seen: None: it did not count landmarks by `matcher.predict.period`, and that begins with how the
-            machines stand.
+        :param seen: None: it did not count landmarks, and they begin with how the machines stand.
         """
         size = len(state.last_s)
         if any(not 0 <= row < size for row in rows.values()) or len(set(rows.values())) != len(rows):
@@ -210,9 +201,9 @@ class Predictor:
         fresh = self._fresh_period(size)
         if seen is not None and (len(seen.stood_s) != size or seen.watched.shape != fresh.watched.shape):
             raise ValueError("landmarks on another grid")
-        self.rows, self._last, self.state, self.marks, self.late = rows, last, state, found, late
+        self.rows, self._last, self.state, self.late = rows, last, state, late
         self.since = since
-        if self.by_period:
+        if self.by_landmarks:
             self.period = seen or self._stood(rows, last, size)
         self._free = sorted(set(range(size)) - set(rows.values()), reverse=True)
         until = self.now + 2.0 * self.options.horizon_s
@@ -226,7 +217,6 @@ class Predictor:
         made.rows, made._last = dict(self.rows), dict(self._last)
         made._free, made._gone = list(self._free), deque(self._gone)
         made.state = _copied(self.state)
-        made.marks = _copied(self.marks)
         made.period = _copied(self.period)
         made._knowledge = _copied(self._knowledge)
         return made
@@ -252,38 +242,40 @@ class Predictor:
         # Nothing has changed since they were learned a moment ago.
         if stale and self._learned != (self.now, self.version):
             knowing.learn(self._knowledge, self.state, self.now, self.options.censored)
-            clock = self.period.clock if self.by_period else self.marks.clock
-            if self._form == completion.LANDMARK and clock[0] != self._looked:
-                lasts = self._knowledge.lasts
-                self._knowledge.totals[2] = (
-                    periods.fill_lasts_of_period(self.period, lasts)
-                    if self.by_period
-                    else marks.fill_lasts(self.marks, lasts)
-                )
-                self._looked = float(clock[0])
+            if self.by_landmarks and self.period.clock[0] != self._looked:
+                self._knowledge.totals[2] = periods.fill_lasts_of_period(self.period, self._knowledge.lasts)
+                self._looked = float(self.period.clock[0])
             self._fresh_until = self.now + self.options.fresh_s
             self._news = 0
             self.version += 1
             self._learned = (self.now, self.version)
         return self._knowledge
 
-    def probability(self, direction: Value, elapsed_s: Value, duration_s: Value, free: Value = 0.0) -> Value:
+    def probability(
+        self,
+        direction: Value,
+        elapsed_s: Value,
+        duration_s: Value,
+        free: Value = 0.0,
+        cores: Value = marks.ANY_CORES,
+    ) -> Value:
         """P_c by the options' form, for one machine or arrays of them; NaN where history is silent.
 
         :param direction: GROWTH, SHRINK or NONE of `matcher.predict.rolling`; an array must be of integers.
         :param elapsed_s: since the last change; not below 0.
         :param free: cores left free when the task runs; counts with the switch ``sized`` only.
+        :param cores: that the machine has; counts with landmarks only.
         """
         knowledge = self.known()
         form = completion.form_now(knowledge, self._form)
         sized = self.options.sized
-        return completion.completion_probability(knowledge, form, sized, direction, elapsed_s, duration_s, free)
+        return completion.completion_probability(knowledge, form, sized, direction, elapsed_s, duration_s, free, cores)
 
-    def outlook(self, direction: Value, elapsed_s: Value, free: Value) -> completion.Outlook:
+    def outlook(self, direction: Value, elapsed_s: Value, free: Value, cores: Value) -> completion.Outlook:
         """What P_c goes by, whatever the duration; good for as long as `version` stays and the clock."""
         knowledge = self.known()
         form = completion.form_now(knowledge, self._form)
-        return completion.outlook(knowledge, form, self.options.sized, direction, elapsed_s, free)
+        return completion.outlook(knowledge, form, self.options.sized, direction, elapsed_s, free, cores)
 
     def failure_and_loss(self, machines: completion.Outlook, duration_s: Value) -> tuple[Value, Value]:
         """Of what `outlook` has said: ``1 - P_c``, NaN where history is silent, and w of Eq. 2 in seconds."""
@@ -303,7 +295,8 @@ class Predictor:
         if len(here):
             rows = rows[here]
             elapsed_s = np.maximum(now - self.state.last_s[rows], 0.0)
-            values = self.probability(self.state.direction[rows], elapsed_s, duration_s, np.zeros(len(rows)))
+            cores = self.period.stood_cores[rows] if self.by_landmarks else np.full(len(rows), marks.ANY_CORES)
+            values = self.probability(self.state.direction[rows], elapsed_s, duration_s, np.zeros(len(rows)), cores)
             for index, value in zip(here.tolist(), values.tolist(), strict=True):
                 found[index] = None if math.isnan(value) else min(max(value, 0.0), 1.0)
         return found
@@ -338,13 +331,12 @@ class Predictor:
         return np.maximum(self.now - last_s, 0.0)
 
     def _stands(self, row: int, at: float, cores: float, x: int) -> None:
-        marks.remember(self.marks, row, at, cores, x)
-        if self.by_period:
+        if self.by_landmarks:
             periods.stands(self.period, row, at, cores, x)
 
     def _fresh_period(self, machines: int) -> periods.Period:
         options = self.options
-        if not self.by_period:
+        if not self.by_landmarks:
             return periods.no_period()
         return periods.period(machines, options.window_s, options.horizon_s, options.look_every_s, self.now)
 
@@ -363,9 +355,7 @@ class Predictor:
         wanted = max(2 * size, 16)
         options = self.options
         self.state = _larger(self.state, counting.rolling(wanted, options.window_s, self.now), size)
-        fresh = marks.landmarks(wanted, options.window_s, options.horizon_s, options.look_every_s, self.now)
-        self.marks = _larger(self.marks, fresh, size)
-        if self.by_period:
+        if self.by_landmarks:
             self.period = _larger(self.period, self._fresh_period(wanted), size)
         self._free.extend(range(wanted - 1, size - 1, -1))
         self.version += 1
@@ -375,7 +365,6 @@ class Predictor:
 _PER_MACHINE: Final = frozenset(
     (
         *("last_s", "counted_s", "direction", "opened_s", "opened_counted_s", "opened"),
-        *("at_s", "cores", "written"),
         *("stood_s", "stood_cores", "stood_direction", "noted", "noted_cores", "lost", "counted", "lost_step"),
     )
 )

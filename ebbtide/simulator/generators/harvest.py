@@ -22,6 +22,8 @@ class Packing(StrEnum):
     #: The emptiest.
     BALANCING = "balancing"
     RANDOM = "random"
+    #: The fullest of some that are drawn at random: servers differ, and go on differing, as the paper's do.
+    FULLEST_OF = "fullest-of"
 
 
 @dataclass(slots=True)
@@ -45,6 +47,9 @@ class HarvestSeries:
     :param cpu_cores: of each.
     :param memory_mib: of each.
     :param least_cpu_cores: with less left over there is no harvest VM: the series says 0 (the paper's minimum size).
+    :param drawn: with `Packing.FULLEST_OF`: of how many servers with room the fullest is taken.
+    :param together: VMs of one batch that arrive at one instant go onto one server, as far as it has room; only the
+        first of them, and the first that does not fit, is placed by ``packing``.
     :raises InvalidParameter: no servers, or sizes that are not positive.
     """
 
@@ -56,9 +61,13 @@ class HarvestSeries:
         packing: Packing,
         rng: np.random.Generator,
         least_cpu_cores: float = 0.0,
+        drawn: int = 10,
+        together: bool = False,
     ) -> None:
         if servers < 1:
             raise InvalidParameter("servers", f"must be at least 1, but is {servers}")
+        if drawn < 1:
+            raise InvalidParameter("drawn", f"must be at least 1, but is {drawn}")
         for name, value in (("cpu_cores", cpu_cores), ("memory_mib", memory_mib)):
             if not (math.isfinite(value) and value > 0):
                 raise InvalidParameter(name, f"must be above 0 and finite, but is {value:g}")
@@ -69,6 +78,10 @@ class HarvestSeries:
         self._packing = packing
         self._rng = rng
         self._least_cpu_cores = least_cpu_cores
+        self._drawn = drawn
+        self._together = together
+        #: Of the batches that arrive now: the server of each.
+        self._homes: dict[str, int] = {}
         self._free_cores: Floats = np.full(servers, cpu_cores, np.float64)
         self._free_mib: Floats = np.full(servers, memory_mib, np.float64)
         #: That have power: all of them.
@@ -88,15 +101,19 @@ class HarvestSeries:
         now_s = 0.0
         for batch in vms:
             out = _Changes(self._names)
-            values = (batch.arrives_s, batch.departs_s, batch.cpu_cores, batch.memory_mib)
-            for arrives_s, departs_s, cores, mib in zip(*(v.tolist() for v in values), strict=True):
+            values = (batch.arrives_s, batch.departs_s, batch.cpu_cores, batch.memory_mib, batch.group)
+            for arrives_s, departs_s, cores, mib, group in zip(*(v.tolist() for v in values), strict=True):
+                if arrives_s > now_s:
+                    self._homes.clear()
                 while (next_s := self._next_s()) <= arrives_s:
                     now_s = self._note(out, shown, changed, now_s, next_s)
                     changed |= self._happen()
                 now_s = self._note(out, shown, changed, now_s, arrives_s)
-                server = self._place(departs_s, cores, mib)
+                server = self._place(departs_s, cores, mib, self._homes.get(group))
                 if server is not None:
                     changed.add(server)
+                    if self._together and group:
+                        self._homes[group] = server
             if out.at:
                 yield out.batch()
         out = _Changes(self._names)
@@ -128,25 +145,30 @@ class HarvestSeries:
         changed.clear()
         return next_s
 
-    def _place(self, departs_s: float, cores: float, mib: float) -> int | None:
+    def _place(self, departs_s: float, cores: float, mib: float, home: int | None = None) -> int | None:
         if math.isnan(mib):
             self.counts.without_memory += 1
             mib = 0.0
-        server = self._put(departs_s, cores, mib)
+        server = self._put(departs_s, cores, mib, home)
         if server is None:
             self.counts.rejected += 1
         else:
             self.counts.placed += 1
         return server
 
-    def _put(self, departs_s: float, cores: float, mib: float) -> int | None:
-        """Onto a server with room; None: there is none."""
+    def _put(self, departs_s: float, cores: float, mib: float, home: int | None = None) -> int | None:
+        """Onto a server with room, that of its batch before all others; None: there is none."""
         fits: Mask = (self._free_cores >= cores - 1e-9) & (self._free_mib >= mib - 1e-9)
         candidates = np.flatnonzero(fits)
         if not len(candidates):
             return None
-        if self._packing is Packing.RANDOM:
+        if home is not None and fits[home]:
+            server = home
+        elif self._packing is Packing.RANDOM:
             server = int(candidates[self._rng.integers(len(candidates))])
+        elif self._packing is Packing.FULLEST_OF:
+            some = candidates[self._rng.integers(len(candidates), size=self._drawn)]
+            server = int(some[np.argmin(self._free_cores[some])])
         else:
             free = self._free_cores[candidates]
             best = np.argmin(free) if self._packing is Packing.PACKING else np.argmax(free)

@@ -98,8 +98,10 @@ class PoweredSeries(HarvestSeries):
         power: PowerSteps,
         cut: Cut,
         power_rng: np.random.Generator,
+        drawn: int = 10,
+        together: bool = False,
     ) -> None:
-        super().__init__(servers, cpu_cores, memory_mib, packing, rng, least_cpu_cores)
+        super().__init__(servers, cpu_cores, memory_mib, packing, rng, least_cpu_cores, drawn, together)
         if cpu_cores != int(cpu_cores):
             raise InvalidParameter("cpu_cores", f"must be whole where power changes, but is {cpu_cores:g}")
         self.power_counts = PowerCounts()
@@ -178,18 +180,18 @@ class PoweredSeries(HarvestSeries):
         self._free_cores = np.round(self._free_cores + sign * amounts, 6)
         return {int(server): float(amounts[server]) for server in np.flatnonzero(amounts)}
 
-    def _place(self, departs_s: float, cores: float, mib: float) -> int | None:
+    def _place(self, departs_s: float, cores: float, mib: float, home: int | None = None) -> int | None:
         rejected = self.counts.rejected
-        server = super()._place(departs_s, cores, mib)
+        server = super()._place(departs_s, cores, mib, home)
         if server is None and (self._powered < self._full_cores).any():
             self.counts.rejected = rejected
             self.power_counts.deferred += 1
             self._away.append((departs_s, cores, 0.0 if math.isnan(mib) else mib))
         return server
 
-    def _put(self, departs_s: float, cores: float, mib: float) -> int | None:
+    def _put(self, departs_s: float, cores: float, mib: float, home: int | None = None) -> int | None:
         number = self._arrived
-        server = super()._put(departs_s, cores, mib)
+        server = super()._put(departs_s, cores, mib, home)
         if server is not None:
             self._running[number] = (departs_s, server, cores, mib)
         return server

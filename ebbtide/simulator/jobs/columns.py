@@ -274,9 +274,6 @@ MEASURES: Final = ("wait_s", "completion_s", "slowdown", "task_wait_s")
 STRICT: Final = 0
 CONSERVING: Final = 1
 EASY: Final = 2
-# Which running task is killed first.
-OLDEST: Final = 0
-NEWEST: Final = 1
 # Where a killed task waits.
 TAIL: Final = 0
 HEAD: Final = 1
@@ -326,6 +323,7 @@ class State(NamedTuple):
     scratch: Ints
     scratch_times: Floats
     scratch_more: Ints
+    scratch_lost: Floats
     #: Jobs at hand: when they come, their queues, where the tasks of each begin (and those of the last end); the tasks'
     #: runtimes and estimates; s. Then changes at hand.
     in_at: Floats

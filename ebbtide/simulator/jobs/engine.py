@@ -32,7 +32,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 5
+_VERSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +345,11 @@ def build(policy: Policy, compile: bool = True) -> Advance:
         for name, hook in HOOKS.items():
             chosen_by_type(hook, 1, functools.partial(kernel_of, hook=name))
         kernels = [kernel_of(policy.state, hook) for hook in HOOKS]
-        # Thirty arrays go from function to function: counting who holds them would cost ten times the work.
-        options: dict[str, Any] = {"_nrt": policy.allocates, "error_model": "numpy", "forceinline": True}
-        _COMPILED[policy.state] = announced(compiled(loop.advance, kernels, **options), policy.name)
+        # Counting who holds thirty arrays would cost ten times the work. Where it must be, one large function would take
+        # minutes to compile.
+        options: dict[str, Any] = {"_nrt": policy.allocates, "forceinline": not policy.allocates}
+        options["error_model"] = "numpy"
+        _COMPILED[policy.state] = announced(compiled(loop.run, kernels, **options), policy.name)
     return _COMPILED[policy.state]
 
 

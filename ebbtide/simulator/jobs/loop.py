@@ -34,6 +34,7 @@ from ebbtide.simulator.jobs.measures import add
 from ebbtide.simulator.jobs.policy import moved, schedule
 from ebbtide.simulator.jobs.running import finish, resize, tick
 from ebbtide.simulator.jobs.validation import check
+from ebbtide.simulator.references import by_reference
 
 
 def admit(s: State, row: int, now_s: float) -> bool:
@@ -194,3 +195,8 @@ def advance(s: State, p: Any, most_events: int) -> int:
             counts[COUNT.broken] = check(s)
             if counts[COUNT.broken] != 0:
                 return BROKEN
+
+
+def run(s: State, p: Any, most_events: int) -> int:
+    """`advance`, compiled: it is here that the arrays become references."""
+    return advance(by_reference(s), by_reference(p), most_events)

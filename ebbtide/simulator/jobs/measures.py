@@ -17,6 +17,7 @@ GROWTH: Final = math.log(1.01)
 #: Below it (and for 0) there is one bin.
 LEAST: Final = 1e-3
 BINS: Final = int(math.log(1e13 / LEAST) / GROWTH) + 3
+_ONE: Final = int(math.log(1.0 / LEAST) / GROWTH) + 1
 PERCENTILES: Final = (50, 90, 95, 99)
 #: Columns of `moments`: the sum in two parts, the most.
 MOMENTS: Final = 3
@@ -36,7 +37,10 @@ def add(sums: Floats, place: int, value: float) -> None:
 def note(bins: Ints, bin_sums: Floats, moments: Floats, row: int, value: float) -> None:
     """One more value of a measure; not negative."""
     place = 0
-    if value >= LEAST:
+    if value == 1.0:
+        # As most slowdowns are.
+        place = _ONE
+    elif value >= LEAST:
         place = min(int(math.log(value / LEAST) / GROWTH) + 1, BINS - 1)
     bins[row, place] += 1
     bin_sums[row, place] += value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ebbtide.matcher.policies.victims import choose_victims
+from ebbtide.matcher.policies.victims import NEWEST, choose_victims
 from ebbtide.simulator.jobs.columns import (
     COMPLETION,
     COUNT,
@@ -14,7 +14,6 @@ from ebbtide.simulator.jobs.columns import (
     JOB_TIME,
     MACHINE,
     MACHINE_TIME,
-    NEWEST,
     OPTION,
     SLOWDOWN,
     SUM,
@@ -188,21 +187,26 @@ def withdraw(s: State, p: Any, task: int, now_s: float) -> None:
     free(s, task)
 
 
+def saved_s(s: State, task: int, now_s: float) -> float:
+    """Of the useful seconds of a running task, those that its checkpoints hold."""
+    every_s = s.sums[SUM.checkpoint_every]
+    if every_s <= 0:
+        return 0.0
+    made = math.floor((now_s - s.times[task, TIME.began]) / (every_s + s.sums[SUM.checkpoint_cost]))
+    return float(every_s * min(float(made), checkpoints(every_s, s.times[task, TIME.left])))
+
+
 def kill(s: State, p: Any, task: int, now_s: float) -> None:
     """A running task loses its machine, and all its work since its last checkpoint; it waits in no queue yet."""
     machine = s.tasks[task, TASK.machine]
     stop(s, task, machine)
-    saved_s = 0.0
-    every_s = s.sums[SUM.checkpoint_every]
-    if every_s > 0:
-        cycle_s = every_s + s.sums[SUM.checkpoint_cost]
-        made = math.floor((now_s - s.times[task, TIME.began]) / cycle_s)
-        saved_s = every_s * min(float(made), checkpoints(every_s, s.times[task, TIME.left]))
-        s.times[task, TIME.left] -= saved_s
-        s.times[task, TIME.estimate] = max(s.times[task, TIME.estimate] - saved_s, 0.0)
+    kept_s = saved_s(s, task, now_s)
+    if kept_s > 0.0:
+        s.times[task, TIME.left] -= kept_s
+        s.times[task, TIME.estimate] = max(s.times[task, TIME.estimate] - kept_s, 0.0)
     job = s.tasks[task, TASK.job]
     s.job_times[job, JOB_TIME.lost] += account(
-        s, task, now_s, saved_s, max(now_s - s.times[task, TIME.began] - saved_s, 0.0)
+        s, task, now_s, kept_s, max(now_s - s.times[task, TIME.began] - kept_s, 0.0)
     )
     if s.options[OPTION.attempts] != 0:
         write_attempt(s, task, machine, now_s, 0.0)
@@ -227,7 +231,7 @@ def write_attempt(s: State, task: int, machine: int, now_s: float, completed: fl
     s.counts[COUNT.attempt_rows] = row + 1
 
 
-def list_victims(s: State, machine: int) -> int:
+def list_victims(s: State, machine: int, now_s: float) -> int:
     """Put the tasks that have no room any more into ``scratch``, in the order in which they go; how many."""
     over_cores = s.machines[machine, MACHINE.used] - s.machines[machine, MACHINE.cores]
     over_mib = s.machines[machine, MACHINE.used_memory] - s.machines[machine, MACHINE.memory]
@@ -238,15 +242,20 @@ def list_victims(s: State, machine: int) -> int:
         s.scratch_more[running] = s.tasks[task, TASK.memory]
         # Every task of the simulator may be begun again.
         s.scratch_times[running] = 1.0
+        s.scratch_lost[running] = s.tasks[task, TASK.cores] * (
+            now_s - s.times[task, TIME.began] - saved_s(s, task, now_s)
+        )
         running += 1
         task = s.tasks[task, TASK.next]
-    newest = s.options[OPTION.kills] == NEWEST
-    count = choose_victims(s.scratch, s.scratch_more, s.scratch_times, running, over_cores, over_mib, newest)
+    order = s.options[OPTION.kills]
+    count = choose_victims(
+        s.scratch, s.scratch_more, s.scratch_lost, s.scratch_times, running, over_cores, over_mib, order
+    )
     place = found = 0
     task = s.machines[machine, MACHINE.first]
     while task >= 0:
         if s.scratch_times[place] > 0.0:
-            s.scratch[count - 1 - found if newest else found] = task
+            s.scratch[count - 1 - found if order == NEWEST else found] = task
             found += 1
         place += 1
         task = s.tasks[task, TASK.next]
@@ -267,7 +276,7 @@ def resize(s: State, p: Any, machine: int, cores: int, memory_mib: int, now_s: f
         s.machine_times[machine, MACHINE_TIME.changed] = now_s
     count = 0
     if s.machines[machine, MACHINE.used] > cores or s.machines[machine, MACHINE.used_memory] > memory_mib:
-        count = list_victims(s, machine)
+        count = list_victims(s, machine, now_s)
         for i in range(count):
             kill(s, p, s.scratch[i], now_s)
     moved(s, p, machine)

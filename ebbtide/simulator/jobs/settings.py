@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ebbtide.matcher.policies.victims import ORDERS
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.jobs import columns as c
 
 DISCIPLINES: Final[Mapping[str, int]] = {"strict": c.STRICT, "conserving": c.CONSERVING, "easy": c.EASY}
-KILLS: Final[Mapping[str, int]] = {"oldest": c.OLDEST, "newest": c.NEWEST}
+KILLS: Final[Mapping[str, int]] = ORDERS
 REQUEUE: Final[Mapping[str, int]] = {"tail": c.TAIL, "head": c.HEAD}
 ESTIMATES: Final = ("exact", "requested")
 
@@ -23,7 +24,8 @@ class Settings:
     :param discipline: ``strict``: the first that cannot start blocks all others; ``conserving``: it is passed over;
         ``easy``: EASY backfilling (Lifka 1995): it is passed over by what does not delay it, by the estimates.
     :param kills: which task of a machine that shrinks is killed first: the ``oldest`` start as YARN's
-        CapacityScheduler does (Agarwal et al. 2023 §4.1), or the ``newest``.
+        CapacityScheduler does (Agarwal et al. 2023 §4.1), the ``newest``, or the one that loses the least work
+        (``least-lost``; `matcher.policies.victims`).
     :param requeue: where a killed task waits: at the ``tail`` of the queue, or at its ``head``, in the order of the
         kills.
     :param estimates: what the scheduler believes of runtimes: the ``exact`` ones, or what the trace says was

@@ -43,6 +43,7 @@ def empty_state() -> State:
         scratch=np.empty(0, np.int64),
         scratch_times=np.empty(0),
         scratch_more=np.empty(0, np.int64),
+        scratch_lost=np.empty(0),
         in_at=np.empty(0),
         in_queue=np.empty(0, np.int64),
         in_offsets=np.zeros(1, np.int64),
@@ -76,6 +77,7 @@ def with_tasks(s: State, rows: int) -> State:
         scratch=_longer(s.scratch, rows),
         scratch_times=_longer(s.scratch_times, rows),
         scratch_more=_longer(s.scratch_more, rows),
+        scratch_lost=_longer(s.scratch_lost, rows),
         attempts=_longer(s.attempts, rows + ROWS) if s.options[c.OPTION.attempts] else s.attempts,
     )
 

@@ -11,22 +11,28 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from ebbtide.matcher.acquire.acquirer import Acquirer, Decommission, Emptied, Event, PeriodOver, Standing, advance_all
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions, View
 from ebbtide.matcher.acquire.provision import calls, news
+from ebbtide.matcher.acquire.stability import StabilityRecord
+from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.generators.harvest import Packing
 from ebbtide.simulator.inputs.batches import CapacityBatch, Indices, texts
-from ebbtide.simulator.jobs.columns import COUNT, LEAVING, MACHINE, QUEUE, State
+from ebbtide.simulator.jobs.columns import COUNT, LEAVING, MACHINE, QUEUE, TASK, TIME, State
 from ebbtide.simulator.matching.costs import Meter, Prices, VmKind
 from ebbtide.simulator.matching.pools import Pool
 from ebbtide.simulator.matching.servers import Servers
+from ebbtide.simulator.matching.workload import FALLBACK_S
 
 Answer = TypeVar("Answer")
+#: Between two looks at how stable the machines are.
+_RECORD_S: Final = 900.0
 
 
 class Removal(StrEnum):
@@ -34,6 +40,8 @@ class Removal(StrEnum):
 
     #: Those whose cores changed last (Algorithm 2).
     RECENT = "recent"
+    #: Those that have kept their cores least likely for the median task (`matcher.acquire.stability`).
+    STABILITY = "stability"
     #: Any: nothing is made of what is known of them (Agarwal et al. 2023 §4.4's runs without the matcher).
     RANDOM = "random"
 
@@ -143,6 +151,11 @@ class AcquiredMachines:
         self._from_s = from_s
         self._meter = Meter(acquisition.kind, acquisition.prices, from_s)
         self._names = texts(f"machine-{number}" for number in range(pool.machines))
+        # By Eq. 1, as the acquirer has a predictor of its own whatever the scheme: a manager has one for both.
+        self._predictor = Predictor(float(pool.at_s[0]), PredictorOptions(sized=True))
+        self._record = StabilityRecord(max(acquisition.options.evidence_s, 1.0))
+        self._recorded_s = -math.inf
+        self._shown: dict[int, int] = {}
         #: Of the engine.
         self.state: Callable[[], State] = _no_engine
         self.acquirer = Acquirer(next_at=float(pool.at_s[0]))
@@ -207,6 +220,7 @@ class AcquiredMachines:
             if cores is None:
                 continue
             rows.add(server, at_s, cores)
+            self._learn(server, at_s, cores)
             self._meter.change(server, at_s, cores, int(servers.least[server]))
             if cores == 0:
                 self.evicted += 1
@@ -214,6 +228,7 @@ class AcquiredMachines:
     def _look(self, rows: _Rows, now_s: float) -> None:
         """Everything that follows at this instant."""
         servers, machines = self._servers, self.state().machines
+        self._see(now_s)
         servers.cooling[:] = False
         # Those that have gone by now: the next harvest VM there takes tasks.
         machines[~servers.held & (machines[:, MACHINE.held] == LEAVING), MACHINE.held] = 0
@@ -231,10 +246,12 @@ class AcquiredMachines:
                 self.requested += 1
                 cores = int(servers.ours[server])
                 rows.add(int(server), now_s, cores)
+                self._learn(int(server), now_s, cores)
                 self._meter.change(int(server), now_s, cores, int(servers.least[server]))
             for server in np.flatnonzero(held & ~servers.held):
                 self.given_back += 1
                 rows.add(int(server), now_s, 0)
+                self._learn(int(server), now_s, 0, by_owner=True)
                 self._meter.change(int(server), now_s, 0, 0)
             events = self._news(now_s)
         self._write_down(now_s)
@@ -257,8 +274,29 @@ class AcquiredMachines:
                 # The acquirer gives back what changed last: whichever that is said to be.
                 unchanged_s = float(self._generator.random())
             busy = int(self.state().machines[int(one.name), MACHINE.running]) > 0
-            views[one.name] = View(float(ours[int(one.name)]), unchanged_s, busy)
+            stability = self._record.of(one.name)
+            known_s = now_s - one.came_at
+            views[one.name] = View(float(ours[int(one.name)]), unchanged_s, busy, stability, known_s)
         return views
+
+    def _learn(self, server: int, at_s: float, cores: int, by_owner: bool = False) -> None:
+        """What the acquirer's predictor hears of the machines that it holds."""
+        before = self._shown.get(server, 0)
+        self._shown[server] = cores
+        if self._acquisition.removal is Removal.STABILITY:
+            self._predictor.observe(Change(str(server), at_s, float(before), float(cores), by_owner))
+
+    def _see(self, now_s: float) -> None:
+        """Write down how stable the machines are, every quarter of an hour."""
+        if self._acquisition.removal is not Removal.STABILITY or now_s < self._recorded_s + _RECORD_S:
+            return
+        self._recorded_s = now_s
+        names = [one.name for one in self.acquirer.kept]
+        s = self.state()
+        alive = s.tasks[:, TASK.machine] > -2
+        duration_s = float(np.median(s.times[alive, TIME.estimate])) if alive.any() else FALLBACK_S
+        found = self._predictor.probabilities_of(names, now_s, duration_s)
+        self._record.observe(now_s, dict(zip(names, found, strict=True)))
 
     def _wanted(self) -> float:
         if self._acquisition.budget_cores is not None:

@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 from ebbtide.matcher.predict.ages import Floats
 from ebbtide.matcher.predict.knowledge import Knowledge
-from ebbtide.matcher.predict.landmarks import Landmarks
 from ebbtide.matcher.predict.period import Period
 from ebbtide.matcher.predict.rolling import Integers, Rolling
 
@@ -24,8 +23,8 @@ class Switches(NamedTuple):
     news: int = 5
     #: Whether outcomes of tasks are held against predictions.
     check: int = 6
-    #: Landmarks count step by step (`matcher.predict.period`).
-    period: int = 7
+    #: Tasks start as machines report (Algorithm 3).
+    heartbeat: int = 7
 
 
 SWITCH: Final = Switches()
@@ -48,6 +47,8 @@ class Numbers(NamedTuple):
     #: Sum of the squares of what predictions of started tasks were off.
     squares: int = 9
     spread: int = 10
+    #: Algorithm 3.
+    threshold: int = 11
 
 
 NUMBER: Final = Numbers()
@@ -75,7 +76,6 @@ class Matching(NamedTuple):
     switches: Integers
     numbers: Floats
     rolling: Rolling
-    marks: Landmarks
     period: Period
     knowledge: Knowledge
     #: Per machine, of the task that is looked at.
@@ -89,3 +89,5 @@ class Matching(NamedTuple):
     predicted: Floats
     observed: Floats
     outcomes: Floats
+    #: Which machine reports first.
+    draws: Integers

@@ -1,11 +1,14 @@
 """Calibration on a pool: `python -m ebbtide.simulator.matching.calibrating VMS` prints it for Azure's trace.
 
+With RESULTS.json behind, that of the live default only, and into that file.
+
 Every quarter of an hour each machine of the pool is asked for, as the match maker would, for several durations and
 several cores left free; the pool's own changes say what became of it. Predictions know only what was before.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +16,12 @@ from typing import Final
 
 import numpy as np
 
+from ebbtide.matcher.match.rounds import LIVE_PREDICTION
 from ebbtide.matcher.predict.calibration import Calibration
 from ebbtide.matcher.predict.changes import Change
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.rolling import NONE
+from ebbtide.simulator.experiments.code import commit
 from ebbtide.simulator.generators.harvest import Packing
 from ebbtide.simulator.generators.replayed import vm_columns
 from ebbtide.simulator.inputs.batches import Floats, Mask, VmBatch
@@ -32,7 +37,6 @@ SHOWN: Final = {
     "Eq. 1 and size of shrinks": PredictorOptions(sized=True),
     "Eq. 3": PredictorOptions(form="next-shrink"),
     "landmarks": PredictorOptions(form="landmark", sized=True),
-    "landmarks by period": PredictorOptions(form="landmark", sized=True, period=True),
 }
 
 
@@ -66,7 +70,7 @@ def calibrate(
             for duration_s in durations_s:
                 for free in frees if options.sized else frees[:1]:
                     p = predictor.probability(
-                        predictor.directions()[rows], elapsed_s, duration_s, np.full(len(rows), free)
+                        predictor.directions()[rows], elapsed_s, duration_s, np.full(len(rows), free), cores
                     )
                     kept = _kept(futures, next_s, duration_s, free, options.sized)
                     calibration.add_all(np.clip(np.asarray(p)[there], 0.0, 1.0), kept[there])
@@ -103,25 +107,40 @@ POOLS: Final = {
     "packing": (PoolSettings(Packing.PACKING, 200, 0.10), 7),
     "random, VMs over 1 h": (PoolSettings(Packing.RANDOM, 230, 0.10, 3600.0), 7),
     "packing, VMs over 1 h": (PoolSettings(Packing.PACKING, 230, 0.10, 3600.0), 7),
+    "fullest of ten, batches together": (PoolSettings(Packing.FULLEST_OF, 230, 0.10, together=True), 7),
+    "fullest of ten, batches together, VMs over 1 h": (
+        PoolSettings(Packing.FULLEST_OF, 230, 0.10, 3600.0, together=True),
+        7,
+    ),
     "random, a day later": (PoolSettings(Packing.RANDOM, 200, 0.10, from_s=4 * 86_400.0, until_s=9 * 86_400.0), 29),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the reliability curves."""
-    if len(arguments) != 1:
-        print("usage: python -m ebbtide.simulator.matching.calibrating VMS", file=sys.stderr)
+    if len(arguments) not in (1, 2):
+        print("usage: python -m ebbtide.simulator.matching.calibrating VMS [RESULTS.json]", file=sys.stderr)
         return 2
+    shown = SHOWN if len(arguments) == 1 else {"live": LIVE_PREDICTION}
+    kept = []
     batches = (batch for batch in Trace(Path(arguments[0]), from_first=True) if isinstance(batch, VmBatch))
     vms = vm_columns(batches)
     for name, (settings, seed) in POOLS.items():
-        found = pool(vms, settings, seed)
-        for title, options in SHOWN.items():
-            calibration = calibrate(found, options)
+        replayed = pool(vms, settings, seed)
+        for title, options in shown.items():
+            calibration = calibrate(replayed, options)
             brier, worst = calibration.brier or 0.0, calibration.worst_error(200) or 0.0
             print(f"\n{name}: {title}: {calibration.count} outcomes, Brier {brier:.3f}, worst decile {worst:.3f}")
-            for row in calibration.curve(200):
+            rows = calibration.curve(200)
+            for row in rows:
                 print(f"  {row.low:.1f}  {row.count:7d}  predicted {row.predicted:.3f}  observed {row.observed:.3f}")
+            deciles = [[row.low, row.count, round(row.predicted, 4), round(row.observed, 4)] for row in rows]
+            told = {"count": calibration.count, "brier": round(brier, 4), "worst": round(worst, 4)}
+            kept.append({"pool": name, "seed": seed, "settings": str(settings), **told, "deciles": deciles})
+    if len(arguments) == 2:
+        command = f"python -m {__spec__.name} {' '.join(Path(one).name for one in arguments)}"
+        document = {"command": command, "commit": commit(), "form": LIVE_PREDICTION.form, "pools": kept}
+        Path(arguments[1]).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -11,7 +11,7 @@ from ebbtide.matcher.match.choices import choose as choose_machine
 from ebbtide.matcher.predict.completion_probability import LANDMARK, failure_and_loss, form_now, outlook
 from ebbtide.matcher.predict.expected_time import aversion, expected_s, remaining_s, restart_s, usable_duration_s
 from ebbtide.matcher.predict.knowledge import learn
-from ebbtide.matcher.predict.landmarks import fill_lasts, look, remember
+from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.period import fill_lasts_of_period, stands, watch
 from ebbtide.matcher.predict.rolling import GROWTH, SHRINK, leave, roll
 from ebbtide.matcher.predict.rolling import begin as begin_interval
@@ -26,21 +26,15 @@ def begin(s: State, p: Matching, now_s: float) -> None:
     p.promised[:] = 0
     roll(p.rolling, now_s)
     numbers = p.numbers
-    if p.switches[SWITCH.period] != 0:
+    if p.switches[SWITCH.form] == LANDMARK:
         watch(p.period, now_s)
-    elif p.switches[SWITCH.form] == LANDMARK:
-        look(p.marks, now_s)
     news = p.switches[SWITCH.news] > numbers[NUMBER.fresh_share] * p.knowledge.totals[0]
     if now_s < numbers[NUMBER.fresh_until] and not news:
         return
     learn(p.knowledge, p.rolling, now_s, p.switches[SWITCH.censored] != 0)
-    if p.switches[SWITCH.period] != 0:
-        if p.period.clock[0] != numbers[NUMBER.looked]:
-            p.knowledge.totals[2] = fill_lasts_of_period(p.period, p.knowledge.lasts)
-            numbers[NUMBER.looked] = p.period.clock[0]
-    elif p.switches[SWITCH.form] == LANDMARK and p.marks.clock[0] != numbers[NUMBER.looked]:
-        p.knowledge.totals[2] = fill_lasts(p.marks, p.knowledge.lasts)
-        numbers[NUMBER.looked] = p.marks.clock[0]
+    if p.switches[SWITCH.form] == LANDMARK and p.period.clock[0] != numbers[NUMBER.looked]:
+        p.knowledge.totals[2] = fill_lasts_of_period(p.period, p.knowledge.lasts)
+        numbers[NUMBER.looked] = p.period.clock[0]
     numbers[NUMBER.fresh_until] = now_s + numbers[NUMBER.fresh_s]
     p.switches[SWITCH.news] = 0
 
@@ -65,8 +59,7 @@ def changed(s: State, p: Matching, machine: int, now_s: float, cores_before: int
 
 
 def _stands(p: Matching, machine: int, now_s: float, cores: float, direction: int) -> None:
-    remember(p.marks, machine, now_s, cores, direction)
-    if p.switches[SWITCH.period] != 0:
+    if p.switches[SWITCH.form] == LANDMARK:
         # Looks are taken of how machines stood then, so those up to now come before the change.
         watch(p.period, now_s)
         stands(p.period, machine, now_s, cores, direction)
@@ -114,7 +107,8 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
     form = form_now(knowledge, p.switches[SWITCH.form])
     sized = p.switches[SWITCH.sized] != 0
     duration_s = usable_duration_s(s.times[task, TIME.estimate], 0.0, numbers[NUMBER.fallback_s])
-    again, wasted = failure_and_loss(knowledge, form, outlook(knowledge, form, sized, GROWTH, 0.0, 0.0), duration_s)
+    fresh = outlook(knowledge, form, sized, GROWTH, 0.0, 0.0, ANY_CORES)
+    again, wasted = failure_and_loss(knowledge, form, fresh, duration_s)
     if math.isnan(again):
         again = 1.0 - numbers[NUMBER.unknown]
     restart = restart_s(1.0 - again, wasted, duration_s)
@@ -129,9 +123,10 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         if wait_s == math.inf or (wait_s > 0.0 and p.switches[SWITCH.delay] == 0):
             continue
         then_s = max(now_s - p.rolling.last_s[machine], 0.0) + wait_s
-        free = float(s.machines[machine, MACHINE.cores] - s.machines[machine, MACHINE.used] - need)
+        cores = float(s.machines[machine, MACHINE.cores])
+        free = cores - float(s.machines[machine, MACHINE.used] + need)
         x = p.rolling.direction[machine]
-        looks = outlook(knowledge, form, sized, x, then_s, free)
+        looks = outlook(knowledge, form, sized, x, then_s, free, cores)
         failure, wasted = failure_and_loss(knowledge, form, looks, duration_s)
         p.probability[machine] = 1.0 - failure
         if math.isnan(failure):

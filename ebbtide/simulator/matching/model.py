@@ -13,6 +13,8 @@ import numpy as np
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions
+from ebbtide.matcher.match.matching import THRESHOLD
+from ebbtide.matcher.policies.victims import ORDERS
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import INPUTS, POLICY, Input, Outcome
@@ -21,17 +23,18 @@ from ebbtide.simulator.generators.harvest import Packing
 from ebbtide.simulator.generators.power import Cut
 from ebbtide.simulator.generators.replayed import vm_columns
 from ebbtide.simulator.inputs.batches import SeriesBatch, VmBatch
+from ebbtide.simulator.jobs.settings import REQUEUE
 from ebbtide.simulator.matching.acquiring import Acquisition, Removal
 from ebbtide.simulator.matching.costs import Prices, VmKind
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
-from ebbtide.simulator.matching.running import WARM_UP_S, run
+from ebbtide.simulator.matching.running import LIVE_ORDER, WARM_UP_S, Order, run
 from ebbtide.simulator.matching.schemes import SCHEMES
 from ebbtide.simulator.matching.workload import SHAPES, Workload
 
 _DAY_S: Final = 86_400.0
 #: Sizes of Spot and regular VMs, and minimums of harvest VMs (Agarwal et al. 2023 §2.1), each as likely.
 VM_CORES: Final = (2, 4, 8)
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,13 @@ class Case:
     #: None: all cores have power all the time.
     power: Input | None
     pool: PoolSettings
+    #: The first of so many pools: a run of seed n has the nth, beginning anew after the last.
     pool_seed: int
+    pools: int
     workload: Workload
+    order: Order
+    #: Of P_c, in schemes by heartbeat.
+    threshold: float
     #: None: all machines of the pool are ours all the time.
     acquisition: Acquisition | None
     validate: bool
@@ -58,12 +66,17 @@ METRICS: Final = (
     *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
     *("pool_gap_p50_min", "pool_gap_p95_min", "pool_within_10_min", "pool_within_1_h"),
     *("pool_change_mean_cores", "pool_mean_cores", "pool_rejected_share", "pool_power_mean"),
+    *("pool_hour_p50_changes", "pool_hour_p90_changes", "pool_day_p50_changes", "pool_day_p90_changes"),
+    *("pool_rank_correlation", "pool_cores_p10", "pool_cores_p90"),
     *("pool_power_least", "pool_power_most", "pool_vms_evicted", "pool_vms_deferred", "pool_vms_relaunched"),
 )
 
 
 class MatchingModel:
-    """A run's seed draws the jobs; the pool is drawn by ``pool_seed``, so that all runs of a case see one pool."""
+    """A run's seed draws the jobs and the pool: one of ``pools`` pools, beginning with that of ``pool_seed``.
+
+    All schemes of one seed see one pool and the same jobs.
+    """
 
     name: Final = "matching"
     version: Final = _VERSION
@@ -96,8 +109,17 @@ class MatchingModel:
                 from_s=g.number("from_s", 3 * _DAY_S, least=0),
                 until_s=g.number("until_s", 8 * _DAY_S, above=0),
                 power=_power(g) if power is not None else None,
+                drawn=g.whole("drawn", 10, least=1, most=1000),
+                together=g.flag("together", False),
+                threads_per_core=g.whole("threads_per_core", 1, least=1, most=8),
             ),
             pool_seed=g.whole("pool_seed", 1, least=0),
+            pools=g.whole("pools", 10, least=1, most=1000),
+            order=Order(
+                g.choice("kills", tuple(ORDERS), LIVE_ORDER.kills),
+                g.choice("requeue", tuple(REQUEUE), LIVE_ORDER.requeue),
+            ),
+            threshold=g.number("threshold", THRESHOLD, least=0, most=1),
             workload=Workload(
                 load=g.number("load", 0.3, above=0),
                 jobs=g.whole("jobs", 50, least=1, most=1_000_000),
@@ -122,15 +144,16 @@ class MatchingModel:
         """The trace's VMs, and each pool once."""
         found: dict[str, SharedArrays] = {}
         columns: dict[str, Mapping[str, Any]] = {}
-        cases = {_key(case): case for case in settings}
-        for number, (key, case) in enumerate(cases.items()):
+        seeds = [(case, case.pool_seed + number) for case in settings for number in range(case.pools)]
+        cases = {_key(case, seed): (case, seed) for case, seed in seeds}
+        for number, (key, (case, seed)) in enumerate(cases.items()):
 
-            def make(case: Case = case) -> dict[str, Any]:
+            def make(case: Case = case, seed: int = seed) -> dict[str, Any]:
                 path = str(case.vms.path)
                 if path not in columns:
                     columns[path] = vm_columns(case.vms.batches(VmBatch, "vms", from_first=True))
                 power = case.power.batches(SeriesBatch, "power", from_first=True) if case.power is not None else ()
-                made = pool(columns[path], case.pool, case.pool_seed, power)
+                made = pool(columns[path], case.pool, seed, power)
                 arrays = {
                     "machine": made.machine,
                     "at_s": made.at_s,
@@ -151,7 +174,7 @@ class MatchingModel:
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         """One run. Raises InvalidParameter where the pool's changes are too short for the load."""
-        arrays = prepared[_key(settings)]
+        arrays = prepared[_key(settings, settings.pool_seed + (seed - 1) % settings.pools)]
         found = Pool(
             np.array(arrays["machine"]),
             np.array(arrays["at_s"]),
@@ -169,6 +192,8 @@ class MatchingModel:
             seed,
             lambda at_s: progress(min((at_s - float(found.at_s[0])) / span_s, 1.0)),
             acquisition=settings.acquisition,
+            order=settings.order,
+            threshold=settings.threshold,
             validate=settings.validate,
         )
         start_s = float(found.at_s[0]) + WARM_UP_S
@@ -201,6 +226,8 @@ def _acquisition(g: Given) -> Acquisition | None:
             most_utilisation=g.number("most_utilisation", 0.8, least=0, most=1),
             period_s=g.number("period_s", 3600.0, above=0),
             expected_cores=g.number("expected_cores", 4.0, above=0),
+            evidence_s=g.number("evidence_s", 9000.0, least=0),
+            least_gain=g.number("least_gain", 0.05, least=0, most=1),
         )
     except InvalidField as error:
         # What the acquirer itself refuses, of two settings that do not go together.
@@ -240,7 +267,7 @@ def _supply(arrays: Mapping[str, Any]) -> Supply | None:
     return Supply(np.array(arrays["power_at_s"]), np.array(arrays["power_share"]), evicted, deferred, relaunched)
 
 
-def _key(case: Case) -> str:
+def _key(case: Case, seed: int) -> str:
     """What a pool depends on, but the trace's content."""
     power = "" if case.power is None else f"|{case.power.path}"
-    return f"{case.vms.path}|{case.pool}|{case.pool_seed}{power}"
+    return f"{case.vms.path}|{case.pool}|{seed}{power}"

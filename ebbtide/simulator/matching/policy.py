@@ -9,22 +9,27 @@ import numpy as np
 
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.predict.knowledge import nothing_known
-from ebbtide.matcher.predict.landmarks import landmarks
 from ebbtide.matcher.predict.period import no_period, period
 from ebbtide.matcher.predict.predictor import FORMS, PredictorOptions
 from ebbtide.matcher.predict.rolling import rolling
+from ebbtide.simulator.chance import draws_of
 from ebbtide.simulator.jobs.columns import State
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.matching import arrays as a
-from ebbtide.simulator.matching import hooks
+from ebbtide.simulator.matching import heartbeats, hooks
 
 
 def policy(
-    predicting: PredictorOptions, matching: MatchOptions, preemption_aversion: float = 0.0, check: bool = True
+    predicting: PredictorOptions,
+    matching: MatchOptions,
+    preemption_aversion: float = 0.0,
+    check: bool = True,
+    heartbeat: bool = False,
 ) -> Policy:
     """SlackSched (Agarwal et al. 2023 §3), or what its switches make of it.
 
     :param preemption_aversion: of every task.
+    :param heartbeat: tasks start as machines report (Algorithm 3); else the queue is gone through (Algorithm 1).
     :param check: hold predictions of tasks that start against what becomes of them.
     """
 
@@ -32,13 +37,17 @@ def policy(
         machines = len(s.machines)
         if p is not None and len(p.waits) == machines:
             return p  # type: ignore[no-any-return]
-        return fresh(machines, float(s.sums[0]), predicting, matching, preemption_aversion, check)
+        made = fresh(machines, float(s.sums[0]), predicting, matching, preemption_aversion, check)
+        made.switches[a.SWITCH.heartbeat] = heartbeat
+        made.draws[:] = draws_of(seed)
+        return made
 
     kernels: dict[str, Callable[..., Any]] = {
         "begin": hooks.begin,
         "choose": hooks.choose,
         "changed": hooks.changed,
         "ended": hooks.ended,
+        "schedule": heartbeats.schedule,
     }
     return Policy("matching", kernels, a.Matching, resized, by_demand=False, allocates=True)
 
@@ -59,12 +68,12 @@ def fresh(
     switches[a.SWITCH.delay] = matching.delay
     switches[a.SWITCH.promises] = matching.promises
     switches[a.SWITCH.check] = check
-    switches[a.SWITCH.period] = predicting.by_period
     numbers = np.zeros(a.NUMBERS)
     numbers[a.NUMBER.spare] = matching.spare
     numbers[a.NUMBER.spread] = matching.spread
     numbers[a.NUMBER.escalation] = matching.escalation
     numbers[a.NUMBER.unknown] = matching.unknown
+    numbers[a.NUMBER.threshold] = matching.threshold
     numbers[a.NUMBER.fallback_s] = matching.fallback_s
     numbers[a.NUMBER.fresh_s] = predicting.fresh_s
     numbers[a.NUMBER.fresh_share] = predicting.fresh_share
@@ -74,9 +83,8 @@ def fresh(
         switches,
         numbers,
         rolling(machines, predicting.window_s, now_s),
-        landmarks(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s),
         period(machines, predicting.window_s, predicting.horizon_s, predicting.look_every_s, now_s)
-        if predicting.by_period
+        if predicting.by_landmarks
         else no_period(),
         nothing_known(predicting.horizon_s),
         np.zeros(machines),
@@ -87,4 +95,5 @@ def fresh(
         np.zeros(10),
         np.zeros(10),
         np.zeros(10),
+        np.zeros(2, np.int64),
     )

@@ -19,6 +19,7 @@ from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
 from ebbtide.simulator.generators.power import Cut, PoweredSeries, power_steps
 from ebbtide.simulator.generators.replayed import vm_batches
 from ebbtide.simulator.inputs.batches import CapacityBatch, Floats, Indices, SeriesBatch, VmBatch, texts
+from ebbtide.simulator.matching.variation import spread
 
 _DAY_S: Final = 86_400.0
 _ROUNDING: Final = 1e-6
@@ -53,6 +54,9 @@ class PoolSettings:
     :param grid_s: of the trace's times, over which arrivals and departures are spread evenly.
     :param machines: of the servers, drawn at random; each has one harvest VM.
     :param power: None: all cores have power all the time.
+    :param drawn, together: of the placement (`HarvestSeries`).
+    :param threads_per_core: each core of a server is so many hardware threads, which is what a harvest VM has and what
+        its tasks want (Agarwal 2023 §2.1 count threads); a VM of the trace has whole cores.
     """
 
     packing: Packing
@@ -67,6 +71,9 @@ class PoolSettings:
     from_s: float = 3 * _DAY_S
     until_s: float = 8 * _DAY_S
     power: PowerSettings | None = None
+    drawn: int = 10
+    together: bool = False
+    threads_per_core: int = 1
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -137,6 +144,8 @@ class Pool:
     def statistics(self, from_s: float, until_s: float) -> dict[str, float]:
         """Inter-change times as Agarwal 2023 give them for C1 to C8: of changes within a window, by their ends."""
         supply = {} if self.supply is None else self.supply.statistics(from_s, until_s)
+        # To the end of the replay: a window of some hours has too few.
+        supply |= spread(self, from_s, self.until_s)
         gaps, sizes = [], []
         for number in range(self.machines):
             mine = self.machine == number
@@ -188,7 +197,7 @@ def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int, pow
     for batch in series.replay(_batches(vms, rows, settings, generator)):
         number = taken[[int(name.rpartition("-")[2]) for name in batch.machine]]
         kept = (number >= 0) & (batch.at_s < settings.until_s)
-        cores = np.floor(batch.cpu_cores[kept] + _ROUNDING).astype(np.int64)
+        cores = np.floor(batch.cpu_cores[kept] * settings.threads_per_core + _ROUNDING).astype(np.int64)
         parts.append((number[kept], batch.at_s[kept], cores))
         last_s = max(last_s, float(batch.at_s[-1]))
     if last_s < settings.until_s:
@@ -209,13 +218,15 @@ def _series(
 ) -> HarvestSeries:
     s = settings
     if s.power is None:
-        return HarvestSeries(s.servers, s.cpu_cores, s.memory_mib, s.packing, generator, s.least_cpu_cores)
+        return HarvestSeries(
+            s.servers, s.cpu_cores, s.memory_mib, s.packing, generator, s.least_cpu_cores, s.drawn, s.together
+        )
     steps = power_steps(power, s.servers * s.cpu_cores, s.power.from_s, s.until_s, s.power.step_s)
     # Draws of their own: who is cut moves no VM by itself.
     draws = np.random.default_rng([seed, s.servers, 1])
-    return PoweredSeries(
-        s.servers, s.cpu_cores, s.memory_mib, s.packing, generator, s.least_cpu_cores, steps, s.power.cut, draws
-    )
+    sizes = (s.servers, s.cpu_cores, s.memory_mib)
+    how = (s.drawn, s.together)
+    return PoweredSeries(*sizes, s.packing, generator, s.least_cpu_cores, steps, s.power.cut, draws, *how)
 
 
 def _batches(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from ebbtide.matcher.match.matching import THRESHOLD
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.inputs.batches import CapacityBatch, Floats
 from ebbtide.simulator.jobs.engine import Engine
@@ -22,6 +23,24 @@ from ebbtide.simulator.matching.workload import Workload, jobs
 
 #: Seconds of the pool's changes before the first job: a day's window is full by then.
 WARM_UP_S = 1.25 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What becomes of tasks that must make room: a rule of its own, whatever the scheme.
+
+    :param kills: which goes first (`matcher.policies.victims`): the ``oldest`` (YARN, Agarwal et al. 2023 §4.1), the
+        ``newest`` (a manager), or the one that loses the least work (``least-lost``).
+    :param requeue: where it waits then: at the ``tail`` of the queue (YARN), or at its ``head`` (its place is kept).
+    """
+
+    kills: str = "newest"
+    requeue: str = "head"
+
+
+#: A manager's, and YARN's.
+LIVE_ORDER: Final = Order()
+YARN_ORDER: Final = Order("oldest", "tail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +85,12 @@ def run(
     validate: bool = False,
     compile: bool = True,
     acquisition: Acquisition | None = None,
+    order: Order = LIVE_ORDER,
+    threshold: float = THRESHOLD,
 ) -> Run:
     """Run it to the end.
 
+    :param threshold: of P_c, in schemes by heartbeat.
     :param acquisition: the pool's machines are servers, of which an acquirer holds some; None: all are ours.
     :raises InvalidParameter: no such scheme, or a load that the pool's changes are too short for.
     """
@@ -90,8 +112,8 @@ def run(
         told.named([batch]),
         None,
         changes,
-        policy=engine_policy(chosen, pool),
-        settings=engine_settings(chosen, validate=validate),
+        policy=engine_policy(chosen, pool, threshold),
+        settings=engine_settings(chosen, kills=order.kills, requeue=order.requeue, validate=validate),
         seed=seed,
         done=told.take,
         compile=compile,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ebbtide.matcher.match.matching import MatchOptions
+from ebbtide.matcher.match.matching import THRESHOLD, MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
 from ebbtide.matcher.predict.predictor import PredictorOptions
 from ebbtide.simulator.errors import InvalidParameter
@@ -22,9 +22,7 @@ class Scheme:
 
     :param nodes: a policy that looks at room only (`simulator.jobs.nodes`), or an oracle; None: the matcher.
     :param replicas: of each task, on machines apart; the first to be done ends the others.
-    :param kills: which task goes first where a shrink leaves too little: the ``oldest`` (YARN, Agarwal 2023 §4.1) or
-        the ``newest``, as live (`matcher.match.tasks.preempted`): P_c then holds for a task whatever comes after it.
-    :param requeue: where it waits then: at the ``tail`` of the queue, or at its ``head``, as live.
+    :param heartbeat: machines report one after another, and each report is answered by Algorithm 3 (YARN's turn).
     :param checkpoint_cost_s: of a checkpoint every 10 minutes, from which tasks go on elsewhere; 0: none.
     """
 
@@ -33,8 +31,7 @@ class Scheme:
     matching: MatchOptions = field(default_factory=MatchOptions)
     checkpoint_cost_s: float = 0.0
     replicas: int = 1
-    kills: str = "oldest"
-    requeue: str = "tail"
+    heartbeat: bool = False
 
 
 _PAPER: Final = PredictorOptions(censored=False)
@@ -53,6 +50,10 @@ SCHEMES: Final[dict[str, Scheme]] = {
     # The paper's rules to the letter: completed intervals, every shrink fatal, no promises.
     "paper": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False)),
     "paper-no-delay": Scheme(predicting=_PAPER, matching=MatchOptions(delay=False)),
+    # As it runs in the paper's engine, YARN: Algorithm 3. And with what else is known, answered likewise.
+    "paper-heartbeat": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False), heartbeat=True),
+    "censored-heartbeat": Scheme(matching=MatchOptions(promises=False), heartbeat=True),
+    "sized-heartbeat": Scheme(predicting=_SIZED, matching=MatchOptions(promises=False), heartbeat=True),
     # One switch at a time.
     "censored": Scheme(matching=MatchOptions(promises=False)),
     "promises": Scheme(),
@@ -64,15 +65,9 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "landmark": Scheme(predicting=_LANDMARK),
     "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
     "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
-    "landmark-period": Scheme(predicting=PredictorOptions(form="landmark", sized=True, period=True)),
-    # The newest task goes first where a shrink leaves too little; and, as live, waits before all others then.
-    "capacity-random-newest": Scheme("random", kills="newest"),
-    "landmark-newest": Scheme(predicting=_LANDMARK, kills="newest"),
-    "capacity-random-live": Scheme("random", kills="newest", requeue="head"),
-    "capacity-filling-live": Scheme("filling", kills="newest", requeue="head"),
-    "landmark-live": Scheme(predicting=_LANDMARK, matching=LIVE, kills="newest", requeue="head"),
-    # What a manager does by default.
-    "live": Scheme(predicting=LIVE_PREDICTION, matching=LIVE, kills="newest", requeue="head"),
+    # A manager's match maker by Eq. 1 with sizes; and what it does by default, by landmarks.
+    "sized-live": Scheme(predicting=_SIZED, matching=LIVE),
+    "live": Scheme(predicting=LIVE_PREDICTION, matching=LIVE),
 }
 
 
@@ -83,10 +78,13 @@ def named(name: str) -> Scheme:
     return SCHEMES[name]
 
 
-def engine_policy(scheme: Scheme, pool: Pool) -> Policy | str:
-    """What the engine takes."""
+def engine_policy(scheme: Scheme, pool: Pool, threshold: float = THRESHOLD) -> Policy | str:
+    """What the engine takes.
+
+    :param threshold: of P_c, in schemes by heartbeat.
+    """
     if scheme.nodes is None:
-        return matcher(scheme.predicting, scheme.matching)
+        return matcher(scheme.predicting, replace(scheme.matching, threshold=threshold), heartbeat=scheme.heartbeat)
     if scheme.nodes in oracle.KINDS:
         return oracle.policy(scheme.nodes, pool.machine, pool.at_s, pool.cores)
     if scheme.nodes == "replicas":
@@ -95,13 +93,11 @@ def engine_policy(scheme: Scheme, pool: Pool) -> Policy | str:
 
 
 def engine_settings(scheme: Scheme, **changes: Any) -> Settings:
-    """What happens to tasks under a scheme; only cores matter."""
+    """What happens to tasks under a scheme; only cores matter. The order of kills is no part of a scheme."""
     given = {
         "checkpoint_every_s": 600.0 if scheme.checkpoint_cost_s else 0.0,
         "checkpoint_cost_s": scheme.checkpoint_cost_s,
         "replicas": scheme.replicas,
-        "kills": scheme.kills,
-        "requeue": scheme.requeue,
         "memory": False,
     }
     return Settings(**{**given, **changes})

@@ -51,7 +51,8 @@ class Servers:
 
     async def look(self) -> Provision:
         machines = frozenset(str(number) for number in np.flatnonzero(self.held))
-        found = Provision(machines, dict(self._offers), dict(self._refusals))
+        cores = {name: float(self.ours[int(name)]) for name in self._offers.values()}
+        found = Provision(machines, dict(self._offers), dict(self._refusals), cores=cores)
         self._offers, self._refusals = {}, {}
         return found
 
@@ -101,6 +102,9 @@ class Servers:
             return None
         if self._allocation is Packing.RANDOM:
             return int(free[self._generator.integers(len(free))])
+        if self._allocation is Packing.FULLEST_OF:
+            some = free[self._generator.integers(len(free), size=10)]
+            return int(some[np.argmin(self.cores[some])])
         if self._allocation is Packing.PACKING:
             return int(free[np.argmin(self.cores[free])])
         # Buffer servers, the emptiest ones, belong to no tenant.

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 _BITS = 32
+_DE_BRUIJN = 0x077CB531
+#: By the upper five bits of the sequence, moved up by so many places.
+_PLACES = np.argsort([(_DE_BRUIJN << place & 0xFFFFFFFF) >> 27 for place in range(_BITS)])
 
 
 def layers(members: int) -> Ints:
@@ -27,23 +30,8 @@ def layers(members: int) -> Ints:
 
 
 def lowest_bit(word: int) -> int:
-    """The place of the lowest bit of a word that is not 0."""
-    place = 0
-    if word & 0xFFFF == 0:
-        place += 16
-        word >>= 16
-    if word & 0xFF == 0:
-        place += 8
-        word >>= 8
-    if word & 0xF == 0:
-        place += 4
-        word >>= 4
-    if word & 0x3 == 0:
-        place += 2
-        word >>= 2
-    if word & 0x1 == 0:
-        place += 1
-    return place
+    """The place of the lowest bit of a word of 32 that is not 0: by de Bruijn's sequence, without branches."""
+    return int(_PLACES[((word & -word) * _DE_BRUIJN & 0xFFFFFFFF) >> 27])
 
 
 def include(sets: Ints, offsets: Ints, row: int, member: int) -> None:

@@ -54,3 +54,43 @@ async def test_calls_are_counted_by_how_they_ended() -> None:
     finally:
         held.set()
         await connection.close()
+
+
+class _Named(_Connection):
+    """Knows one domain at a time under a name; each is gone when the next one is there."""
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        self.there = 1
+
+    def lookupByName(self, name: str) -> Any:
+        self.lookups += 1
+        if not self.there:
+            raise _Error(libvirt.VIR_ERR_NO_DOMAIN)
+        return self.there
+
+    def read(self, domain: Any) -> Any:
+        if domain != self.there:
+            raise _Error(libvirt.VIR_ERR_NO_DOMAIN)
+        return domain
+
+
+async def test_a_domain_is_looked_up_once_and_again_when_it_is_gone() -> None:
+    named = _Named()
+    connection = LibvirtConnection("test:///", lambda _: named)
+
+    def read(c: Any) -> Any:
+        return c.read(c.lookupByName("web"))
+
+    try:
+        assert [await connection.call(read) for _ in range(3)] == [1, 1, 1]
+        assert named.lookups == 1
+        named.there = 2
+        assert await connection.call(read) == 2, "another one of that name"
+        assert named.lookups == 2
+        named.there = 0
+        for _ in range(2):
+            with pytest.raises(DomainGone):
+                await connection.call(read)
+    finally:
+        await connection.close()

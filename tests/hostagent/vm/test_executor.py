@@ -50,7 +50,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def spare(available_mib: float, statistics: Statistics) -> float:
     executor = Executor("domain", statistics, Link(available_mib), "request")  # type: ignore[arg-type]
-    _, guest = await executor.measure()
+    _, guest = await executor.measure(waits=True)
     assert guest is not None
     return guest.spare_mib
 

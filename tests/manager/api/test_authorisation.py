@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("each_store")
 #: The least role for every route of the manager. A new route must be entered here.
 ROUTES = {
     ("GET", "/"): "nobody",
+    ("GET", "/page/{file}"): "nobody",
+    ("GET", "/v1/whoami"): "viewer",
     ("GET", "/healthz"): "nobody",
     ("GET", "/readyz"): "nobody",
     ("GET", "/v1/ca"): "nobody",
@@ -60,6 +62,9 @@ ROUTES = {
     ("DELETE", "/v1/vms/{name}"): "operator",
     ("PUT", "/v1/vms/{name}/target"): "operator",
     ("PATCH", "/v1/vms/{name}"): "operator",
+    ("POST", "/v1/operations/{id}/cancel"): "operator",
+    ("PATCH", "/v1/vms/{name}/labels"): "operator",
+    ("PATCH", "/v1/hosts/{id}/labels"): "operator",
     ("POST", "/v1/vms/{name}/stop"): "operator",
     ("POST", "/v1/vms/{name}/start"): "operator",
     ("POST", "/v1/vms/{name}/migrate"): "operator",

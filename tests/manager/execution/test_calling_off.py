@@ -126,3 +126,78 @@ async def test_one_that_waits_for_guests_ends_and_a_repeated_request_is_the_same
         agent.vms = {name: one.model_copy(update={"not_yet": None}) for name, one in agent.vms.items()}
         await agent.send_report()
         await nothing_is_left(cluster, agent)
+
+
+async def cancel(cluster: Cluster, operation: str = "new", request_id: str = "off") -> tuple[int, Any]:
+    return await cluster.call("POST", f"/v1/operations/{operation}/cancel", json={"request_id": request_id})
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "the manager is killed"])
+@pytest.mark.parametrize("at", ["reclaim", "stop"])
+async def test_a_cancelled_placement_gives_back_what_it_took_and_its_name(
+    tmp_path: Path, at: str, killed: bool
+) -> None:
+    async with full(tmp_path, preemption_notice_s=20.0) as (cluster, agent):
+        agent.trouble.pend = (at,)
+        await arrives(cluster, 5.5 if at == "stop" else 3.0)
+        async with asyncio.timeout(20):
+            await agent.polled.wait()
+        if at == "stop":
+            await shown(cluster, "preempting")
+        status, answer = await cancel(cluster)
+        assert (status, answer["kind"], answer["vm"]) == (202, "cancel", "new")
+        if killed:
+            await cluster.kill_manager()
+            await cluster.start_manager()
+            await cluster.ready()
+        if at != "stop":
+            agent.end_pending()
+        off, new = await cluster.ended("off"), await cluster.ended("new")
+        assert (off.state, off.sentence) == (
+            OperationState.DONE,
+            "called off the placement of new, which is on no host",
+        )
+        assert (new.state, new.sentence) == (OperationState.FAILED, "the placement of new was called off")
+        assert new.reason is not None
+        assert new.reason.code == "called-off"
+        # The same request again is the same, another one comes too late.
+        assert (await cancel(cluster))[1]["state"] == "done"
+        status, problem = await cancel(cluster, request_id="again-off")
+        assert (status, problem["code"]) == (409, "wrong-state")
+        assert "new has ended: the placement of new was called off" in problem["detail"]
+
+        async def as_before() -> bool:
+            return {agent.cores(name) for name in FULL} == {3.0}
+
+        await cluster.until(as_before)
+        assert agent.running == set(FULL)
+        again = await cluster.create(vm("new", cpu_cores=0.5, memory_mib=300.0), request_id="again")
+        assert again.state is OperationState.DONE, "its name is free"
+
+
+async def test_a_placement_whose_vm_starts_is_not_called_off_and_says_why(tmp_path: Path) -> None:
+    async with full(tmp_path) as (cluster, agent):
+        agent.trouble.pend = ("create",)
+        await arrives(cluster)
+        async with asyncio.timeout(20):
+            await agent.polled.wait()
+        status, problem = await cancel(cluster)
+        assert (status, problem["code"], problem["field"]) == (409, "wrong-state", "id")
+        assert (
+            problem["detail"] == "new cannot be called off: new is being started on host-a already: delete it instead"
+        )
+        agent.end_pending()
+        assert (await cluster.ended("new")).state is OperationState.DONE
+
+
+async def test_what_cannot_be_called_off_is_refused_with_its_reason(tmp_path: Path) -> None:
+    async with full(tmp_path) as (cluster, agent):
+        assert (await cancel(cluster, "nothing"))[0] == 404
+        agent.trouble.pend = ("target",)
+        target = {"request_id": "smaller", "generation": 5, "target": {"cpu_cores": 1.0, "memory_mib": 500.0}}
+        assert (await cluster.call("PUT", "/v1/vms/low-1/target", json=target))[0] == 202
+        status, problem = await cancel(cluster, "smaller")
+        assert status == 409
+        assert "its host is at work on it; a target of its own takes its place" in problem["detail"]
+        agent.end_pending()
+        await cluster.ended("smaller")

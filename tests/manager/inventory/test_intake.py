@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from cluster_manager.inventory.intake import HOLD_S, PAUSE_S, Intake
+from cluster_manager.inventory.intake import HOLD_S, PAUSE_S, REPEATED_PAUSE_S, Intake
 from tests.hostagent.faked_loop import FakedLoop
 
 
@@ -15,12 +15,12 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-async def read(intake: Intake, many: int, urgent: bool = False) -> list[float]:
+async def read(intake: Intake, many: int, urgent: bool = False, pause_s: float = PAUSE_S) -> list[float]:
     """When each of so many reports was read, that came at once; no two at a time."""
     at, reading = list[float](), list[int]()
 
     async def one(number: int) -> None:
-        async with intake.turn(urgent):
+        async with intake.turn(urgent, pause_s):
             reading.append(number)
             await asyncio.sleep(0)
             assert reading.pop() == number
@@ -43,6 +43,9 @@ def test_while_a_command_is_under_way_few_reports_are_read_and_those_that_must_n
         intake.begin("create")
         at = await read(intake, 4)
         assert [round(one / PAUSE_S, 6) for one in at] == [1.0, 2.0, 3.0, 4.0]
+        began = asyncio.get_running_loop().time()
+        at = await read(intake, 3, pause_s=REPEATED_PAUSE_S)
+        assert [round((one - began) / REPEATED_PAUSE_S, 6) for one in at] == [1.0, 2.0, 3.0]
         began = asyncio.get_running_loop().time()
         assert await read(intake, 4, urgent=True) == [began] * 4
 

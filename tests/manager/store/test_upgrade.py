@@ -22,7 +22,7 @@ from cluster_manager.store.tasks import TaskNote
 from ebbtide.matcher.match.tasks import Task, TaskOrder
 from ebbtide.messages.vms import OnPreemption
 from tests.manager.databases import rows_of
-from tests.manager.plan_events import record
+from tests.manager.plan_events import record, report_of
 
 #: Plans of every kind, as the version that had one type for all of them has stored them.
 EARLIER: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("plans_of_earlier_version.json").read_text())
@@ -73,8 +73,11 @@ async def execute(database: Database, *statements: str) -> None:
     await store.close()
 
 
-#: What the steps for preempted VMs and for the history have added.
+#: What the step for labels has added.
+WITHOUT_LABELS: Final = ("ALTER TABLE vms DROP COLUMN labels", "ALTER TABLE hosts DROP COLUMN labels")
+#: What the step for preempted VMs and those after it have added.
 WITHOUT_PREEMPTED: Final = (
+    *WITHOUT_LABELS,
     "DROP TABLE history",
     "DROP TABLE history_homes",
     "DROP INDEX events_host",
@@ -121,4 +124,23 @@ async def test_tasks_keep_the_aversion_that_an_earlier_version_called_dislike(da
     stored = await store.task(name="t")
     assert stored is not None
     assert (stored.task, stored.fingerprint) == (task, fingerprint)
+    await store.close()
+
+
+async def test_vms_and_hosts_of_an_earlier_version_have_no_labels(database: Database) -> None:
+    store = Store(database, time.time)
+    await store.open()
+    await record(store, "old", "host-a")
+    await store.save_hosts([report_of("host-a")])
+    await store.close()
+    step = next(n for n, statements in enumerate(schema.MIGRATIONS, 1) if "labels" in statements[0])
+    await execute(database, *WITHOUT_LABELS, before(step))
+    store = Store(database, time.time)
+    await store.open()
+    (row,) = await store.vms("old")
+    (host,) = await store.hosts()
+    assert (row.labels, host.labels) == ({}, {})
+    assert await store.label_vm(row, {"env": "prod"})
+    assert not await store.label_vm(row, {"env": "test"})
+    assert (await store.vms("old"))[0].labels == {"env": "prod"}
     await store.close()

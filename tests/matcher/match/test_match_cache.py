@@ -22,6 +22,7 @@ from ebbtide.matcher.match.matching import Decision, Demand, MatchMaker, MatchOp
 from ebbtide.matcher.match.offers import Offer
 from ebbtide.matcher.predict import expected_time as figures
 from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.rolling import GROWTH
 
@@ -187,9 +188,11 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     waits = fleet.waits_s(demand.cores, demand.memory_mib, now)
     then_s = predictor.elapsed_s() + np.where(waits < np.inf, waits, 0.0)
     free = fleet.free_cores() - demand.cores
-    failure, w = predictor.failure_and_loss(predictor.outlook(predictor.directions(), then_s, free), duration_s)
+    failure, w = predictor.failure_and_loss(
+        predictor.outlook(predictor.directions(), then_s, free, fleet.cores), duration_s
+    )
     p = np.where(fleet.lasting > 0.0, 1.0, 1.0 - failure)
-    failing, wasted = predictor.failure_and_loss(predictor.outlook(GROWTH, 0.0, 0.0), duration_s)
+    failing, wasted = predictor.failure_and_loss(predictor.outlook(GROWTH, 0.0, 0.0, ANY_CORES), duration_s)
     anew = 1.0 - failing
     restart = figures.restart_s(options.unknown if math.isnan(anew) else float(anew), float(wasted), duration_s)
     usable = np.where(np.isnan(p), options.unknown, p)

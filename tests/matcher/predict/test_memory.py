@@ -19,7 +19,7 @@ from tests.matcher.pools import renewal_pool
 
 HALF_S = 43_200.0
 LANDMARK = PredictorOptions(form="landmark", sized=True)
-BY_PERIOD = PredictorOptions(form="landmark", sized=True, period=True)
+EQUATION = PredictorOptions(sized=True)
 
 
 def law(generator: np.random.Generator) -> float:
@@ -48,7 +48,7 @@ def answers(predictor: Predictor) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("options", [LANDMARK, BY_PERIOD], ids=["whole", "period"])
+@pytest.mark.parametrize("options", [EQUATION, LANDMARK], ids=["equation", "landmark"])
 def test_a_restored_predictor_goes_on_exactly_as_if_it_had_never_stopped(
     changes: list[Change], options: PredictorOptions
 ) -> None:
@@ -65,36 +65,37 @@ def test_a_restored_predictor_goes_on_exactly_as_if_it_had_never_stopped(
 def test_a_document_of_the_version_before_is_read_and_new_landmarks_begin_with_how_machines_stand(
     changes: list[Change],
 ) -> None:
-    first = run(Predictor(0.0, LANDMARK), changes, 2 * HALF_S)
-    old = document(first) | {"version": 1}
+    first = run(Predictor(0.0, EQUATION), changes, 2 * HALF_S)
+    # With those that were counted otherwise.
+    old = document(first) | {"version": 1, "landmarks": {"at_s": {}}}
     assert "period" not in old
-    assert answers(restored(old, LANDMARK)) == answers(first)
-    again = restored(old, BY_PERIOD)
+    assert answers(restored(old, EQUATION)) == answers(first)
+    again = restored(old, LANDMARK)
     assert again.period.stood_cores[again.rows["m3"]] == first.lasts()["m3"].cores
     assert again.known().totals[2] == 0.0
     run(again, changes, 3 * HALF_S)
-    cold = run(Predictor(2 * HALF_S, BY_PERIOD), changes, 3 * HALF_S)
+    cold = run(Predictor(2 * HALF_S, LANDMARK), changes, 3 * HALF_S)
     assert again.known().totals[2] > cold.known().totals[2] > 20.0
-    # And what was counted by period is no hindrance to one that does not count so.
-    assert not restored(document(again), LANDMARK).by_period
+    # And landmarks are no hindrance to one that counts none.
+    assert not restored(document(again), EQUATION).by_landmarks
 
 
 @pytest.mark.parametrize("shape", [[13, 80, 55], [1, 80, 462]])
 def test_landmarks_on_another_grid_are_refused(changes: list[Change], shape: list[int]) -> None:
-    found = document(run(Predictor(0.0, BY_PERIOD), changes, HALF_S))
+    found = document(run(Predictor(0.0, LANDMARK), changes, HALF_S))
     found["period"]["watched"] = {"shape": shape, "type": "floats", "index": [], "value": []}
     with pytest.raises(InvalidField, match="another grid"):
-        restored(found, BY_PERIOD)
+        restored(found, LANDMARK)
 
 
-def test_a_prior_of_landmarks_by_period_is_known_at_once_where_they_are_counted_so(changes: list[Change]) -> None:
-    taught = json.loads(json.dumps(prior(run(Predictor(0.0, BY_PERIOD), changes, 2 * HALF_S))))
-    fresh, other = Predictor(0.0, BY_PERIOD), Predictor(0.0, LANDMARK)
+def test_a_prior_of_landmarks_is_known_at_once_where_they_are_counted(changes: list[Change]) -> None:
+    taught = json.loads(json.dumps(prior(run(Predictor(0.0, LANDMARK), changes, 2 * HALF_S))))
+    fresh, other = Predictor(0.0, LANDMARK), Predictor(0.0, EQUATION)
     for predictor in (fresh, other):
         warm(predictor, taught, 50.0)
     assert fresh.known().totals[2] == pytest.approx(50.0)
     assert other.known().totals[2] == 0.0
-    longer = Predictor(0.0, PredictorOptions(form="landmark", sized=True, period=True, horizon_s=50_000.0))
+    longer = Predictor(0.0, PredictorOptions(form="landmark", sized=True, horizon_s=50_000.0))
     with pytest.raises(InvalidField, match=r"all_watched.*horizon_s"):
         warm(longer, taught)
     assert longer.state.all_ended.sum() == 0.0
@@ -109,7 +110,7 @@ def broken(found: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("version", 3, "version"),
+        ("version", 4, "version"),
         ("kind", "prior", "kind"),
         ("grid", [1, 2, 3], "grid"),
         ("slices", [1.0, 2.0, 3.0], "window_s"),

@@ -14,13 +14,23 @@ from hypothesis import strategies as st
 from ebbtide.matcher.predict import period as p
 from ebbtide.matcher.predict.ages import Floats, position
 from ebbtide.matcher.predict.changes import Change
-from ebbtide.matcher.predict.landmarks import AGES, FREE, LEAST, PER_AGE, PER_STEP, STEPS, lasts_size, step_s
+from ebbtide.matcher.predict.landmarks import (
+    AGES,
+    FREE,
+    LEAST,
+    PER_AGE,
+    PER_STEP,
+    SIZES,
+    STEPS,
+    lasts_size,
+    size_class,
+    step_s,
+)
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.rolling import GROWTH, SHRINK
 
 DAY_S = 86_400.0
-BY_PERIOD = PredictorOptions(form="landmark", sized=True, period=True)
-WHOLE = PredictorOptions(form="landmark", sized=True)
+BY_PERIOD = PredictorOptions(form="landmark", sized=True)
 HORIZON_S, EVERY_S = 3600.0, 300.0
 #: (at, machine, cores; -1: taken away by the owner, direction).
 Events = list[tuple[float, int, float, int]]
@@ -59,15 +69,12 @@ def test_room_that_is_lost_without_memory_lasts_as_the_exponential_law_says() ->
     assert predictor.probability(GROWTH, 1000.0, 8 * 3600.0, 0.0) == pytest.approx(at_horizon**2)
 
 
-def test_what_happens_now_is_known_sooner_than_by_whole_landmarks() -> None:
+def test_what_happens_now_is_known_before_the_horizon_of_a_landmark_is_over() -> None:
     # Calm for a day, and then as restless as above; asked two hours later.
     until_s = DAY_S + 7200.0
     changes = dips(40, 3000.0, DAY_S, until_s, 2)
-    steps, whole = (
-        learned(changes, until_s, options).probability(GROWTH, 500.0, 1800.0) for options in (BY_PERIOD, WHOLE)
-    )
-    assert whole > 0.95
-    assert steps < 0.75
+    assert learned([], DAY_S, BY_PERIOD).probability(GROWTH, 500.0, 1800.0) > 0.95
+    assert learned(changes, until_s, BY_PERIOD).probability(GROWTH, 500.0, 1800.0) < 0.8
 
 
 def test_until_enough_is_known_the_answer_is_that_of_equation_1() -> None:
@@ -78,7 +85,6 @@ def test_until_enough_is_known_the_answer_is_that_of_equation_1() -> None:
     # Two looks later, long before the horizon is over, there are landmarks of which the first steps are over.
     later = learned([change for change in changes if change.at < 3000.0], 3000.0, BY_PERIOD, 10)
     assert later.known().totals[2] >= LEAST
-    assert learned([], 3000.0, WHOLE, 10).known().totals[2] == 0.0
 
 
 def replayed(events: Events, machines: int, until_s: float, window_s: float = 1e9) -> p.Period:
@@ -111,7 +117,8 @@ def by_hand(events: Events, machines: int, until_s: float) -> tuple[Counter[Any]
             before = [event for event in mine if event[0] < look_s]
             if not before or before[-1][2] < 1.0:
                 continue
-            at_s, _, cores, x = before[-1]
+            at_s, _, cores, _ = before[-1]
+            x = int(size_class(cores))
             age = min(int(position(look_s - at_s) / PER_AGE), AGES - 1)
             after = [(event[0] - look_s, event[2]) for event in mine if event[0] >= look_s]
             ends_s = min([wait_s for wait_s, left in after if left < 0.0], default=math.inf)
@@ -130,8 +137,8 @@ def by_hand(events: Events, machines: int, until_s: float) -> tuple[Counter[Any]
 
 
 def cells(found: Floats) -> Floats:
-    """By direction, class of elapsed time, free cores and step."""
-    return found.reshape(2, AGES, -1, len(FREE)).swapaxes(2, 3)
+    """By class of cores, of elapsed time, free cores and step."""
+    return found.reshape(SIZES, AGES, -1, len(FREE)).swapaxes(2, 3)
 
 
 @settings(deadline=None, max_examples=15)
@@ -153,7 +160,7 @@ def test_answers_are_probabilities_and_longer_tasks_are_less_likely_to_complete(
     if p.fill_lasts_of_period(state, lasts) < LEAST:
         assert np.isnan(lasts).all()
         return
-    table = lasts.reshape(2, AGES, len(FREE), STEPS + 1)
+    table = lasts.reshape(SIZES + 1, AGES, len(FREE), STEPS + 1)
     assert (table[..., 0] == 1.0).all()
     assert (np.diff(table, axis=-1) <= 0.0).all()
     assert table.min() >= 0.0
@@ -168,7 +175,7 @@ def test_a_class_leans_on_its_neighbours_and_is_heard_with_many_landmarks() -> N
         state.all_watched[30, : len(FREE)] = many
         lasts = np.zeros(lasts_size())
         p.fill_lasts_of_period(state, lasts)
-        return float(lasts.reshape(2, AGES, len(FREE), STEPS + 1)[0, age, 0, 1])
+        return float(lasts.reshape(SIZES + 1, AGES, len(FREE), STEPS + 1)[0, age, 0, 1])
 
     assert at(10, 1e6) == pytest.approx(0.0, abs=0.01)
     assert at(30, 1e6) == pytest.approx(1.0, abs=0.01)
@@ -187,11 +194,11 @@ def test_news_that_come_late_void_landmarks_that_were_noted_meanwhile() -> None:
     p.watch(state, 5000.0)
     # That of 300 s had been counted as having all its room for five minutes: there it ends, neither kept nor lost.
     assert state.all_failed.sum() == 0.0
-    steps = (cells(p.at_risk(state))[GROWTH].sum(0) > 0).sum(1)
+    steps = (cells(p.at_risk(state))[size_class(8.0)].sum(0) > 0).sum(1)
     assert len(set(steps[:4])) == 1
     assert steps[3] < steps[4] == len(state.due)
     # A look later the machine is noted as it stands.
-    assert cells(p.at_risk(state))[SHRINK, :, 0, 0].sum() > 0
+    assert cells(p.at_risk(state))[size_class(4.0), :, 0, 0].sum() > 0
 
 
 def test_a_pool_that_nobody_is_in_any_more_is_forgotten_with_the_window() -> None:
@@ -230,6 +237,6 @@ def test_a_copy_goes_its_own_way_and_rows_are_used_again() -> None:
 
 @pytest.mark.parametrize("form", ["next-change", "next-shrink"])
 def test_other_forms_keep_no_landmarks_of_this_kind(form: str) -> None:
-    predictor = learned([], 5000.0, PredictorOptions(form=form, period=True), 3)
-    assert not predictor.by_period
+    predictor = learned([], 5000.0, PredictorOptions(form=form), 3)
+    assert not predictor.by_landmarks
     assert predictor.period.all_watched.size == 0

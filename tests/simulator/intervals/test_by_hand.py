@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ebbtide.matcher.policies.intervals import fill_tails
+from ebbtide.simulator.intervals.arrays import Intervals
+from ebbtide.simulator.intervals.looks import choose, wake, worth_asking
 from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
+from ebbtide.simulator.jobs.columns import COUNT, QUEUE, TASK
+from ebbtide.simulator.jobs.policy import Policy
+from ebbtide.simulator.jobs.running import start
 from tests.simulator.jobs.scenes import Job, Told, job, random_scene, run
 
 #: b goes off at 40 s and comes back at 50 s; the last change says that changes go on until 1000 s.
@@ -142,3 +148,51 @@ def test_who_is_passed_over_unasked_would_not_have_started(heuristics: str) -> N
     assert one.results.jobs_done > 50
     # With memory nothing is hopeless, and everybody is asked; the machines have no bound on it.
     assert one.rows == other.rows
+
+
+class Everybody(Intervals):
+    """Arrays of a policy that asks everybody about every machine at every look."""
+
+
+def ask_everybody(s: Any, p: Any, now_s: float) -> None:
+    if s.counts[COUNT.active] == 0:
+        return
+    for band in range(len(p.ended)):
+        fill_tails(p.ended[band], p.tails[band], p.sums[band])
+    wake(s, p, now_s)
+    waiting = []
+    for queue in s.active[: s.counts[COUNT.active]].tolist():
+        task = s.queues[queue, QUEUE.first]
+        while task >= 0:
+            waiting.append((s.tasks[task, TASK.order], task))
+            task = s.tasks[task, TASK.next]
+    for _, task in sorted(waiting):
+        p.hopeless[:] = np.inf
+        if worth_asking(s, p, task, now_s) and (machine := choose(s, p, task, now_s, True)) >= 0:
+            start(s, p, task, machine, now_s)
+
+
+def asking_everybody(options: Options) -> Policy:
+    usual = policy(options)
+
+    def resized(s: Any, p: Any, most_cores: int, seed: int) -> Everybody:
+        return Everybody(*usual.resized(s, p, most_cores, seed))
+
+    return replace(usual, kernels={**usual.kernels, "schedule": ask_everybody}, state=Everybody, resized=resized)
+
+
+@pytest.mark.parametrize("heuristics", ["first-fit", "h3", "ias"])
+@pytest.mark.parametrize("requeue", ["head", "tail"])
+def test_who_is_not_asked_again_would_be_refused_again(heuristics: str, requeue: str) -> None:
+    """Refusals that stand from look to look save questions only: machines that change off the grid of steps, too."""
+    for seed in range(3):
+        jobs, moves = single(seed)
+        ended = lengths(n1=3, n2=1, n5=2)
+        options = Options(heuristics, 2, 10.0, 40.0, 8.0, 0.5, ended)
+        one, other = (
+            run(jobs, None, moves, policy=which(options), by_length=True, memory=False, requeue=requeue)
+            for which in (policy, asking_everybody)
+        )
+        assert one.results.jobs_done > 25
+        assert one.rows == other.rows
+        assert str(one.results) == str(other.results)

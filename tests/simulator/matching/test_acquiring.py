@@ -12,7 +12,7 @@ from ebbtide.matcher.acquire.net_changes import AcquirerOptions
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.generators.harvest import Packing
 from ebbtide.simulator.matching import known_truth
-from ebbtide.simulator.matching.acquiring import Acquisition
+from ebbtide.simulator.matching.acquiring import Acquisition, Removal
 from ebbtide.simulator.matching.pools import Pool
 from ebbtide.simulator.matching.running import WARM_UP_S, Run, run
 from ebbtide.simulator.matching.workload import Workload
@@ -99,3 +99,32 @@ def test_an_oracle_does_not_know_what_will_be_held() -> None:
 def test_a_step_is_no_longer_than_a_period() -> None:
     with pytest.raises(InvalidParameter, match="step_s"):
         Acquisition(step_s=7200.0)
+
+
+@pytest.mark.parametrize("removal", [Removal.RECENT, Removal.STABILITY])
+def test_calm_servers_are_what_is_held_in_the_end(removal: Removal) -> None:
+    """By either rule; by stability a machine is known for hours before it goes, and calm ones stay."""
+    options = AcquirerOptions(HELD, HELD, replaced_share=0.125, evidence_s=7200.0)
+    acquisition = Acquisition(options, removal=removal)
+    found = run(halves(2), SMALL, "capacity-random", 1, validate=True, compile=False, acquisition=acquisition)
+    assert known_truth.calm_share(found, 20 * 3600.0, 30 * 3600.0) > 0.75
+    assert found.acquired is not None
+    held = found.acquired.held
+    changes = [len(np.setdiff1d(held.servers[n - 1], held.servers[n])) for n in range(1, len(held.servers))]
+    late = [count for at_s, count in zip(held.at_s[1:], changes, strict=True) if at_s > 20 * 3600.0]
+    if removal is Removal.STABILITY:
+        # Swaps stop where there is nothing to gain.
+        assert sum(late) < 0.5 * sum(changes)
+
+
+def test_by_stability_no_machine_is_swapped_that_is_like_the_others() -> None:
+    """All servers change as often: nothing is gained by a swap, and the rule by last change goes on and on."""
+    given = {}
+    for removal in (Removal.RECENT, Removal.STABILITY):
+        options = AcquirerOptions(HELD, HELD, replaced_share=0.125, evidence_s=7200.0, least_gain=0.25)
+        pool_of = known_truth.halves(SERVERS, 2, 3, restless_s=3600.0, calm_s=3600.0)
+        acquisition = Acquisition(options, removal=removal)
+        found = run(pool_of, SMALL, "capacity-random", 1, validate=True, compile=False, acquisition=acquisition)
+        assert found.acquired is not None
+        given[removal] = found.acquired.given_back
+    assert given[Removal.STABILITY] < 0.3 * given[Removal.RECENT]

@@ -19,7 +19,6 @@ from ebbtide.matcher.predict.completion_probability import (
 )
 from ebbtide.matcher.predict.expected_time import aversion, expected_s, remaining_s, restart_s, usable_duration_s
 from ebbtide.matcher.predict.knowledge import Knowledge, learn, nothing_known
-from ebbtide.matcher.predict.landmarks import fill_lasts, landmarks, look, remember
 from ebbtide.matcher.predict.period import fill_lasts_of_period, period, stands, watch
 from ebbtide.matcher.predict.rolling import GROWTH, NONE, SHRINK, begin, change, leave, roll, rolling
 from ebbtide.simulator.compiling import compiled, plain
@@ -33,9 +32,6 @@ for kernel in (
     completion_probability,
     outlook,
     failure_and_loss,
-    fill_lasts,
-    look,
-    remember,
     fill_lasts_of_period,
     stands,
     watch,
@@ -53,11 +49,10 @@ for kernel in (
 
 
 @compiled
-def _replay(state: Any, marks: Any, watched: Any, events: Any) -> None:
+def _replay(state: Any, watched: Any, events: Any) -> None:
     for row in range(len(events)):
         at_s, machine, kind, cores = events[row, 0], int(events[row, 1]), int(events[row, 2]), events[row, 3]
         roll(state, at_s)
-        look(marks, at_s)
         watch(watched, at_s)
         if kind == 0:
             begin(state, machine, at_s, GROWTH)
@@ -68,20 +63,12 @@ def _replay(state: Any, marks: Any, watched: Any, events: Any) -> None:
         else:
             leave(state, machine, at_s)
         direction = 0 if kind < 2 else 1
-        remember(marks, machine, at_s, cores, direction)
         stands(watched, machine, at_s, -1.0 if kind == 3 else cores, direction)
 
 
 @compiled
-def _learn(knowledge: Any, state: Any, marks: Any, now_s: float, censored: bool) -> float:
+def _learn(knowledge: Any, state: Any, watched: Any, now_s: float, censored: bool) -> float:
     learn(knowledge, state, now_s, censored)
-    knowledge.totals[2] = fill_lasts(marks, knowledge.lasts)
-    return float(knowledge.totals[0])
-
-
-@compiled
-def _learn_by_period(knowledge: Any, state: Any, watched: Any, now_s: float) -> float:
-    learn(knowledge, state, now_s, True)
     knowledge.totals[2] = fill_lasts_of_period(watched, knowledge.lasts)
     return float(knowledge.totals[2])
 
@@ -90,9 +77,11 @@ def _learn_by_period(knowledge: Any, state: Any, watched: Any, now_s: float) -> 
 def _ask(knowledge: Any, form: int, sized: bool, questions: Any, answers: Any) -> None:
     for row in range(len(questions)):
         x, elapsed_s, duration_s, free = int(questions[row, 0]), questions[row, 1], questions[row, 2], questions[row, 3]
-        failure, w = failure_and_loss(knowledge, form, outlook(knowledge, form, sized, x, elapsed_s, free), duration_s)
+        failure, w = failure_and_loss(
+            knowledge, form, outlook(knowledge, form, sized, x, elapsed_s, free, 9.0), duration_s
+        )
         p = 1.0 - failure
-        answers[row, 0] = completion_probability(knowledge, form, sized, x, elapsed_s, duration_s, free)
+        answers[row, 0] = completion_probability(knowledge, form, sized, x, elapsed_s, duration_s, free, 9.0)
         answers[row, 1] = w
         answers[row, 2] = expected_s(
             elapsed_s, 1.0 - p, w, restart_s(p, w, duration_s), duration_s, 600.0, aversion(0.3, free, 0.1)
@@ -115,20 +104,17 @@ def events(seed: int, machines: int = 6, count: int = 700) -> np.ndarray[Any, np
     return np.column_stack([at_s, machine, kind, generator.integers(0, 30, count)]).astype(float)
 
 
-def replayed(seed: int, interpreted: bool) -> tuple[Any, Any, Any]:
-    state, marks = rolling(6, DAY_S, 0.0), landmarks(6, DAY_S, 7200.0, 1800.0, 0.0)
+def replayed(seed: int, interpreted: bool) -> tuple[Any, Any]:
+    state = rolling(6, DAY_S, 0.0)
     watched = period(6, DAY_S, 7200.0, 1800.0, 0.0)
-    (plain(_replay) if interpreted else _replay)(state, marks, watched, events(seed))
-    return state, marks, watched
+    (plain(_replay) if interpreted else _replay)(state, watched, events(seed))
+    return state, watched
 
 
-def known(seed: int, interpreted: bool, censored: bool, by_period: bool = False) -> Knowledge:
-    state, marks, watched = replayed(seed, interpreted)
+def known(seed: int, interpreted: bool, censored: bool) -> Knowledge:
+    state, watched = replayed(seed, interpreted)
     knowledge = nothing_known(7200.0)
-    if by_period:
-        (plain(_learn_by_period) if interpreted else _learn_by_period)(knowledge, state, watched, 3 * DAY_S)
-        return knowledge
-    (plain(_learn) if interpreted else _learn)(knowledge, state, marks, 3 * DAY_S, censored)
+    (plain(_learn) if interpreted else _learn)(knowledge, state, watched, 3 * DAY_S, censored)
     return knowledge
 
 
@@ -139,9 +125,9 @@ def test_counts_are_the_same(seed: int) -> None:
             assert np.array_equal(one, other, equal_nan=True), name
 
 
-@pytest.mark.parametrize(("censored", "by_period"), [(True, False), (False, False), (True, True)])
-def test_what_is_known_and_every_answer_are_the_same(censored: bool, by_period: bool) -> None:
-    ours, theirs = known(4, False, censored, by_period), known(4, True, censored, by_period)
+@pytest.mark.parametrize("censored", [True, False])
+def test_what_is_known_and_every_answer_are_the_same(censored: bool) -> None:
+    ours, theirs = known(4, False, censored), known(4, True, censored)
     assert ours.totals[2] > 20.0
     for name, one, other in zip(ours._fields, ours, theirs, strict=True):
         # Lines are bundles of curves.

@@ -15,18 +15,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
-from ebbtide.matcher.match.matching import MatchOptions
+from ebbtide.matcher.match.fleet import Fleet, Running
+from ebbtide.matcher.match.matching import Demand, MatchMaker, MatchOptions
 from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import Release, Task, TaskOrder, TaskPhase
 from ebbtide.matcher.match.turns import Turn, turn
 from ebbtide.matcher.predict.changes import Change
-from ebbtide.matcher.predict.landmarks import look
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs import state as arrays
 from ebbtide.simulator.jobs.columns import State
-from ebbtide.simulator.jobs.lists import put_on
-from ebbtide.simulator.matching import hooks
+from ebbtide.simulator.jobs.lists import enqueue, put_on
+from ebbtide.simulator.matching import heartbeats, hooks
+from ebbtide.simulator.matching.arrays import Matching
 from ebbtide.simulator.matching.policy import fresh
 
 #: Curves are learned at every look, on both sides.
@@ -40,7 +41,6 @@ FORMS = [
         ("landmark", True, True),
     )
 ]
-FORMS.append(replace(FORMS[-1], period=True))
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,23 @@ class Choice:
     probability: list[float]
 
 
+def state_of(
+    scene: Scene, predicting: PredictorOptions, matching: MatchOptions, preemption_aversion: float = 0.0
+) -> tuple[State, Matching]:
+    """The simulator's arrays at the moment, without what waits."""
+    s = arrays.with_machines(arrays.empty_state(), len(scene.cores), 0.0)
+    s.machines[:, c.MACHINE.memory] = c.UNLIMITED_MIB
+    p = fresh(len(scene.cores), 0.0, predicting, matching, preemption_aversion, False)
+    for at, machine, cores in scene.changes:
+        before = int(s.machines[machine, c.MACHINE.cores])
+        s.machines[machine, c.MACHINE.cores] = cores
+        hooks.changed(s, p, machine, at, before)
+    for task, (machine, cores, began_at, estimate_s) in enumerate(scene.running):
+        s.tasks[task, c.TASK.cores], s.times[task, c.TIME.estimate] = cores, estimate_s
+        _start(s, task, machine, began_at)
+    return s, p
+
+
 def simulated(
     scene: Scene,
     predicting: PredictorOptions,
@@ -112,19 +129,8 @@ def simulated(
     every_s: float | None,
 ) -> list[Choice]:
     """As the simulator's engine would ask: its arrays, the policy's hooks."""
-    s = arrays.with_machines(arrays.empty_state(), len(scene.cores), 0.0)
+    s, p = state_of(scene, predicting, matching, preemption_aversion)
     s.sums[c.SUM.checkpoint_every] = every_s or 0.0
-    s.machines[:, c.MACHINE.memory] = c.UNLIMITED_MIB
-    p = fresh(len(scene.cores), 0.0, predicting, matching, preemption_aversion, False)
-    for at, machine, cores in scene.changes:
-        before = int(s.machines[machine, c.MACHINE.cores])
-        s.machines[machine, c.MACHINE.cores] = cores
-        if predicting.form == "landmark":
-            look(p.marks, at)
-        hooks.changed(s, p, machine, at, before)
-    for task, (machine, cores, began_at, estimate_s) in enumerate(scene.running):
-        s.tasks[task, c.TASK.cores], s.times[task, c.TIME.estimate] = cores, estimate_s
-        _start(s, task, machine, began_at)
     hooks.begin(s, p, scene.now)
     found = []
     for number, (cores, estimate_s, kills) in enumerate(scene.waiting):
@@ -249,7 +255,7 @@ def test_every_choice_is_the_same(
     agree(scene_of(seed), predicting, matching, preemption_aversion, every_s)
 
 
-@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}{'-period' * options.period}")
+@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}-sized={options.sized}")
 def test_scenes_have_what_can_differ(predicting: PredictorOptions) -> None:
     """Tasks that start, that wait, that wait behind promises, overruns, and machines with and without history."""
     starts = waits = known = unknown = 0
@@ -260,3 +266,53 @@ def test_scenes_have_what_can_differ(predicting: PredictorOptions) -> None:
             known += sum(not math.isnan(p) for p in choice.probability)
             unknown += sum(math.isnan(p) for p in choice.probability)
     assert min(starts, waits, known, unknown) > 5
+
+
+@pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}-sized={options.sized}")
+def test_a_report_is_answered_live_as_it_is_simulated(predicting: PredictorOptions) -> None:
+    """Algorithm 3's first half: the same task, with the same chance, on the machine that reports."""
+    options = MatchOptions(promises=False, threshold=0.6)
+    starts = none = 0
+    for seed in range(12):
+        scene = scene_of(seed)
+        s, p = state_of(scene, predicting, options)
+        demands = []
+        s = arrays.with_queues(s, np.array([[0, cores, 0] for cores in range(7)]))
+        for number, (cores, estimate_s, _) in enumerate(scene.waiting):
+            task = len(scene.running) + number
+            s.tasks[task, [c.TASK.cores, c.TASK.queue]] = cores, cores
+            s.times[task, c.TIME.estimate] = estimate_s
+            enqueue(s, task, number, False)
+            demands.append(Demand(str(task), float(cores), duration_s=estimate_s))
+        hooks.begin(s, p, scene.now)
+        heartbeats.mark_shortest(s)
+        maker = live_maker(scene, predicting, options)
+        for machine in range(len(scene.cores)):
+            task, probability = heartbeats.most_likely(s, p, machine, scene.now)
+            found = maker.on_heartbeat(name(machine), demands, scene.now)
+            if task < 0:
+                none += 1
+                by_algorithm_1 = maker.decide(min(demands, key=maker.duration_s), scene.now)
+                assert found == (by_algorithm_1 if by_algorithm_1.starts else None)
+                assert heartbeats.shortest(s) == int(by_algorithm_1.task)
+                continue
+            starts += 1
+            assert found is not None
+            assert (found.task, found.machine) == (str(task), name(machine))
+            assert found.completion_probability == pytest.approx(probability, abs=1e-12)
+    assert min(starts, none) > 5
+
+
+def live_maker(scene: Scene, predicting: PredictorOptions, options: MatchOptions) -> MatchMaker:
+    """The live match maker at the moment."""
+    predictor = Predictor(0.0, predicting)
+    before: dict[int, int] = {}
+    for at, machine, cores in scene.changes:
+        predictor.observe(Change(name(machine), at, float(before.get(machine, 0)), float(cores)))
+        before[machine] = cores
+    fleet = Fleet(predictor, 12)
+    for machine, cores in enumerate(scene.cores):
+        fleet.put(name(machine), float(cores))
+    for number, (machine, cores, began_at, estimate_s) in enumerate(scene.running):
+        fleet.start(name(machine), Running(f"r{number}", float(cores), 0.0, began_at, began_at + estimate_s))
+    return MatchMaker(fleet, options)

@@ -145,16 +145,24 @@ class ModelVM:
 
     # --- instructions ----------------------------------------------------------------------------------------------
 
+    def due(self, instruction: Instruction, now: float) -> float:
+        """When it will have been carried out."""
+        if isinstance(instruction, AskApplication) and (not self.answers or self.behaviour is Behaviour.SILENT):
+            return now + instruction.limit_s
+        takes_s = self.latency_s
+        if isinstance(instruction, PollApplication):
+            takes_s = max(takes_s, instruction.delay_s)
+        return now + min(takes_s, instruction.limit_s)
+
     def carry_out(self, instruction: Instruction, now: float) -> Event:
         """Do it, and answer with a later time."""
+        then = self.due(instruction, now)
         self.instructions += 1
-        then = now + min(self.latency_s, instruction.limit_s)
         step = instruction.step
         match instruction:
             case AskApplication():
-                return self._ask(instruction, now, then)
+                return self._ask(instruction, then)
             case PollApplication():
-                then = now + min(max(self.latency_s, instruction.delay_s), instruction.limit_s)
                 return self._report(then, step)
             case ReadGuest():
                 return self._measured(then, step, "")
@@ -170,10 +178,10 @@ class ModelVM:
     def _measured(self, then: float, step: int, reason: str) -> Measured:
         return Measured(then, step, None if self.instructions in self.blind_at else self.seen, self.reading(), reason)
 
-    def _ask(self, instruction: AskApplication, now: float, then: float) -> Event:
+    def _ask(self, instruction: AskApplication, then: float) -> Event:
         step = instruction.step
         if not self.answers or self.behaviour is Behaviour.SILENT:
-            return ApplicationAnswered(now + instruction.limit_s, step, reason="no answer in time")
+            return ApplicationAnswered(then, step, reason="no answer in time")
         if self.behaviour is Behaviour.NONE:
             return ApplicationAnswered(then, step, reason="no application is registered in the guest")
         if self.behaviour is Behaviour.REFUSES:
@@ -289,6 +297,7 @@ def _less(sizes: tuple[float, ...], taken: tuple[float, ...]) -> tuple[float, ..
 class Exchange:
     """One instruction, its answer, and the VM around it."""
 
+    #: When it was instructed.
     now: float
     instruction: Instruction
     answer: Event
@@ -296,22 +305,42 @@ class Exchange:
     after: Bound
     #: What the guest truly could spare before.
     spare_mib: float
+    #: The reading from which a step of memory was reckoned: the latest one that no step of it overlapped.
+    known: Measured | None
+
+
+def moves_memory(instruction: Instruction) -> bool:
+    """Whether it moves memory in either direction."""
+    match instruction:
+        case Unplug():
+            return instruction.plugged_mib is not None
+        case Throttle():
+            return instruction.balloon_mib is not None or instruction.limit_mib is not None
+    return False
 
 
 def run(
     machine: Cascade | Reinflation, vm: ModelVM, now: float = 0.0, at_most: int = 5000
 ) -> tuple[Outcome, list[Exchange]]:
-    """Let the machine drive the VM to its end."""
+    """Let the machine drive the VM to its end: what is instructed together is answered as each is due."""
     exchanges: list[Exchange] = []
+    known: Measured | None = None
+    under_way: list[tuple[float, float, Instruction, Measured | None]] = []
     pending = machine.start(now)
     for _ in range(at_most):
-        (instruction,) = pending
-        if isinstance(instruction, Finish):
-            assert machine.outcome is instruction.outcome
-            return instruction.outcome, exchanges
+        for instruction in pending:
+            if isinstance(instruction, Finish):
+                assert machine.outcome is instruction.outcome
+                return instruction.outcome, exchanges
+            assert sum(moves_memory(one) for *_, one, _ in under_way) + moves_memory(instruction) <= 1
+            under_way.append((vm.due(instruction, now), now, instruction, known))
+        under_way.sort(key=lambda one: one[0])
+        _, since, instruction, known_then = under_way.pop(0)
         before, spare = vm.bound, vm.spare_mib
-        answer = vm.carry_out(instruction, now)
-        exchanges.append(Exchange(now, instruction, answer, before, vm.bound, spare))
+        answer = vm.carry_out(instruction, since)
+        exchanges.append(Exchange(since, instruction, answer, before, vm.bound, spare, known_then))
+        if isinstance(answer, Measured) and not any(moves_memory(one) for *_, one, _ in under_way):
+            known = answer
         now = answer.now
         pending = machine.handle(answer)
     raise AssertionError(f"no end after {at_most} instructions")

@@ -47,15 +47,23 @@ def check(instruction: Instruction, expected: type[Instruction], fields: dict[st
         assert getattr(instruction, name) == value, f"{name} of {instruction}"
 
 
+def _fits(instruction: Instruction, row: Row) -> bool:
+    return type(instruction) is row.expected and all(
+        getattr(instruction, name) == value for name, value in row.fields.items()
+    )
+
+
 def play(machine: Machine, rows: list[Row], now: float = 100.0) -> Outcome:
-    """Play a table to its end."""
-    pending = machine.start(now)
+    """Play a table to its end. Of several instructions under way, a row answers the one that is like it."""
+    under_way = machine.start(now)
     for row in rows:
-        (instruction,) = pending
+        fitting = [one for one in under_way if _fits(one, row)]
+        instruction = next(iter(fitting or under_way))
         check(instruction, row.expected, row.fields)
+        under_way.remove(instruction)
         now += row.takes_s
-        pending = machine.handle(row.answer(now, instruction.step, **row.says))
-    (last,) = pending
+        under_way += machine.handle(row.answer(now, instruction.step, **row.says))
+    (last,) = under_way
     assert isinstance(last, Finish), f"{last} is not the end"
     return last.outcome
 

@@ -6,7 +6,7 @@ import pytest
 
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.cascade import Cascade
-from ebbtide.deflation.cascade.instructions import ReadGuest, Throttle
+from ebbtide.deflation.cascade.instructions import Throttle
 from ebbtide.deflation.cascade.mechanisms import Mechanism
 from ebbtide.deflation.cascade.reinflation import Reinflation
 from ebbtide.deflation.ledger import Layer
@@ -24,7 +24,6 @@ def test_both_are_taken_in_one_step_even_from_a_guest_that_does_not_answer() -> 
     outcome = play(
         Cascade(FULL, SMALL, 60.0, OUTSIDE_ONLY),
         [
-            Row(ReadGuest, {}, Measured, measured(FULL, None)),
             Row(Throttle, {"disk_mib_s": 40, "network_mib_s": 5}, Measured, measured(SHRUNK, None)),
         ],
     )
@@ -49,7 +48,6 @@ def test_what_the_hypervisor_could_not_do_falls_short_with_its_reason(reached: B
     outcome = play(
         Cascade(FULL, SMALL, 60.0, OUTSIDE_ONLY),
         [
-            Row(ReadGuest, {}, Measured, measured(FULL)),
             Row(Throttle, {}, Measured, measured(reached, reason="tc failed: no such qdisc")),
         ],
     )
@@ -79,7 +77,6 @@ def test_a_network_that_cannot_be_limited_does_not_keep_the_disk_from_it() -> No
     outcome = play(
         Cascade(FULL, SMALL, 60.0, blocked),
         [
-            Row(ReadGuest, {}, Measured, measured(FULL)),
             Row(Throttle, {"disk_mib_s": 40, "network_mib_s": None}, Measured, measured(disk_only)),
         ],
     )

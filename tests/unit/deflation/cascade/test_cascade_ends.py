@@ -45,8 +45,9 @@ def test_what_is_below_a_step_of_a_size_bothers_nobody() -> None:
 def test_pressure_stops_the_cascade_at_what_was_reached() -> None:
     cascade = Cascade(FULL, ResourceVector(2, 724), 60.0, NO_APPLICATION)
     (read,) = cascade.start(0)
-    (unplug,) = cascade.handle(Measured(1, read.step, **measured(FULL, **ALL_CPUS, spare_mib=200)))
+    unplug, offline = cascade.handle(Measured(1, read.step, **measured(FULL, **ALL_CPUS, spare_mib=200)))
     after = Bound(2, None, 512, 412)
+    assert cascade.handle(Measured(1, offline.step, **measured(Bound(2, None, 512, 470), (0, 1), (1,)))) == []
     (step,) = cascade.handle(Measured(2, unplug.step, **measured(after, (0, 1), (1,), spare_mib=100)))
     assert isinstance(step, Unplug)
     (finish,) = cascade.handle(Stopped(3, step.step, reason="the guest is under memory pressure"))
@@ -74,7 +75,7 @@ def test_late_answers_are_dropped() -> None:
     (read,) = cascade.handle(ApplicationAnswered(30, ask.step, reason="no answer in time"))
     assert cascade.handle(ApplicationAnswered(31, ask.step, **answered(300))) == []
     assert cascade.handle(Measured(31, read.step + 1, **measured(FULL, spare_mib=9))) == []
-    assert cascade.phase is Phase.GUEST_READ
+    assert cascade.phase is Phase.READING
     assert cascade.guest is None
 
 

@@ -1,0 +1,90 @@
+// The manager's REST interface with the user's token, which lives in a variable of this module and nowhere else.
+
+let token = "",
+  session = null;
+
+/** The manager refuses the token. */
+export class Refused extends Error {}
+
+/** An RFC 9457 problem: `status`, `code`, and `errors` with the fields that are at fault. */
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `the manager answers ${status}`);
+    Object.assign(this, { status, code: body.code || "", title: body.title || "", errors: body.errors || [] });
+    if (!this.errors.length && body.field) this.errors = [{ field: body.field, detail: this.message }];
+  }
+}
+
+export function enter(given) {
+  token = given;
+  session = new AbortController();
+  return session;
+}
+
+export function leave() {
+  if (session) session.abort();
+  session = null;
+  token = "";
+}
+
+export const inside = (mine) => mine === session && session !== null;
+
+/** An id of a request, which makes it harmless when it is sent again. */
+export function requestId() {
+  return `page-${[...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}
+
+async function send(method, path, body) {
+  if (!session) throw new DOMException("the token was forgotten", "AbortError");
+  const headers = { Authorization: `Bearer ${token}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, {
+    method,
+    headers,
+    signal: session.signal,
+    cache: "no-store",
+    credentials: "omit",
+    redirect: "error",
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  if (answer.ok) return answer;
+  const said = await answer.json().catch(() => ({ title: answer.statusText }));
+  if (answer.status === 401) throw new Refused(said.detail || said.title);
+  throw new Problem(answer.status, said);
+}
+
+/** The answer to a GET; null where there is no such thing and that may be. */
+export async function ask(path, mayMiss = false) {
+  try {
+    return await (await send("GET", path)).json();
+  } catch (error) {
+    if (mayMiss && error.status === 404) return null;
+    throw error;
+  }
+}
+
+/** Change something. Returns the answer, and where to look at what has begun. */
+export async function change(method, path, body) {
+  const answer = await send(method, path, body);
+  return { status: answer.status, body: await answer.json(), where: answer.headers.get("Location") };
+}
+
+/** Call `take` with every event behind `since`, until the stream ends. */
+export async function follow(since, take, opened) {
+  const answer = await send("GET", `/v1/events/stream?since_id=${since}`);
+  opened();
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let text = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (text + value).split("\n\n");
+    text = blocks.pop();
+    for (const block of blocks) {
+      const data = block
+        .split("\n")
+        .filter((line) => line.startsWith("data: "))
+        .map((line) => line.slice(6));
+      if (data.length) take(JSON.parse(data.join("\n")));
+    }
+  }
+}

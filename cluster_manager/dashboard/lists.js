@@ -1,0 +1,88 @@
+// Search, filters, order and pages of long lists. All of them stand in the hash of the address: `#vms?q=web&state=running`.
+
+import { el, plural } from "./dom.js";
+import { isDeflated, lacks, state } from "./state.js";
+
+const ORDERS = {
+  id: (a, b) => (a.id < b.id ? -1 : 1),
+  name: (a, b) => (a.name < b.name ? -1 : 1),
+  host: (a, b) => (a.host || "").localeCompare(b.host || ""),
+  state: (a, b) => a.state.localeCompare(b.state),
+  "CPU lacking": (a, b) => lacks(b, "cpu_cores") - lacks(a, "cpu_cores"),
+  "memory lacking": (a, b) => lacks(b, "memory_mib") - lacks(a, "memory_mib"),
+};
+
+let kept = { key: "", rows: [] };
+/** The rows that are asked for, in order; and which of them are on the page. */
+export function paged(items, query, size) {
+  const key = JSON.stringify([state.version, items.length, { ...query, page: "" }]);
+  if (kept.key !== key || items.length < 500) {
+    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = items.filter(
+      (item) =>
+        words.every((word) => item.words.includes(word)) &&
+        ["state", "priority", "mode"].every((name) => !query[name] || item[name] === query[name]) &&
+        (query.only !== "deflated" || isDeflated(item)),
+    );
+    if (query.sort !== undefined || (items.length > 1 && items[0].nominal && !items[0].preempted))
+      rows.sort(ORDERS[query.sort] || ORDERS.name);
+    kept = { key, rows };
+  }
+  const pages = Math.max(Math.ceil(kept.rows.length / size), 1),
+    page = Math.min(Math.max(Number(query.page) || 1, 1), pages);
+  return {
+    rows: kept.rows.slice((page - 1) * size, page * size),
+    page,
+    pages,
+    found: kept.rows.length,
+    all: items.length,
+  };
+}
+
+export function pager(shown, word) {
+  const said = `${shown.found === shown.all ? plural(shown.all, "row") : `${shown.found} of ${shown.all} rows`} of ${word}, page ${shown.page} of ${shown.pages}`;
+  const turn = (to, text, off) =>
+    el("button", { type: "button", "data-do": "page", "data-page": to, disabled: off }, text);
+  if (shown.pages === 1) return el("p", { class: "pager" }, shown.found === shown.all ? null : said);
+  return el(
+    "nav",
+    { class: "pager", "aria-label": `Pages of ${word}` },
+    turn(shown.page - 1, "Previous", shown.page === 1),
+    el("span", { role: "status" }, said),
+    turn(shown.page + 1, "Next", shown.page === shown.pages),
+  );
+}
+
+/** A search field and selects: `[name in the query, label, values]`. */
+export function filters(query, selects, ...more) {
+  return el(
+    "div",
+    { class: "filters", role: "search" },
+    el(
+      "label",
+      null,
+      "Search ",
+      el("input", {
+        type: "search",
+        "data-query": "q",
+        value: query.q || "",
+        "aria-keyshortcuts": "/",
+        placeholder: "words of a row",
+      }),
+    ),
+    selects.map(([name, label, values]) =>
+      el(
+        "label",
+        { "data-key": name },
+        `${label} `,
+        el(
+          "select",
+          { "data-query": name },
+          name !== "sort" && el("option", { value: "" }, "any"),
+          values.map((value) => el("option", { value, selected: query[name] === value }, value)),
+        ),
+      ),
+    ),
+    more,
+  );
+}

@@ -1,0 +1,220 @@
+// What runs where and why a task waits, the machines by how likely they keep their cores, and whether that comes true.
+
+import { ask, change } from "./api.js";
+import { bar, button, definitions, el, lasting, link, number, share, table, time } from "./dom.js";
+import { filters } from "./lists.js";
+
+let seen = null,
+  one = null;
+const DURATIONS = ["600", "3600", "14400", "86400"];
+let duration = "3600";
+
+export const tasks = {
+  title: "Tasks",
+  async load() {
+    const [list, machines, engine, acquirer, calibration] = await Promise.all(
+      [
+        "/v1/tasks?limit=200",
+        `/v1/machines?limit=200&duration_s=${duration}`,
+        "/v1/engine",
+        "/v1/acquirer",
+        "/v1/calibration",
+      ].map((path) => ask(path)),
+    );
+    seen = { tasks: list.tasks, machines: machines.machines, engine, acquirer, calibration };
+  },
+  draw(_, query) {
+    if (DURATIONS.includes(query.for)) duration = query.for;
+    if (!seen) return [el("h1", null, "Tasks and machines"), el("p", { class: "none" }, "Loading …")];
+    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const found = seen.tasks.filter(
+      (task) =>
+        (!query.state || task.state === query.state) &&
+        words.every((word) =>
+          `${task.name} ${task.state} ${task.machine || ""} ${task.sentence}`.toLowerCase().includes(word),
+        ),
+    );
+    return [
+      el("h1", null, "Tasks and machines"),
+      el("p", null, `Engine: ${seen.engine.sentence}. Machines: ${seen.acquirer.sentence}.`),
+      filters(query, [["state", "state", ["waiting", "released", "running", "done", "failed", "cancelled"]]]),
+      table(
+        "Tasks",
+        ["task", "state", "machine", "cores", "submitted", "why"],
+        found
+          .slice(0, 100)
+          .map((task) => [
+            task.name,
+            [
+              link(`#task/${task.name}`, task.name),
+              task.state,
+              task.machine || "–",
+              String(task.cores),
+              time(task.submitted_at),
+              task.sentence,
+            ],
+          ]),
+        "There are no such tasks.",
+      ),
+      el(
+        "section",
+        null,
+        el("h2", null, "Machines"),
+        el(
+          "div",
+          { class: "filters" },
+          el(
+            "label",
+            null,
+            "P_c for a task of ",
+            el(
+              "select",
+              { "data-query": "for" },
+              DURATIONS.map((s) => el("option", { value: s, selected: s === duration }, lasting(Number(s)))),
+            ),
+          ),
+        ),
+        el("p", { class: "key" }, `P_c: how likely a machine keeps its cores for ${lasting(Number(duration))}.`),
+        table(
+          "Machines",
+          ["machine", "host", "cores", "unchanged for", "last change", "P_c", "runs"],
+          seen.machines
+            .slice(0, 100)
+            .map((machine) => [
+              machine.machine,
+              [
+                machine.machine,
+                machine.host ? link(`#host/${machine.host}`, machine.host) : "–",
+                String(machine.cores),
+                lasting(machine.since_change_s),
+                machine.last_change || "none yet",
+                machine.completion_probability === null
+                  ? "no history yet"
+                  : [
+                      share(machine.completion_probability),
+                      bar(
+                        [[machine.completion_probability, "used"]],
+                        1,
+                        `${machine.machine}: P_c ${share(machine.completion_probability)}`,
+                      ),
+                    ],
+                runs(machine.machine),
+              ],
+            ]),
+          "No machine is known.",
+        ),
+      ),
+      el(
+        "section",
+        null,
+        el("h2", null, "Calibration"),
+        el(
+          "div",
+          { class: "pair" },
+          calibration("machines keep their cores", seen.calibration.machines),
+          calibration("tasks end undisturbed", seen.calibration.tasks),
+        ),
+      ),
+    ];
+  },
+};
+
+const runs = (name) =>
+  seen.tasks
+    .filter((task) => task.machine === name && task.state === "running")
+    .map((task) => link(`#task/${task.name}`, `${task.name} `));
+
+/** Predicted against observed: a well calibrated matcher lies on the diagonal. */
+function calibration(what, curve) {
+  const points = curve.deciles.filter((row) => row.count > 0);
+  const said = curve.count
+    ? `${curve.count} predictions that ${what}; Brier score ${number(curve.brier)}, worst error ${share(curve.worst_error)}.`
+    : `No prediction that ${what} has come due yet.`;
+  return el(
+    "figure",
+    null,
+    el("figcaption", null, said),
+    points.length > 0 && [
+      el(
+        "svg",
+        { class: "calibration", viewBox: "-14 -4 122 118", role: "img", "aria-label": said },
+        el("rect", { width: 100, height: 100, class: "ground" }),
+        el("line", { x1: 0, y1: 100, x2: 100, y2: 0, class: "ideal" }),
+        points.map((row) =>
+          el("circle", {
+            cx: row.predicted * 100,
+            cy: 100 - row.observed * 100,
+            r: 2 + Math.min(Math.log10(row.count + 1), 3),
+          }),
+        ),
+        el("text", { x: 50, y: 111, "text-anchor": "middle" }, "predicted"),
+        el("text", { x: -50, y: -5, transform: "rotate(-90)", "text-anchor": "middle" }, "observed"),
+      ),
+      table(
+        `Deciles: ${what}`,
+        ["predicted", "observed", "predictions"],
+        points.map((row) => [String(row.low), [share(row.predicted), share(row.observed), String(row.count)]]),
+        "",
+      ),
+    ],
+  );
+}
+
+export const task = {
+  title: "Task",
+  async load(name) {
+    one = await ask(`/v1/tasks/${encodeURIComponent(name)}/explanation`, true);
+  },
+  draw(name) {
+    if (!one || one.task.name !== name)
+      return [
+        el("h1", null, `Task ${name}`),
+        el("p", { class: "none" }, "There is no such task, or it is still being read."),
+      ];
+    const it = one.task,
+      ended = ["done", "failed", "cancelled"].includes(it.state);
+    return [
+      el("h1", null, `Task ${name}`),
+      el("p", null, one.sentence),
+      el(
+        "p",
+        null,
+        !ended &&
+          button("Cancel the task", "act", { "data-act": "cancel", "data-task": name, "data-role": "operator" }),
+      ),
+      definitions([
+        ["state", it.state],
+        ["machine", it.machine || "–"],
+        ["cores", String(it.cores)],
+        ["duration", lasting(it.duration_s)],
+        ["submitted", time(it.submitted_at)],
+        ["started", time(it.started_at)],
+        ["ended", time(it.ended_at)],
+        ["attempts", `${it.attempts} of ${it.max_attempts}`],
+        ["preemptions", String(it.preemptions)],
+        ["exit code", it.exit_code === null ? null : String(it.exit_code)],
+        ["waits for", one.waits_for],
+        ["tasks ahead", String(one.ahead)],
+        ["command", el("code", null, it.command.join(" "))],
+      ]),
+      one.offers.length > 0 &&
+        table(
+          "Machines that it could run on",
+          ["machine", "P_c", "expected", "wait", "compared"],
+          one.offers.map((offer) => [
+            offer.machine,
+            [
+              offer.machine,
+              offer.completion_probability === null ? "no history yet" : share(offer.completion_probability),
+              lasting(offer.expected_s),
+              lasting(offer.wait_s),
+              lasting(offer.compared_s),
+            ],
+          ]),
+          "",
+        ),
+    ];
+  },
+};
+
+export const cancel = (name) => change("DELETE", `/v1/tasks/${encodeURIComponent(name)}`);

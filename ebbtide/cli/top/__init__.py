@@ -1,0 +1,1 @@
+"""Hosts and VMs on a terminal as they change: `ebb top`."""

@@ -1,0 +1,240 @@
+"""The lane of memory: unplugging in the guest, also while the application goes on releasing, then balloon and limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.instructions import GuestKind, Instruction, ReadGuest, Throttle, Unplug
+from ebbtide.deflation.cascade.lanes import Job, Lane, ResourceLane
+from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.cascade.steps import balloon_to_keep, memory_to_keep
+from ebbtide.deflation.floors import HARD_FLOOR
+from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.resources import TOLERANCE, ResourceVector
+
+#: For giving back what the guest misses, in seconds, whatever the deadline.
+GIVE_BACK_S: Final = 10.0
+#: While the application goes on releasing, a step is not worth its readings below this, MiB, and this share of all
+#: that is to be taken: small steps come at the end.
+PIPELINED_STEP_MIB: Final = 64.0
+PIPELINED_STEP_SHARE: Final = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An application that is releasing memory, by its own word, MiB. Untrusted: fresh readings hold a step too."""
+
+    promised_mib: float
+    relinquished_mib: float
+
+
+class MemoryLane(ResourceLane):
+    """See the module. `step` says what is to be done next; None: it waits, or is ``done``."""
+
+    lane = Lane.MEMORY
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._begun = False
+        #: What was tried without getting all that was asked: it is not asked again.
+        self._refused = False
+        self._balloon_stalled = False
+        self._limit_tried = False
+        #: The balloon before its latest step, MiB, for giving that back; None: it made none, or gave it back.
+        self._balloon_before: float | None = None
+        self._given_back = False
+        #: What the guest held beyond the target when this began, MiB.
+        self._wanted_mib = 0.0
+        #: What the application had relinquished when there was nothing to take until it releases more, MiB; None: there
+        #: may be.
+        self._waits_since_mib: float | None = None
+        #: Whether there was a reading for the hypervisor's layer.
+        self._read_outside = False
+        #: The release that is going on, if one is.
+        self._release: Release | None = None
+
+    def step(self, now: float, release: Release | None) -> Instruction | None:
+        """The next instruction, if there is one now.
+
+        :param release: of the application, as long as it goes on.
+        """
+        self._release = release
+        if not self._begun:
+            self._begun = True
+            self._begin(now)
+        if self.layer is Layer.GUEST:
+            if (instruction := self._in_the_guest(now)) is not None:
+                return instruction
+            if release is None:
+                self._enter(Layer.HYPERVISOR, now)
+        if self.done or release is not None:
+            return None
+        if (instruction := self._from_outside(now)) is not None:
+            return instruction
+        self._end(now)
+        return None
+
+    def judge(self, taking: Instruction, bound: Bound) -> None:
+        """See by a reading what did not give all that it was asked for, before the reading is taken over."""
+        if isinstance(taking, Throttle) and taking.balloon_mib is not None:
+            self._balloon_stalled = self.job.bound.balloon_mib - bound.balloon_mib < 1.0
+        if not isinstance(taking, Unplug) or taking.plugged_mib is None:
+            return
+        if bound.plugged_mib > taking.plugged_mib + TOLERANCE:
+            if self._release is not None:
+                # What is in use now may be what the application is about to release.
+                self._waits_since_mib = self._release.relinquished_mib
+                return
+            self._refused = True
+            self.job.accounts[Layer.GUEST].say("the guest gave up less memory than it was asked for")
+
+    def _begin(self, now: float) -> None:
+        if self.job.need.memory_mib <= TOLERANCE:
+            self._end(now)
+            return
+        self._wanted_mib = self._held_beyond_target
+        account = self._enter(Layer.GUEST, now)
+        if why := self.job.mechanisms.why_not(Layer.GUEST):
+            account.say(why)
+        elif self.job.time_left(Layer.GUEST, now) <= 0:
+            account.say("no time: the deadline leaves this layer none")
+        else:
+            return
+        self._enter(Layer.HYPERVISOR, now)
+
+    # --- the guest ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _held_beyond_target(self) -> float:
+        """What unplugging and ballooning would have to take: an earlier limit makes the need less, but not this."""
+        return max(self.job.bound.held_mib - self.job.target.memory_mib, 0.0)
+
+    def _in_the_guest(self, now: float) -> Instruction | None:
+        left = self.job.time_left(Layer.GUEST, now)
+        if self.job.need.memory_mib <= TOLERANCE or self._refused or self._waits():
+            return None
+        if not self.just_read and left > 0:
+            return ReadGuest(0, left)
+        if why := self._why_nothing_of_the_guest(now):
+            self._account.say(why)
+            self._wait()
+            return None
+        plugged = self._plugged_to_keep(self._may_take_mib())
+        taken = 0.0 if plugged is None else self.job.bound.plugged_mib - plugged
+        if plugged is None or (self._release is not None and taken < self._worth_mib):
+            self._wait()
+            return None
+        self._account.promise(ResourceVector(memory_mib=taken))
+        return Unplug(0, left, None, plugged)
+
+    @property
+    def _worth_mib(self) -> float:
+        return max(PIPELINED_STEP_MIB, PIPELINED_STEP_SHARE * self._wanted_mib)
+
+    def _wait(self) -> None:
+        """Until the application has released more, if it goes on."""
+        self._waits_since_mib = self._release.relinquished_mib if self._release is not None else None
+
+    def _waits(self) -> bool:
+        """Whether there is nothing to take until the application has released more."""
+        if self._release is None or self._waits_since_mib is None:
+            return False
+        return self._release.relinquished_mib < self._waits_since_mib + self._worth_mib
+
+    def _may_take_mib(self) -> float:
+        """While the application goes on: what it has released so far, and what it is not going to release."""
+        if self._release is None:
+            return self._held_beyond_target
+        others = max(self._wanted_mib - self._release.promised_mib, 0.0)
+        taken = self._wanted_mib - self._held_beyond_target
+        return min(max(self._release.relinquished_mib + others - taken, 0.0), self._held_beyond_target)
+
+    def _plugged_to_keep(self, take_mib: float) -> float | None:
+        """The next step of plugged memory, by virtio-mem or by a whole DIMM."""
+        job, need = self.job, self.job.need.memory_mib
+        dimms = bool(job.bound.dimms_mib) and job.mechanisms.has(Mechanism.DIMM)
+        # Where there are DIMMs to take, a missing virtio-mem device is nothing to tell of.
+        device = job.mechanisms.has(Mechanism.VIRTIO_MEM) if dimms else job.usable(Mechanism.VIRTIO_MEM, need)
+        if need <= TOLERANCE or self.guest is None or not (device or dimms):
+            return None
+        block = job.mechanisms.block_mib if device else 0.0
+        return memory_to_keep(job.bound, self.guest, take_mib, block, dimms)
+
+    # --- from outside ------------------------------------------------------------------------------------------------
+
+    def _from_outside(self, now: float) -> Instruction | None:
+        """Balloon steps for as long as they move anything; at last, once, a limit on what is still missing."""
+        job = self.job
+        limit_s = max(job.time_left(Layer.HYPERVISOR, now), 1.0)
+        if job.need.memory_mib <= TOLERANCE and self._balloon_before is None:
+            return None
+        if not (self._knows_all or (self.just_read and self._read_outside)):
+            self._read_outside = True
+            return ReadGuest(0, limit_s)
+        self._read_outside = True
+        if self._balloon_before is not None and self.guest is not None and self.guest.missed:
+            return self._give_back(self._balloon_before, self.guest.missed)
+        if not self._may_be_taken(now):
+            return None
+        self._balloon_before = None
+        if (balloon := self._balloon_step()) is not None:
+            self._account.promise(ResourceVector(memory_mib=job.bound.balloon_mib - balloon))
+            self._balloon_before = job.bound.balloon_mib
+            return Throttle(0, limit_s, None, balloon)
+        if (limit := self._limit_step()) is not None:
+            self._account.promise(ResourceVector(memory_mib=job.need.memory_mib))
+            return Throttle(0, limit_s, None, None, limit_mib=limit)
+        return None
+
+    def _give_back(self, balloon_mib: float, why: str) -> Instruction:
+        """Undo the latest balloon step. Until it is read what the guest took of that, it counts as all."""
+        self._account.say(f"{why}; the last {balloon_mib - self.job.bound.balloon_mib:.0f} MiB go back")
+        self.job.bound = replace(self.job.bound, balloon_mib=balloon_mib)
+        self._balloon_before, self._given_back = None, True
+        return Throttle(0, GIVE_BACK_S, None, balloon_mib)
+
+    def _may_be_taken(self, now: float) -> bool:
+        """Whether memory is missing, and all that is known lets it be taken; says why not."""
+        if self.job.need.memory_mib < 1.0 or self._given_back:
+            return False
+        why = ""
+        if self.guest is None or self.guest.silent:
+            why = "no fresh reading of the guest, so no memory is taken"
+        elif self.blind:
+            why = "the size of the VM could not be read, so no memory is taken"
+        elif self.guest.missed:
+            why = self.guest.missed
+        elif self.job.time_left(Layer.HYPERVISOR, now) <= 0:
+            why = "stopped at the deadline"
+        usable, mechanisms = (Mechanism.BALLOON, Mechanism.MEMORY_LIMIT), self.job.mechanisms
+        if not any(mechanisms.has(mechanism) for mechanism in usable):
+            why = "; ".join(dict.fromkeys(mechanisms.reason(mechanism) for mechanism in usable))
+        self._account.say(why)
+        return not why
+
+    def _balloon_step(self) -> float | None:
+        """The next balloon size, or None with the reason why there is none."""
+        if not self.job.mechanisms.has(Mechanism.BALLOON):
+            self._account.say(self.job.mechanisms.reason(Mechanism.BALLOON))
+        elif self._balloon_stalled:
+            self._account.say("the balloon made no further progress")
+        elif self.guest is not None:
+            if self.guest.kind is not GuestKind.AGENT:
+                kind = self.guest.kind.value
+                self._account.say(f"the guest's kind is {kind}: by its balloon statistics, in small steps")
+            if (balloon := balloon_to_keep(self.job.bound, self.guest, self._held_beyond_target)) is not None:
+                return balloon
+            self._account.say("the guest has no more memory to spare above its floor")
+        return None
+
+    def _limit_step(self) -> float | None:
+        """The limit to set from outside on what neither guest nor balloon gave, or None; it is tried once."""
+        if self._limit_tried or not self.job.usable(Mechanism.MEMORY_LIMIT, self.job.need.memory_mib):
+            return None
+        limit = max(self.job.target.memory_mib, HARD_FLOOR.memory_mib)
+        if limit > self.job.bound.memory_mib - 1.0:
+            return None
+        self._limit_tried = True
+        return limit

@@ -1,0 +1,89 @@
+"""How a pool's machines differ, and whether they go on differing (Agarwal 2023 §2.1, Fig. 2)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final, Protocol
+
+import numpy as np
+
+from ebbtide.simulator.inputs.batches import Floats, Indices
+
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+
+
+class Changes(Protocol):
+    """Changes of machines in the order of their times; the first of each says what it begins with."""
+
+    @property
+    def machine(self) -> Indices: ...
+
+    @property
+    def at_s(self) -> Floats: ...
+
+    @property
+    def cores(self) -> Indices: ...
+
+    @property
+    def machines(self) -> int: ...
+
+
+def spread(pool: Changes, from_s: float, until_s: float) -> dict[str, float]:
+    """Figures by name, of the whole hours and days of a window; without a whole day, of its hours only.
+
+    hour_p50_changes, hour_p90_changes: changes of a machine in an hour, over machines and hours (Fig. 2b). day_...: in
+    a day, over machines and days. rank_correlation: of the machines' changes in one hour and the next (Spearman), mean
+    over hours. cores_p10, cores_p90: of the machines' cores at the ends of the hours.
+    """
+    found: dict[str, float] = {}
+    for name, step_s in (("hour", _HOUR_S), ("day", _DAY_S)):
+        counts = counted(pool, from_s, until_s, step_s)
+        if len(counts):
+            found[f"{name}_p50_changes"] = float(np.median(counts))
+            found[f"{name}_p90_changes"] = float(np.percentile(counts, 90))
+        if name == "hour" and len(counts) > 1:
+            both = [correlation(one, other) for one, other in itertools.pairwise(counts)]
+            known = [value for value in both if not np.isnan(value)]
+            found["rank_correlation"] = float(np.mean(known)) if known else float("nan")
+            ends_s: Floats = from_s + _HOUR_S * np.arange(1.0, len(counts) + 1.0)
+            sizes = held(pool, ends_s)
+            found["cores_p10"], found["cores_p90"] = (float(np.percentile(sizes, at)) for at in (10, 90))
+    return found
+
+
+def counted(pool: Changes, from_s: float, until_s: float, step_s: float) -> Indices:
+    """Changes by step and machine: shape (whole steps within the window, machines). What one begins with is none."""
+    steps = int((until_s - from_s) / step_s)
+    found = np.zeros((steps, pool.machines), np.int64)
+    first = np.zeros(len(pool.at_s), bool)
+    first[np.unique(pool.machine, return_index=True)[1]] = True
+    within = ~first & (pool.at_s >= from_s) & (pool.at_s < from_s + steps * step_s)
+    step = ((pool.at_s[within] - from_s) / step_s).astype(np.int64)
+    np.add.at(found, (np.minimum(step, max(steps - 1, 0)), pool.machine[within]), 1)
+    return found
+
+
+def held(pool: Changes, at_s: Floats) -> Indices:
+    """Cores by moment and machine."""
+    found = np.zeros((len(at_s), pool.machines), np.int64)
+    for number in range(pool.machines):
+        mine = pool.machine == number
+        places = np.searchsorted(pool.at_s[mine], at_s, side="right") - 1
+        found[:, number] = np.where(places >= 0, pool.cores[mine][np.maximum(places, 0)], 0)
+    return found
+
+
+def correlation(one: Indices, other: Indices) -> float:
+    """Spearman's, ties with their mean rank; NaN where all values of one are the same."""
+    first, second = _ranks(one), _ranks(other)
+    if min(first.std(), second.std()) == 0.0:
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Indices) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    found: Floats = (ends - (counts - 1) / 2.0)[inverse]
+    return found

@@ -1,0 +1,42 @@
+"""Functions that numba compiles into others only, and does not optimise by themselves.
+
+Numba optimises each function with all that it calls, and makes machine code of it, before it does the same with what
+calls it: a function seven calls down is compiled seven times. Here that is done once, in the loop that is called from
+Python.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import Any
+
+
+@functools.cache
+def part_compiler() -> Any:
+    """The pipeline for such functions, for numba's `pipeline_class`."""
+    binding: Any = import_module("llvmlite.binding")
+    codegen: Any = import_module("numba.core.codegen")
+    compiler: Any = import_module("numba.core.compiler")
+
+    class Part(codegen.JITCodeLibrary):  # type: ignore[misc]
+        def _optimize_final_module(self) -> None:
+            pass
+
+        def _finalize_final_module(self) -> None:
+            self._finalize_dynamic_globals()
+            # Only what numba writes to: where the constants of the function are.
+            names = [found.name for found in self._final_module.global_variables if "NumbaEnv" in found.name]
+            text = "".join(f'@"{name}" = common global i8* null\n' for name in names)
+            module = binding.parse_assembly(f"{self._codegen._create_empty_module(self.name)}\n{text}")
+            self._codegen._add_module(module)
+            self._codegen._engine.finalize_object()
+            self._finalized = True
+
+    class PartCompiler(compiler.Compiler):  # type: ignore[misc]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            if self.state.library is None:
+                self.state.library = Part(self.state.targetctx.codegen(), "part")
+
+    return PartCompiler

@@ -1,0 +1,111 @@
+"""Results of sweeps in experiments/results/*.json: written of what ``ebb sim run`` made, and compared seed by seed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "experiments" / "results"
+#: Kept by seed, so that schemes are compared seed by seed.
+BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "cost_total")
+MEAN, P90, NJCT = BY_SEED[:3]
+#: Of t with 9 degrees of freedom: ten seeds.
+T_9 = 2.262
+
+
+def keep(directory: Path) -> None:
+    """Keep a sweep."""
+    from ebbtide.simulator.experiments import load
+
+    results = load(directory)
+    meta = results.meta
+    kept = {name: meta[name] for name in ("name", "version", "commit", "seeds", "settings")}
+    kept["command"] = " ".join(_without_places(str(meta["command"]).split()))
+    kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
+    cases = []
+    for case in results.cases():
+        rows = np.ones(len(results.columns["seed"]), bool)
+        for name, value in case.items():
+            rows &= results.columns[name] == value
+        order = np.argsort(results.columns["seed"][rows])
+        values = {name: results.columns[name][rows][order] for name in results.metrics}
+        found = {name: [_short(x) for x in column] for name, column in values.items() if name in BY_SEED}
+        found |= {name: _short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
+        cases.append(
+            json.dumps(case | {name: value for name, value in found.items() if value not in (None, [None] * 10)})
+        )
+    text = f'{json.dumps(kept)[:-1]},\n"cases": [\n' + ",\n".join(cases) + "\n]}\n"
+    (KEPT / f"{meta['name']}.json").write_text(text, encoding="utf-8")
+
+
+def _without_places(words: list[str]) -> Iterator[str]:
+    """What was run, wherever its results were put and with however many processes."""
+    skipped = False
+    for word in words:
+        if skipped or word in ("--results", "--workers"):
+            skipped = not skipped
+            continue
+        yield word
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if value == value else None
+
+
+class Sweep:
+    """A kept sweep."""
+
+    def __init__(self, name: str) -> None:
+        self.kept: dict[str, Any] = json.loads((KEPT / f"{name}.json").read_text(encoding="utf-8"))
+
+    def of(self, metric: str, **case: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """By seed."""
+        return np.array(self._case(case)[metric], np.float64)
+
+    def mean(self, metric: str, **case: Any) -> float:
+        return float(np.mean(self._case(case)[metric]))
+
+    def against(self, other: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
+        """The change of a mean in per cent against another case, and half of its 95 % interval, seed by seed."""
+        return interval(100.0 * (self.of(metric, **case) / self.of(metric, **other) - 1.0))
+
+    def share(self, base: dict[str, Any], best: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
+        """What a case has of the gain of the best over the base, and half of its 95 % interval (jackknife)."""
+        ours, theirs = (1.0 - self.of(metric, **one) / self.of(metric, **base) for one in (case, best))
+        count = len(ours)
+        without = np.array([(ours.sum() - a) / (theirs.sum() - b) for a, b in zip(ours, theirs, strict=True)])
+        spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+        return float(ours.sum() / theirs.sum()), T_9 * spread
+
+    def values(self, name: str) -> list[Any]:
+        """Of an axis, in order."""
+        return list(dict.fromkeys(one[name] for one in self.kept["cases"]))
+
+    def _case(self, case: dict[str, Any]) -> dict[str, Any]:
+        (found,) = (one for one in self.kept["cases"] if all(one[name] == case[name] for name in case))
+        return dict(found)
+
+    @property
+    def command(self) -> str:
+        seeds = self.kept["seeds"]
+        return f"`{self.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}, jobs and pool drawn anew by each."
+
+
+def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
+    return float(values.mean()), T_9 * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def change(found: tuple[float, float]) -> str:
+    """Per cent with half of the interval."""
+    return f"{found[0]:+.0f} ± {found[1]:.0f}"
+
+
+def part(found: tuple[float, float]) -> str:
+    """A share with half of the interval."""
+    return f"{found[0]:.2f} ± {found[1]:.2f}"

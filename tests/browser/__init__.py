@@ -1,0 +1,1 @@
+"""The dashboard in a real browser: headless Chromium, a real manager and real host agents."""

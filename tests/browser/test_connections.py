@@ -1,0 +1,108 @@
+"""The dashboard while tabs, connections and managers come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+
+from tests.browser.address import address_of
+from tests.browser.chromium import tab_of
+from tests.browser.stage import place
+from tests.manager.cluster import vm
+from tests.manager.databases import Server
+from tests.manager.leadership.test_high_availability import pair
+from tests.manager.two_agents import two_hosts
+
+pytestmark = pytest.mark.service
+
+#: What Chromium says of a request that nobody, or a standby, answered.
+UNANSWERED = ("net::ERR_", "status of 503")
+
+
+def unexpected(errors: list[str]) -> list[str]:
+    return [error for error in errors if not any(words in error for words in UNANSWERED)]
+
+
+async def test_two_tabs_show_the_same_and_have_each_its_own_token(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tabs = [await tab_of(browser) for _ in range(2)]
+        for tab in tabs:
+            await tab.enter(hosts.url, "vms")
+        await place(hosts, vm("shop"))
+        for tab in tabs:
+            await tab.until('[data-key="shop"]', "3 of 3 cores")
+        await tabs[0].page.click("#leave")
+        assert await tabs[0].page.locator("#enter").is_visible()
+        assert "shop" not in await tabs[0].page.content()
+        await place(hosts, vm("wiki"))
+        await tabs[1].until('[data-key="wiki"]', "3 of 3 cores")
+        assert tabs[0].errors == tabs[1].errors == []
+
+
+async def test_a_wrong_token_is_said_and_asked_for_again(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.page.goto(hosts.url)
+        await tab.page.fill("#token", "wrong")
+        await tab.page.press("#token", "Enter")
+        await tab.until("#problem", "right token")
+        assert await tab.page.locator("#enter").is_visible()
+        await tab.enter(hosts.url)
+
+
+async def test_a_lost_connection_is_said_and_what_happened_meanwhile_is_shown_after_it(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts, address_of(lambda: hosts.url) as address:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.enter(address.url, "vms")
+        address.cut = True
+        address.hang_up()
+        await tab.until("#problem", "The manager does not answer")
+        assert "3 of 3 cores" in await tab.text('[data-key="shop"]'), "what was known stays"
+        await place(hosts, vm("wiki"))
+        address.cut = False
+        await tab.until('[data-key="wiki"]', "3 of 3 cores")
+        await tab.page.locator("#problem").wait_for(state="hidden")
+        await tab.go("events")
+        shown = await tab.page.locator(".events li").count()
+        assert shown == len((await hosts.cluster.get("/v1/events"))["events"]), "none is missing, none is there twice"
+        assert unexpected(tab.errors) == []
+
+
+async def test_the_page_goes_on_with_a_manager_that_was_killed_and_started_again(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts, address_of(lambda: hosts.url) as address:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.enter(address.url, "vms")
+        await hosts.kill("manager")
+        address.hang_up()
+        await tab.until("#problem", "The manager does not answer")
+        await hosts.start("manager")
+        await hosts.ready()
+        await tab.page.locator("#problem").wait_for(state="hidden")
+        await place(hosts, vm("wiki"))
+        await tab.until('[data-key="wiki"]', "3 of 3 cores")
+        assert unexpected(tab.errors) == []
+
+
+async def test_a_page_of_a_standby_says_who_leads_and_goes_on_once_it_does_itself(
+    tmp_path: Path, browser: Browser, postgresql: Server
+) -> None:
+    async with pair(tmp_path, postgresql) as two:
+        first, second = two.managers
+        tab = await tab_of(browser)
+        await tab.page.goto(f"{second.url}/#overview")
+        await tab.page.fill("#token", "clients")
+        await tab.page.press("#token", "Enter")
+        await tab.until("#problem", f"the manager at {first.url} leads")
+        await first.end()
+        await tab.loaded()
+        await tab.page.locator("#problem").wait_for(state="hidden")
+        await tab.until(".hosts", "host-a")
+        assert unexpected(tab.errors) == []

@@ -1,0 +1,185 @@
+"""The dashboard in Chromium, with a real manager and real host agents over a make-believe hypervisor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Error, Route
+
+from tests.browser.chromium import Tab, tab_of
+from tests.browser.stage import place, staged
+from tests.manager.cluster import vm
+from tests.manager.two_agents import TwoHosts, two_hosts
+
+pytestmark = pytest.mark.service
+
+FORM = {"vm.name": "orders", "vm.nominal.cpu_cores": "5", "vm.nominal.memory_mib": "1400"}
+
+
+async def fill(tab: Tab, fields: dict[str, str], **selects: str) -> None:
+    for name, value in fields.items():
+        await tab.page.fill(f'#act [name="{name}"]', value)
+    for name, value in selects.items():
+        await tab.page.select_option(f'#act [name="vm.{name}"]', value)
+
+
+async def bar_of(tab: Tab, selector: str) -> float:
+    """The share of a bar that is held, by its drawing."""
+    width = await tab.page.locator(f"{selector} svg.bar rect.used").first.get_attribute("width")
+    assert width is not None
+    return float(width.removesuffix("%")) / 100
+
+
+async def newest(hosts: TwoHosts, name: str) -> tuple[float, str]:
+    """What the manager's history says of a VM's bound CPU now, and as the page writes it."""
+    assert hosts.cluster.manager is not None
+    await hosts.cluster.manager.recorder.look()
+    values = (await hosts.cluster.get(f"/v1/vms/{name}/history"))["columns"]["bound_cpu_cores"]
+    return values[-1], f"bound {round(values[-1], 2):g},"
+
+
+async def chart_says(tab: Tab, name: str, bound: str, window: str) -> None:
+    await tab.go(f"vm/{name}?range={window}")
+    await tab.page.locator(f'.chart [role="img"][aria-label^="CPU: "][aria-label*="{bound}"] canvas').first.wait_for()
+
+
+async def test_a_vm_placed_on_the_page_deflates_another_and_bars_and_chart_move_with_the_apis_figures(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop", cpu_cores=6.0, memory_mib=1500.0))
+        await place(hosts, vm("wiki", cpu_cores=6.0, memory_mib=1500.0))
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url)
+        before, said = await newest(hosts, "shop")
+        await chart_says(tab, "shop", said, "1h")
+        await tab.go("vms")
+        full = await bar_of(tab, '[data-key="shop"]')
+        assert full == 1.0
+
+        await tab.page.keyboard.press("n")
+        await fill(tab, FORM, priority="fixed")
+        await tab.page.get_by_role("button", name="Try it").click()
+        tried = tab.page.get_by_role("region", name="Who would shrink")
+        await tried.wait_for()
+        gives = await tried.inner_text()
+        assert not [row for row in (await hosts.cluster.get("/v1/vms"))["vms"] if row["name"] == "orders"]
+        await tab.page.get_by_role("button", name="Place a VM").last.click()
+        await tab.until("dialog .outcome", "done")
+        steps = await tab.page.locator("dialog .steps li").all_inner_texts()
+        await tab.page.get_by_role("button", name="Close", exact=True).click()
+
+        operation = (await hosts.cluster.get("/v1/operations?vm=orders"))["operations"][0]
+        assert steps == operation["progress"]
+        shrunk = next(row for row in (await hosts.cluster.get("/v1/vms"))["vms"] if row["current"] != row["nominal"])
+        assert shrunk["name"] in gives
+        await tab.until(f'[data-key="{shrunk["name"]}"]', "deflated")
+        for row in (await hosts.cluster.get("/v1/vms"))["vms"]:
+            cell = f'[data-key="{row["name"]}"] [data-head="CPU"]'
+            current, nominal = row["current"]["cpu_cores"], row["nominal"]["cpu_cores"]
+            await tab.until(cell, f"{current:g} of {nominal:g} cores")
+            assert await bar_of(tab, cell) == pytest.approx(current / nominal, abs=1e-4)
+        await tab.go("overview")
+        for host in (await hosts.cluster.get("/v1/hosts"))["hosts"]:
+            held = host["capacity"]["cpu_cores"] - host["free"]["cpu_cores"]
+            await tab.until(f'.hosts [data-key="{host["id"]}"]', f"{held:g} of 6 cores held")
+
+        after, said = await newest(hosts, shrunk["name"])
+        assert after < before
+        await chart_says(tab, shrunk["name"], said, "6h")
+        await tab.until(".scroll .events", "deflated")
+        assert tab.errors == []
+
+
+async def test_what_was_refused_stands_at_its_field_and_changes_nothing(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vms")
+        await tab.page.get_by_role("button", name="Place a VM").click()
+        await fill(tab, {**FORM, "vm.name": "Not a name"})
+        await tab.page.get_by_role("button", name="Place a VM").last.click()
+        wrong = tab.page.locator('#act [data-key="vm.name"] .error')
+        await wrong.wait_for()
+        assert "lower-case letters" in await wrong.inner_text()
+        assert await tab.page.locator('#act [name="vm.name"]').get_attribute("aria-invalid") == "true"
+        assert await tab.page.locator('#act [name="vm.name"]').input_value() == "Not a name", "what was typed stays"
+        assert (await hosts.cluster.get("/v1/operations"))["operations"] == []
+        assert [error for error in tab.errors if "status of 400" not in error] == []
+
+
+async def test_what_destroys_is_done_only_after_its_name_was_typed(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vm/shop")
+        await tab.page.get_by_role("button", name="Delete").click()
+        await tab.page.locator("#act .destroys").click()
+        assert (await hosts.cluster.get("/v1/operations?kind=delete"))["operations"] == []
+        await tab.page.fill("#confirm", "shop")
+        await tab.page.locator("#act .destroys").click()
+        await tab.until("dialog .outcome", "done")
+        assert (await hosts.cluster.get("/v1/vms"))["vms"] == []
+
+
+async def test_a_viewer_is_offered_nothing_that_changes(tmp_path: Path, browser: Browser) -> None:
+    async def viewer(route: Route) -> None:
+        await route.fulfill(json={"name": "ann", "role": "viewer", "sentence": "ann has the role viewer"})
+
+    async with staged(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/whoami", viewer)
+        await tab.enter(hosts.url)
+        for view in ("vms", "vm/shop", "host/host-a", "task/vacuum", "operations"):
+            await tab.go(view)
+            assert await tab.page.locator("[data-do=act]").count() == 0, view
+        await tab.page.keyboard.press("n")
+        assert not await tab.page.locator("dialog").is_visible()
+
+
+async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path, browser: Browser) -> None:
+    async with staged(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url)
+        await tab.page.keyboard.press("2")
+        await tab.page.locator('[data-key="database"]').wait_for()
+        await tab.page.keyboard.press("/")
+        await tab.page.keyboard.type("wik")
+        await tab.page.locator('[data-key="shop"]').wait_for(state="detached")
+        assert await tab.page.locator("#view tbody tr").count() == 1
+        assert "q=wik" in tab.page.url, "a bookmark finds it again"
+        await tab.page.fill("[data-query=q]", "")
+        await tab.page.select_option("[data-query=priority]", "fixed")
+        await tab.page.locator('[data-key="wiki"]').wait_for(state="detached")
+        assert await tab.page.locator("#view tbody tr th").all_inner_texts() == ["database"]
+        await tab.page.locator("#view h1").click()
+        await tab.page.keyboard.press("?")
+        await tab.until("dialog", "Keys")
+        await tab.page.keyboard.press("Escape")
+        await tab.page.goto(f"{hosts.url}/")
+        await tab.page.keyboard.press("Tab")
+        focused: Any = await tab.page.evaluate("document.activeElement.id")
+        assert focused in ("skip", "theme"), "what comes first can be skipped"
+
+
+async def test_no_text_becomes_an_element_and_no_script_but_the_pages_own_is_run(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url)
+        with pytest.raises(Error, match="TrustedHTML"):
+            await tab.page.evaluate("document.body.innerHTML = '<b>x</b>'")
+        script = (
+            "const made = document.createElement('script'); made.append('window.ran = 1'); document.body.append(made)"
+        )
+        await tab.page.evaluate(f"() => {{ {script} }}")
+        assert await tab.page.evaluate("window.ran === undefined")
+        assert [error for error in tab.errors if "Content Security Policy" in error], "and it is told"
+        assert {url.split("/")[2] for url in tab.asked if not url.startswith("data:")} == {hosts.url.split("/")[2]}
+        assert not [url for url in tab.asked if "clients" in url], "the token is in no address"
+        stores = "[localStorage.length, sessionStorage.length, document.cookie.length]"
+        assert await tab.page.evaluate(stores) == [0, 0, 0]
+        await tab.page.reload()
+        assert await tab.page.locator("#enter").is_visible(), "the token is gone with the page"

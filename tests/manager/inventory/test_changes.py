@@ -1,0 +1,133 @@
+"""Lists by what has changed: numbers as values, and the same over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_manager.inventory import changes
+from cluster_manager.inventory.changes import Changes
+from ebbtide.client import ManagerClient
+from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.fake_agent import FakeAgent
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=40))
+def test_a_reader_that_asks_now_and_then_misses_no_change(steps: list[tuple[str, bool]]) -> None:
+    numbers = Changes(100.0)
+    since, unread = numbers.latest, set()
+    for name, reads in steps:
+        numbers.note("VM", [name])
+        unread.add(name)
+        if reads:
+            assert numbers.knows(since)
+            assert numbers.since("VM", since) == unread
+            since, unread = numbers.latest, set()
+    assert numbers.since("host", 0) == set()
+
+
+def test_a_number_of_another_term_or_of_too_long_ago_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MOST", 3)
+    earlier, later = Changes(100.0), Changes(200.0)
+    assert not later.knows(earlier.latest)
+    assert not earlier.knows(later.latest)
+    assert not later.knows(0)
+    since = later.latest
+    later.note("VM", ["a", "b", "c"])
+    assert later.knows(since)
+    later.note("VM", ["d"])
+    assert not later.knows(since)
+    assert later.knows(since + 1)
+
+
+@pytest_asyncio.fixture
+async def cluster(each_store: None, tmp_path: Path) -> AsyncIterator[Cluster]:
+    agents = [FakeAgent(f"host-{letter}", cpu_cores=8.0, memory_mib=6000.0) for letter in "ab"]
+    async with cluster_of(tmp_path, *agents, silent_after_s=60.0) as made:
+        yield made
+
+
+@pytest.mark.asyncio
+async def test_only_vms_that_have_changed_come_and_names_of_those_that_are_gone(cluster: Cluster) -> None:
+    for name in ("one", "two", "three"):
+        await cluster.create(vm(name, "fixed", cpu_cores=1.0, memory_mib=400.0))
+    await cluster.ready()
+    assert cluster.server is not None
+    async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+        all_ = await client.changed_vms(0)
+        assert all_.is_whole
+        assert [row.name for row in all_.rows] == ["one", "three", "two"]
+        nothing = await client.changed_vms(all_.changes)
+        assert not nothing.is_whole
+        assert not nothing.rows
+        assert not nothing.gone
+        await cluster.delete("two")
+        await cluster.create(vm("four", cpu_cores=1.0, memory_mib=400.0))
+        news = await client.changed_vms(nothing.changes)
+        assert news.gone == ("two",)
+        assert "four" in {row.name for row in news.rows}
+        assert not news.is_whole
+        for agent in cluster.agents:
+            agent.trouble.mute = True
+        hosts = await client.changed_hosts(0)
+        assert hosts.is_whole
+        assert len(hosts.rows) == 2
+        at = hosts.changes
+
+        async def is_quiet() -> bool:
+            nonlocal at
+            found = await client.changed_hosts(at)
+            at = found.changes
+            return not found.rows
+
+        await cluster.until(is_quiet)
+        cluster.agents[1].add_change("one", 2.0, 1.0, at=1000.0)
+        await cluster.agents[1].send_report()
+        assert {row.id for row in (await client.changed_hosts(at)).rows} == {"host-b"}
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_of_the_manager_the_whole_list_comes_again(cluster: Cluster) -> None:
+    await cluster.create(vm("one", cpu_cores=1.0, memory_mib=400.0))
+    before = (await cluster.get("/v1/vms"))["changes"]
+    await cluster.stop_manager()
+    await cluster.start_manager()
+    await cluster.ready()
+    page = await cluster.get(f"/v1/vms?changed_since={before}")
+    assert page["changed_since"] is None
+    assert [row["name"] for row in page["vms"]] == ["one"]
+
+
+@pytest.mark.asyncio
+async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_host_has_no_more(
+    each_store: None, tmp_path: Path
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=8.0, memory_mib=6000.0)
+    async with cluster_of(tmp_path, agent, silent_after_s=0.4) as cluster:
+        await cluster.create(vm("one", cpu_cores=1.0, memory_mib=400.0))
+        await cluster.ready()
+        assert cluster.server is not None
+        async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+            since = (await client.changed_vms(0)).changes
+            agent.trouble.mute = True
+            said = ""
+
+            async def tells(word: str, but: str = "failed") -> bool:
+                nonlocal since, said
+                for row in (found := await client.changed_vms(since)).rows:
+                    said = f"{row.state}: {row.sentence}"
+                since = found.changes
+                return word in said and but not in said
+
+            await cluster.until(lambda: tells("is silent"))
+            agent.trouble.mute = False
+            await agent.send_report()
+            await cluster.until(lambda: tells("running", but="silent"))
+            agent.vms.clear()
+            await agent.send_report()
+            await cluster.until(lambda: tells("failed", but="silent"))

@@ -1,0 +1,65 @@
+"""Tuples by reference, and functions that are compiled into others only."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from ebbtide.simulator.compiling import compiled, plain
+from ebbtide.simulator.references import by_reference
+
+
+class Inner(NamedTuple):
+    counts: Any
+    sums: Any
+
+
+class Outer(NamedTuple):
+    table: Any
+    inner: Inner
+    more: Any
+
+
+def fresh() -> Outer:
+    return Outer(np.arange(12).reshape(4, 3), Inner(np.arange(4), np.full(4, 0.5)), np.zeros(4))
+
+
+def add_row(s: Any, row: int) -> float:
+    s.table[row, 1] += s.inner.counts[row]
+    s.more[row] = double(s.inner, row)
+    return float(s.more[row])
+
+
+def double(inner: Any, row: int) -> float:
+    inner.sums[row] *= 2.0
+    return float(inner.sums[row] + len(inner.sums))
+
+
+def added(s: Outer, rows: int) -> float:
+    total = 0.0
+    held = by_reference(s)
+    for row in range(rows):
+        total += add_row(held, row)
+    return total
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["without references counted", "with them"])
+def test_what_goes_by_reference_is_read_and_written_as_the_tuple_itself(counted: bool) -> None:
+    loop: Any = compiled(added, _nrt=counted)
+    ours, others = fresh(), fresh()
+    assert loop(ours, 4) == plain(loop)(others, 4) == 20.0
+    for one, other in zip(
+        (ours.table, *ours.inner, ours.more), (others.table, *others.inner, others.more), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def rows_of(s: Outer) -> int:
+    return len(by_reference(s).nothing)  # type: ignore[attr-defined]
+
+
+def test_a_field_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(Exception, match="nothing"):
+        compiled(rows_of)(fresh())
