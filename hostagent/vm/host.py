@@ -380,6 +380,8 @@ class Host:
     async def resize_one(self, vm: ManagedVM, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
         """Bring one VM to its intent's target, under its lock, and remember what came of it."""
         cause = vm.intent.cause
+        if not vm.deflated:
+            self.tallies.of(vm.name).application_holds(ZERO)  # from here on it is seen what its application gives
         try:
             outcome = await vm.resize(deadline_s, mode)
         except HostAgentError as error:

@@ -64,5 +64,5 @@ async def test_an_agent_tells_a_manager_that_keeps_no_history_once_whatever_chan
     async with lab_of(tmp_path) as lab:
         await lab.create("low")
         await lab.cluster.delete("low")
-        await lab.create("low")
+        await lab.create("other")
     assert told == ["host-a"]
