@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page
 
 #: What is looked at for how long, seconds, and how long the page has for reading all of the cluster meanwhile.
-WINDOW_S: Final = 20.0
-READING_S: Final = 40.0
+WINDOW_S: Final = 15.0
+READING_S: Final = 35.0
 LIMIT_MS: Final = 120_000.0
 
 Taken = dict[str, list[float]]

@@ -51,6 +51,10 @@ function history(kind, name, query) {
   );
 }
 
+const labels = (thing) =>
+  Object.entries(thing.labels || {})
+    .map(([label, value]) => ` · ${label}=${value}`)
+    .join("");
 const after = (root, theme) => mount(root.querySelector(".charts"), theme);
 
 export const host = {
@@ -70,7 +74,7 @@ export const host = {
       more = { "data-host": id };
     return [
       el("h1", null, `Host ${id}`),
-      el("p", null, hostState(it)),
+      el("p", null, `${hostState(it)}${labels(it)}`),
       modeLine(it),
       el(
         "p",
@@ -226,7 +230,7 @@ export const vm = {
       el(
         "p",
         null,
-        `${vmState(it)} · ${it.priority} · `,
+        `${vmState(it)} · ${it.priority}${labels(it)} · `,
         it.host ? ["on ", link(`#host/${it.host}`, it.host)] : "on no host",
       ),
       el(

@@ -7,7 +7,7 @@ import { host, vm } from "./detail.js";
 import { events, forgetOlder, readOlder } from "./events.js";
 import { operation, operations } from "./operations.js";
 import { overview, preempted, vms } from "./overview.js";
-import { alsoLoad, listening, looking, onChange, onRefused, reset, soon, state } from "./state.js";
+import { alsoLoad, listening, looking, onChange, onRefused, reset, loadView, state } from "./state.js";
 import { task, tasks } from "./tasks.js";
 
 const VIEWS = { overview, vms, tasks, preempted, operations, events, host, vm, task, operation };
@@ -51,7 +51,7 @@ function put(more) {
   );
   read();
   draw();
-  if (VIEWS[here.name].load) soon();
+  if (VIEWS[here.name].load && !("q" in more)) loadView();
 }
 
 function draw() {
@@ -217,7 +217,7 @@ addEventListener("hashchange", () => {
   const changed = read();
   if (!session) return;
   draw();
-  soon();
+  loadView();
   if (changed) {
     byId("main").focus();
     scrollTo(0, 0);

@@ -1,15 +1,15 @@
-// What the page knows of the cluster, kept up to date from one stream: what an event names is read at once, and each look
-// reads one page of hosts and one of VMs, going round. Of a small cluster that is all of it.
+// What the page knows of the cluster: all hosts and VMs are read once, from then on what has changed, every few seconds
+// and as soon as an event arrives.
 
 import { ask, follow, inside, Refused } from "./api.js";
 
-const PAGE = 500,
-  FIRST = 1000,
+const PAGE = 1000,
   LOOK_MS = 5000,
-  NEWS_MS = 300,
+  NEWS_MS = 400,
   AGAIN_MS = 2000,
   MOST_EVENTS = 300,
-  MOST_AT_ONCE = 8;
+  REST = 4,
+  MOST_REST_MS = 20_000;
 
 export const state = {
   hosts: new Map(),
@@ -25,8 +25,8 @@ export const state = {
 };
 
 let lists,
-  wanted,
   last,
+  again = false,
   changed = () => {},
   refused = () => {},
   extra = null,
@@ -47,96 +47,96 @@ export function reset() {
   for (const map of [state.hosts, state.vms]) map.clear();
   Object.assign(state, { running: [], events: [], role: "", name: "", at: 0, whole: false, lost: "" });
   lists = {
-    hosts: { path: "/v1/hosts", key: "id", next: null, round: 1, whole: false, at: 0 },
-    vms: { path: "/v1/vms", key: "name", next: null, round: 1, whole: false, at: 0 },
+    hosts: { path: "/v1/hosts", key: "id", since: 0, whole: false },
+    vms: { path: "/v1/vms", key: "name", since: 0, whole: false },
   };
-  wanted = { hosts: new Set(), vms: new Set() };
   last = 0;
 }
 
 function put(kind, item) {
-  item.round = lists[kind].round;
-  if (kind === "vms") item.words = `${item.name} ${item.host || ""} ${item.state} ${item.priority}`;
-  else item.words = `${item.id} ${item.state} ${item.mode}`;
+  item.words =
+    kind === "vms"
+      ? `${item.name} ${item.host || ""} ${item.state} ${item.priority}`
+      : `${item.id} ${item.state} ${item.mode}`;
+  for (const [label, value] of Object.entries(item.labels || {})) item.words += ` ${label}=${value}`.toLowerCase();
   state[kind].set(item[lists[kind].key], item);
   state.version += 1;
 }
 
-async function nextPage(kind) {
-  const list = lists[kind];
-  const page = await ask(`${list.path}?limit=${list.whole ? PAGE : FIRST}${list.next ? `&after=${encodeURIComponent(list.next)}` : ""}`);
-  for (const item of page[kind]) put(kind, item);
-  list.next = page.next;
-  if (page.next) return;
-  // What did not come in a whole round is gone.
-  for (const [key, item] of state[kind])
-    if (item.round !== list.round) {
-      state[kind].delete(key);
-      state.version += 1;
+function drop(kind, key) {
+  if (state[kind].delete(key)) state.version += 1;
+}
+
+/** Read what has changed since the last time, or all where that is not known: of a large cluster in several pages. */
+async function news(kind) {
+  const list = lists[kind],
+    mine = lists,
+    seen = new Set();
+  let after = "",
+    first = null,
+    whole = true;
+  do {
+    const page = await ask(`${list.path}?limit=${PAGE}&changed_since=${list.since}${after}`);
+    if (mine !== lists) return;
+    first ||= page;
+    whole &&= page.changed_since === null;
+    for (const item of page[kind]) {
+      put(kind, item);
+      seen.add(item[list.key]);
     }
-  list.round += 1;
+    after = page.next && `&after=${encodeURIComponent(page.next)}`;
+    if (!list.whole) shown();
+  } while (after);
+  if (whole) for (const key of [...state[kind].keys()]) if (!seen.has(key)) drop(kind, key);
+  for (const key of first.gone || []) if (!seen.has(key)) drop(kind, key);
+  list.since = first.changes || 0;
   list.whole = true;
 }
 
-async function named(kind) {
-  const list = lists[kind],
-    keys = [...wanted[kind]].slice(0, MOST_AT_ONCE);
-  await Promise.all(
-    keys.map(async (key) => {
-      wanted[kind].delete(key);
-      const found = await ask(`${list.path}/${encodeURIComponent(key)}`, true);
-      if (found) put(kind, found);
-      else if (state[kind].delete(key)) state.version += 1;
-    }),
-  );
-}
-
-/** What an event names, and a page when it is time for one; of a small cluster the page is all of it. */
-async function news(kind) {
-  const list = lists[kind],
-    small = list.whole && state[kind].size <= PAGE,
-    due = !list.whole || Date.now() - list.at >= LOOK_MS;
-  if (wanted[kind].size && !small) await named(kind);
-  if (!due && !(small && wanted[kind].size)) return;
-  wanted[kind] = small ? new Set() : wanted[kind];
-  list.at = Date.now();
-  await nextPage(kind);
-}
-
-let besides = 0;
-async function look() {
-  // While a large cluster is being read, the rest is looked at now and then.
-  const all = state.whole || Date.now() - besides > 1000;
-  if (all) besides = Date.now();
-  const [, , running] = await Promise.all([
-    news("hosts"),
-    news("vms"),
-    all ? ask("/v1/operations?state=running&limit=100") : null,
-    all && extra ? extra() : null,
-  ]);
-  if (running) state.running = running.operations;
+function shown() {
   state.whole = lists.hosts.whole && lists.vms.whole;
   state.at = Date.now() / 1000;
   state.lost = "";
   changed();
 }
 
+async function look() {
+  const [running] = await Promise.all([
+    ask("/v1/operations?state=running&limit=100"),
+    news("hosts"),
+    news("vms"),
+    extra && extra(),
+  ]);
+  state.running = running.operations;
+  shown();
+}
+
 /** Look again now, once what is happening has settled. */
 export function soon() {
   if (wake) wake(NEWS_MS);
+  else again = true;
+}
+
+/** Read what the view on show has of its own, without waiting for the next look. */
+export function loadView() {
+  if (extra) extra().then(changed, failed);
 }
 
 export async function looking(mine) {
   while (inside(mine)) {
+    again = false;
+    const began = Date.now(),
+      first = !state.whole;
     await look().catch(failed);
-    // The rest of a large cluster comes at once; what events name, soon.
-    const pause = state.lost ? AGAIN_MS : !state.whole ? 0 : wanted.vms.size + wanted.hosts.size ? NEWS_MS : LOOK_MS;
+    // Where very much changes, the manager has most of its time for others.
+    const rest = first || state.lost ? 0 : Math.min((Date.now() - began) * REST, MOST_REST_MS);
+    const pause = Math.max(state.lost ? AGAIN_MS : again ? NEWS_MS : LOOK_MS, rest);
     await new Promise((resolve) => {
       let timer = setTimeout(resolve, pause);
       wake = (ms) => {
-        if (ms < pause) {
+        if (Math.max(ms, rest) < pause) {
           clearTimeout(timer);
-          timer = setTimeout(resolve, ms);
+          timer = setTimeout(resolve, Math.max(ms, rest));
           wake = null;
         }
       };
@@ -164,8 +164,6 @@ function take(event) {
   last = event.id;
   state.events.unshift(event);
   state.events.length = Math.min(state.events.length, MOST_EVENTS);
-  if (event.vm) wanted.vms.add(event.vm);
-  if (event.host) wanted.hosts.add(event.host);
   soon();
   changed();
 }

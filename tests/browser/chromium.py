@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, async_playwright
 from benchmarks.watching.chromium import FLAGS, chromium_path
 from tests.manager.cluster import TOKEN
 
-LIMIT_MS = 30_000
+LIMIT_MS = 90_000
 
 
 @contextlib.asynccontextmanager

@@ -152,7 +152,7 @@ async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path
         await tab.page.fill("[data-query=q]", "")
         await tab.page.select_option("[data-query=priority]", "fixed")
         await tab.page.locator('[data-key="wiki"]').wait_for(state="detached")
-        assert await tab.page.locator("#view tbody tr th").all_inner_texts() == ["database"]
+        assert await tab.page.locator("#view tbody tr th").all_inner_texts() == ["billing", "database"]
         await tab.page.locator("#view h1").click()
         await tab.page.keyboard.press("?")
         await tab.until("dialog", "Keys")
@@ -171,12 +171,14 @@ async def test_no_text_becomes_an_element_and_no_script_but_the_pages_own_is_run
         await tab.enter(hosts.url)
         with pytest.raises(Error, match="TrustedHTML"):
             await tab.page.evaluate("document.body.innerHTML = '<b>x</b>'")
-        script = (
-            "const made = document.createElement('script'); made.append('window.ran = 1'); document.body.append(made)"
-        )
-        await tab.page.evaluate(f"() => {{ {script} }}")
+        violated = await tab.page.evaluate("""() => new Promise((told) => {
+            document.addEventListener("securitypolicyviolation", (event) => told(event.violatedDirective));
+            const made = document.createElement("script");
+            made.append("window.ran = 1");
+            document.body.append(made);
+        })""")
+        assert violated in ("script-src-elem", "require-trusted-types-for")
         assert await tab.page.evaluate("window.ran === undefined")
-        assert [error for error in tab.errors if "Content Security Policy" in error], "and it is told"
         assert {url.split("/")[2] for url in tab.asked if not url.startswith("data:")} == {hosts.url.split("/")[2]}
         assert not [url for url in tab.asked if "clients" in url], "the token is in no address"
         stores = "[localStorage.length, sessionStorage.length, document.cookie.length]"
