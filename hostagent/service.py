@@ -75,7 +75,7 @@ async def serve(
         alone = metrics_port(
             given.options.metrics_port if given is not None else None,
             "host agent",
-            metrics.answer_metrics,
+            metrics.metrics,
             {AGENT: agent, metrics.LOOP: app[metrics.LOOP]},
         )
         async with gate.serve(app, address, port, shutdown_timeout_s=60.0), alone, reloading(gate, given):

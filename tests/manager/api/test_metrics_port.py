@@ -80,7 +80,7 @@ async def test_a_host_agent_answers_the_same_there_as_on_its_own_port(
         await lab.create("web")
         parts: dict[web.AppKey[Any], Any] = {AGENT: lab.agent, of_agent.LOOP: lab.agent_server.app[of_agent.LOOP]}
         async with (
-            metrics_port(unused_tcp_port, "host agent", of_agent.answer_metrics, parts),
+            metrics_port(unused_tcp_port, "host agent", of_agent.metrics, parts),
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{unused_tcp_port}/metrics") as answer,
         ):
