@@ -1,4 +1,4 @@
-"""``ebb vm show`` and ``ebb vm explain``: why a VM has its size, what could be taken, what is blocked and would help."""
+"""``ebb vm show`` and ``ebb vm explain``: why a VM has its size, what could be taken, what is blocked, what helps."""
 
 from __future__ import annotations
 
