@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     :returns: 0 after a clean shutdown, 1 if it cannot start, 2 if its options cannot be.
     """
+    # NumPy here adds up columns: threads of its algebra would do nothing, and be warned of where few are allowed.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Stores, journals and logs are for their owner.
     os.umask(0o077)
     words = list(sys.argv[1:] if arguments is None else arguments)

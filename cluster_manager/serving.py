@@ -7,12 +7,14 @@ import signal
 
 import structlog
 
+from cluster_manager.api import metrics
 from cluster_manager.api.app import make_app
-from cluster_manager.api.metrics import LOOP
+from cluster_manager.api.forms import MANAGER
 from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
 from ebbtide.rest.gate import Gate
+from ebbtide.rest.metrics.port import metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
 from ebbtide.rest.supervision import supervised
@@ -33,8 +35,14 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
     manager = Manager(settings, freezes_memory=True)
     app = make_app(manager, gate.access)
     serving = gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0)
-    async with serving as listener, reloading(gate, given):
+    alone = metrics_port(
+        given.options.metrics_port if given is not None else None,
+        "manager",
+        metrics.metrics,
+        {MANAGER: manager, metrics.LOOP: app[metrics.LOOP]},
+    )
+    async with serving as listener, alone, reloading(gate, given):
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
-        async with app[LOOP].watching(), supervised(manager.sentence):
+        async with app[metrics.LOOP].watching(), supervised(manager.sentence):
             await stop.wait()
             log.info("stopping", why="a signal asked for it")

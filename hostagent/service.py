@@ -16,14 +16,16 @@ from ebbtide.messages.commands import ModeCommand
 from ebbtide.rest.access import Certificates
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
+from ebbtide.rest.metrics.port import metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.supervision import supervised
 from ebbtide.rest.tokens import Principal, principal, read_token
+from hostagent.api import metrics
 from hostagent.api.app import make_app
-from hostagent.api.metrics import LOOP
+from hostagent.api.forms import AGENT
 from hostagent.control.renewal import Renewing
 from hostagent.control.reporter import Reporter
 from hostagent.errors import HostAgentError
@@ -70,7 +72,13 @@ async def serve(
     renewing: asyncio.Task[None] | None = None
     try:
         app = make_app(agent, gate.access)
-        async with gate.serve(app, address, port, shutdown_timeout_s=60.0), reloading(gate, given):
+        alone = metrics_port(
+            given.options.metrics_port if given is not None else None,
+            "host agent",
+            metrics.metrics,
+            {AGENT: agent, metrics.LOOP: app[metrics.LOOP]},
+        )
+        async with gate.serve(app, address, port, shutdown_timeout_s=60.0), alone, reloading(gate, given):
             try:
                 if manager is not None:
                     reporter = Reporter(agent.host, manager, manager_token, gate.calls)
@@ -94,7 +102,7 @@ async def serve(
                         )
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
                 async with (
-                    app[LOOP].watching(),
+                    app[metrics.LOOP].watching(),
                     supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"),
                 ):
                     await stop.wait()

@@ -22,7 +22,7 @@ from ebbtide.errors import EbbError
 #: Each command: its words, its function in `ebbtide.cli.commands` (whose docstring is its help), an example.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("vm list", "vms.vms", "ebb vm list --host host-a -o wide; ebb vm list --sort-by -current.memory_mib --watch"),
-    ("vm show", "vms.vm", "ebb vm show web -o yaml"),
+    ("vm show", "explain.vm", "ebb vm show web -o yaml"),
     (
         "vm create",
         "vms.create",

@@ -77,6 +77,11 @@ class DaemonOptions(BaseSettings):
     connections_per_address: int = Field(_LIMITS.per_address, description="of those, from one address")
     idle_timeout_s: float = Field(_LIMITS.idle_s, description="seconds for the head of a request")
     body_timeout_s: float = Field(10.0, description="seconds for the body of a request")
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
+        None,
+        description="answer GET /metrics on this port of 127.0.0.1, too, without a token; 0 takes a free one; "
+        "default: only where all is served, with a token of the role metrics",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     log_json: bool = Field(False, description="log lines as JSON, not as key=value")
 

@@ -27,7 +27,7 @@ routes = web.RouteTableDef()
 
 @routes.get(sheets.PATH)
 @describe("The agent's metrics, those of its VMs and what their guests say", tag="agent", answers={200: sheets.ANSWER})
-async def _metrics(request: web.Request) -> web.Response:
+async def metrics(request: web.Request) -> web.Response:
     check_parameters(request)
     agent = request.app[AGENT]
     sheet = sheet_of(facts_of(agent))

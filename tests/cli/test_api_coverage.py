@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -284,6 +285,28 @@ async def test_a_shell_completes_the_names_of_things(running: Running, line: str
     )
     out, _ = await process.communicate()
     assert out.decode().split() == names.split()
+
+
+async def test_a_vm_that_is_shown_says_where_its_size_comes_from_and_what_happened_last(running: Running) -> None:
+    await running.ebb("vm", "create", "shown", *SIZES, "--minimum-cpu-cores", "0.3", "--label", "env=prod")
+    await running.ebb("vm", "target", "shown", "--cpu-cores", "0.5")
+    shown = await running.ebb("vm", "show", "shown")
+    for line in (
+        r"labels +env=prod", r"size +shown has 0.5 cores, .* less than its nominal size .* since target .*",
+        r"can give +.* more", r"guest layer +cpu-offline, .*", r"hypervisor layer +quota, .*",
+        r"application layer +nothing usable: see `ebb vm explain`", r"without room +it has 30 s to end its work.*",
+        r"last event +20\d\d-.* resized: .*",
+    ):  # fmt: skip
+        assert re.search(f"^{line}$", shown, re.MULTILINE), (line, shown)
+    assert "lacks 0.5 cores now; " in await running.ebb("vm", "list")
+
+
+async def test_a_ca_is_taken_before_the_noun_and_behind_the_verb(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    there = ["--manager", "https://127.0.0.1:1", "--token-file", str(tmp_path / "token")]
+    for argv in (["--ca", "none.pem", "vm", "list", *there], ["vm", "list", *there, "--ca", "none.pem"]):
+        result = await asyncio.to_thread(CliRunner().invoke, app, argv)
+        assert "none.pem" in str(result.exception), result.output
 
 
 async def test_lists_are_chosen_by_labels_that_wide_tables_show(running: Running) -> None:

@@ -99,8 +99,8 @@ def test_a_bundle_becomes_its_options_and_comes_back_as_one() -> None:
         seen.append((name, to))
 
     made = taken_apart(run)
-    assert list(inspect.signature(made).parameters) == ["name", "output", "manager", "token_file"]
-    made(name="web", output=Output.YAML, manager="m", token_file=None)
+    assert list(inspect.signature(made).parameters) == ["name", "output", "manager", "token_file", "ca"]
+    made(name="web", output=Output.YAML, manager="m", token_file=None, ca=None)
     assert seen == [("web", Asking(output=Output.YAML, manager="m"))]
 
 

@@ -138,6 +138,11 @@ def test_the_debian_package_of_manager_and_host_agent_has_their_options_and_comp
     assert "for secret in token hosts.key" in made
     assert "complete " in (tree / "usr/share/bash-completion/completions/ebb").read_text()
     assert (tree / "usr/share/zsh/vendor-completions/_ebb").read_text().startswith("#compdef ebb\n")
+    pages = tree / "usr/share/doc/ebbtide"
+    assert (pages / "docs/reference/command-line.md").read_bytes() == (
+        ROOT / "docs/reference/command-line.md"
+    ).read_bytes()
+    assert (pages / "deploy/prometheus/prometheus.yml").exists()
     for program in ("ebb", "ebb-manager", "ebb-hostagent"):
         link = tree / "usr/bin" / program
         assert link.resolve().read_text().startswith("#!/usr/lib/ebbtide/bin/python3 -I\n")

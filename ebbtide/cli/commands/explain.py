@@ -1,20 +1,35 @@
-"""``ebb vm explain``: why a VM has its size, what could still be taken, what is blocked and what would help."""
+"""``ebb vm show`` and ``ebb vm explain``: why a VM has its size, what could be taken, what is blocked, what helps."""
 
 from __future__ import annotations
 
-from ebbtide.cli.commands.options import Asking, VMName
-from ebbtide.cli.commands.vms import amounts
+from ebbtide.cli.commands.options import Asking, Showing, VMName, label_words
+from ebbtide.cli.commands.vms import VMS, amounts, ditto
 from ebbtide.cli.output import clock, print_table, shown, size
+from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, VMExplanation
-from ebbtide.messages.vms import OnPreemption
+from ebbtide.messages.vms import ClusterVM, OnPreemption
 
 
 def explain(name: VMName, *, to: Asking) -> None:
     """Say why a VM has its size, what could still be taken, which layers are blocked, and what would help."""
     found = to.ask(lambda client: client.explain(name))
     to.say(found, lambda: print_explanation(name, found))
+
+
+def vm(name: VMName, *, to: Showing) -> None:
+    """Show one VM: sizes and where they come from, layers, labels, what happened last.
+
+    Its version is in -o json and -o wide.
+    """
+    found = to.ask(lambda client: client.vm(name))
+    if to.for_programs:
+        to.say(found, list)
+        return
+    told = to.ask(lambda client: client.explain(name))
+    VMS.print([found], wide=to.wide)
+    _print_details(found, told)
 
 
 def print_explanation(name: str, found: VMExplanation) -> None:
@@ -33,6 +48,26 @@ def print_explanation(name: str, found: VMExplanation) -> None:
     if found.events:
         print("\nevents:")
         print_table(("at", "kind", "what happened"), ((clock(e.at), e.kind, e.sentence) for e in found.events), "")
+
+
+def _print_details(vm: ClusterVM, told: VMExplanation) -> None:
+    """What does not fit into a row of a list, a line each."""
+    rows = [("labels", label_words(vm.labels))]
+    explanation = told.explanation
+    if explanation is None:
+        rows.append(("size", f"its host's own word cannot be had: {told.unreachable}"))
+    else:
+        rows += [("size", explanation.sentence), ("can give", f"{explanation.deflatable.vector()} more")]
+        for layer in Layer:
+            usable = [row.mechanism.value for row in explanation.findings if row.layer is layer and row.available]
+            rows.append((f"{layer.value} layer", ", ".join(usable) or "nothing usable: see `ebb vm explain`"))
+    rows.append(("without room", _on_preemption(vm.name, told).strip().removeprefix("where there is no room for it: ")))
+    if told.events:
+        last = told.events[-1]
+        rows.append(("last event", f"{clock(last.at)} {last.kind}: {last.sentence}"))
+    print()
+    for what, said in rows:
+        print(shown(f"{what:<17} {said}"))
 
 
 def _on_preemption(name: str, found: VMExplanation) -> str:
@@ -69,7 +104,7 @@ def _print_told(told: Explanation) -> None:
     print("\nlayers:")
     print_table(
         ("layer", "mechanism", "now", "why"),
-        (
+        ditto(
             (row.layer.value, row.mechanism.value, "available" if row.available else "BLOCKED", row.reason)
             for row in told.findings
         ),
@@ -85,7 +120,7 @@ def _print_told(told: Explanation) -> None:
         print(shown(f"\nlast resize ({last.request_id}, {clock(last.at)}):"))
         print_table(
             ("layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
-            ((row.layer.value, row.resource, *amounts(row), row.reason) for row in last.outcome.ledger),
+            ditto((row.layer.value, row.resource, *amounts(row), row.reason) for row in last.outcome.ledger),
             last.outcome.sentence,
         )
     print("\ndecisions:")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.managers import client_of
+from ebbtide.cli.managers import TLS_FILES, client_of
 from ebbtide.cli.output import (
     Table,
     clear,
@@ -130,8 +130,14 @@ class Asking(Printing):
         typer.Option("--token-file", envvar="EBB_TOKEN_FILE", help="File with the manager's token; with --manager."),
     ] = None
 
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="CA of an https manager; also before the noun.")
+    ] = None
+
     def ask(self, question: Callable[[ManagerClient], Awaitable[Result]]) -> Result:
         """Run one conversation with the manager to its end."""
+        if self.ca is not None:
+            TLS_FILES.set((self.ca, *TLS_FILES.get()[1:]))
 
         async def conversation() -> Result:
             async with client_of(self.manager, self.token_file) as client:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -33,6 +33,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ZERO
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
@@ -50,7 +51,7 @@ Version = Annotated[
 ]
 File = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON; - for standard input.")]
 #: What goes with -f.
-_WITH_FILE = {"name", "file", "policy", "deadline_s", "dry_run", "output", "manager", "token_file"}
+_WITH_FILE = {"name", "file", "policy", "deadline_s", "dry_run", "output", "manager", "token_file", "ca"}
 
 
 class Start(StrEnum):
@@ -80,15 +81,15 @@ def vms(
     to.list("vms", lambda client: client.vms(**wanted), VMS)
 
 
-def vm(name: VMName, *, to: Showing) -> None:
-    """Show one VM; its version is in -o json and -o wide."""
-    found = to.ask(lambda client: client.vm(name))
-    to.say(found, lambda: VMS.print([found], wide=to.wide))
-
-
 def _state(vm: ClusterVM) -> str:
     state = vm.state if vm.saved_mib is None else f"{vm.state} (suspended)"
     return state if vm.preempted is None else f"{state}, {vm.preempted.sentence}"
+
+
+def _last(vm: ClusterVM) -> str:
+    """What happened to it, after what it lacks of its nominal size by now."""
+    lacks = vm.nominal.vector().less(vm.current.vector()) if vm.state == "running" else ZERO
+    return vm.sentence if lacks.is_zero() else f"lacks {lacks} now; {vm.sentence}"
 
 
 def _guest(vm: ClusterVM) -> str:
@@ -105,7 +106,7 @@ VMS: Table[ClusterVM] = Table(
         "current": lambda vm: size(vm.current),
         "minimum": lambda vm: size(vm.minimum),
         "guest": _guest,
-        "what happened last": lambda vm: vm.sentence,
+        "what happened last": _last,
     },
     {
         "ceiling": lambda vm: "-" if vm.ceiling is None else size(vm.ceiling),
@@ -267,13 +268,21 @@ def print_ledger(operation: Operation) -> None:
         return
     print_table(
         ("vm", "layer", "resource", "asked", "promised", "verified", "seconds", "reason"),
-        (
+        ditto(
             (vm.name, row.layer.value, row.resource, *amounts(row), row.reason)
             for vm in operation.vms
             for row in vm.ledger
         ),
         "",
     )
+
+
+def ditto(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Rows whose last column says a sentence once, and ``"`` where the row above has said it."""
+    before = ""
+    for *cells, reason in rows:
+        yield (*cells, '"' if reason and reason == before else reason)
+        before = reason
 
 
 def amounts(row: LedgerRow) -> tuple[str, str, str, str]:
