@@ -94,7 +94,7 @@ class Sweep:
     @property
     def command(self) -> str:
         seeds = self.kept["seeds"]
-        return f"`{self.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}, jobs and pool drawn anew by each."
+        return f"`{self.kept['command']}`,\nseeds {seeds[0]} to {seeds[-1]}, jobs and pool drawn anew by each."
 
 
 def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:

