@@ -38,7 +38,7 @@ async def settled(
     :param told: set whenever the device is said to have moved; it is looked at seldom besides.
     :returns: why it did not get there; empty if it did.
     """
-    began, pause_s = time.monotonic(), FIRST_LOOK_S
+    began, pause_s = time.monotonic(), FIRST_LOOK_S if told is None else TOLD_LOOK_S
     stalled_s = STALLED_S * await asyncio.to_thread(load_factor)
     size = await size_of()
     # From the first reading on: one that takes long says nothing of the device.
@@ -51,12 +51,12 @@ async def settled(
             return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
         if told is None:
             await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LOOK_S)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await told.wait()
             told.clear()
-        pause_s = min(pause_s * 1.5, LOOK_S if told is None else TOLD_LOOK_S)
         latest = await size_of()
         if latest != size:
             size, moved_at = latest, time.monotonic()

@@ -199,7 +199,7 @@ class Cascade:
 
     def _ask(self, now: float) -> list[Instruction]:
         account = self._job.accounts[Layer.APPLICATION]
-        account.open(COMPONENTS, self.need, now)
+        account.enter(COMPONENTS, self.need, now)
         left = self._job.time_left(Layer.APPLICATION, now)
         why = self._job.mechanisms.why_not(Layer.APPLICATION)
         if why or left <= 0:
@@ -239,7 +239,7 @@ class Cascade:
     def _done_with_the_application(self, now: float, why: str = "") -> list[Instruction]:
         account = self._job.accounts[Layer.APPLICATION]
         account.say(why)
-        account.close(COMPONENTS, now)
+        account.leave(COMPONENTS, now)
         self._released = True
         return []
 
@@ -310,7 +310,7 @@ class Cascade:
         job = self._job
         self._under_way.clear()
         for account in job.accounts.values():
-            account.close(COMPONENTS, now)
+            account.leave(COMPONENTS, now)
         self._step += 1
         self.outcome = deflation_outcome(
             job.before,
