@@ -122,7 +122,7 @@ class Cascade:
         self._cpu = CpuLane(self._job)
         self._memory = MemoryLane(self._job)
         self._under_way: dict[int, UnderWay] = {}
-        #: Whether the application was asked, and whether it has nothing more to say.
+        #: Whether it has begun, and whether the application has nothing more to say.
         self._started = self._released = False
         self._step = 0
         #: Calls that failed, each once.
