@@ -129,6 +129,27 @@ class LibvirtConnection:
         self._connections: list[_Connection] = []
         self._on_open: list[Callable[[Any], None]] = []
         self.calls = Calls()
+        #: Set when a memory device of the domain has moved.
+        self._told: dict[str, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_open(self._listen)
+
+    def told_of(self, domain: str) -> asyncio.Event:
+        """Set whenever libvirt tells that a memory device of the domain has moved."""
+        self._loop = asyncio.get_running_loop()
+        return self._told.setdefault(domain, asyncio.Event())
+
+    def _listen(self, connection: Any) -> None:
+        """Runs in a pool thread; the callback runs in libvirt's event thread."""
+
+        def tell(_connection: Any, domain: Any, *_details: Any) -> None:
+            told = self._told.get(domain.name())
+            if told is not None and self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(told.set)
+
+        with contextlib.suppress(libvirt.libvirtError, AttributeError):  # a driver without events is looked at
+            connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_MEMORY_DEVICE_SIZE_CHANGE, tell, None)
 
     def on_open(self, callback: Callable[[Any], None]) -> None:
         """Call back (in a pool thread) with the first connection whenever it is opened, to register for events."""
@@ -190,6 +211,7 @@ class LibvirtConnection:
         lock = self._locks.get(domain)
         if lock is not None and not lock.locked():
             del self._locks[domain]
+        self._told.pop(domain, None)
 
     def _least_busy(self) -> _Connection:
         """A connection with room, the earlier ones first, so that no more are open than are needed."""

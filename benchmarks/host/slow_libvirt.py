@@ -83,6 +83,8 @@ class SlowDomain:
     scheduler: dict[str, int] = field(
         default_factory=lambda: {"cpu_shares": 1024, "vcpu_period": 100_000, "vcpu_quota": -1}
     )
+    #: Told when the memory device has moved, as libvirt tells of it.
+    tell: Callable[..., None] = lambda *_: None
     calls: Counter[str] = field(default_factory=Counter)
     identity: str = field(default_factory=lambda: str(uuid.uuid4()))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -106,7 +108,9 @@ class SlowDomain:
     def XMLDesc(self, flags: int = 0) -> str:
         self.slow("XMLDesc")
         with self._lock:
-            current_mib = self.plugged.look()
+            moves, current_mib = self.plugged.looks > 0, self.plugged.look()
+        if moves:
+            self.tell(None, self, "ua-ebbtide-memory", current_mib, None)
         return f"""<domain type='qemu' id='1'><name>{self.title}</name><uuid>{self.identity}</uuid>
           <memory unit='KiB'>{(BOOT_MIB + DEVICE_MIB) * 1024:.0f}</memory>
           <currentMemory unit='KiB'>{(BOOT_MIB + current_mib) * 1024:.0f}</currentMemory>
@@ -284,7 +288,10 @@ class SlowConnection:
     def setKeepAlive(self, interval: int, count: int) -> None:
         return None
 
-    def domainEventRegisterAny(self, *_: Any) -> int:
+    def domainEventRegisterAny(self, _domain: Any, event: int, callback: Any, _opaque: Any) -> int:
+        if event == libvirt.VIR_DOMAIN_EVENT_ID_MEMORY_DEVICE_SIZE_CHANGE:
+            for domain in self._world.domains.values():
+                domain.tell = callback
         return 1
 
     def close(self) -> int:

@@ -53,13 +53,13 @@ class LayerAccount:
         if reason and reason not in self.reasons:
             self.reasons.append(reason)
 
-    def open(self, components: Iterable[str], need: ResourceVector, now: float) -> None:
+    def enter(self, components: Iterable[str], need: ResourceVector, now: float) -> None:
         """The layer begins to work on these, of which so much is missing."""
         for name in components:
             self.asked = self.asked.with_component(name, max(self.asked[name], need[name]))
             self._since.setdefault(name, now)
 
-    def close(self, components: Iterable[str], now: float) -> None:
+    def leave(self, components: Iterable[str], now: float) -> None:
         """The layer has done with these; what it was not at work on is left alone."""
         for name in components:
             if (since := self._since.pop(name, None)) is not None:

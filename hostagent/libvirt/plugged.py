@@ -161,7 +161,9 @@ async def _bring_device(connection: LibvirtConnection, domain: str, goal_mib: fl
 
     await _request(connection, domain, goal_mib)
     try:
-        reason = await settled(size, goal_mib, "virtio-mem", max(until - time.monotonic(), 0.0))
+        left_s = max(until - time.monotonic(), 0.0)
+        # QEMU tells libvirt of a size once a second at most, so that looking more often shows nothing new.
+        reason = await settled(size, goal_mib, "virtio-mem", left_s, connection.told_of(domain))
     except asyncio.CancelledError:
         await _request(connection, domain, await size())
         raise

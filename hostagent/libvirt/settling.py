@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,8 @@ from typing import Final
 FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 0.2
 STALLED_S: Final = 4.0
+#: The same for a device that tells when it has moved: events can be lost.
+TOLD_LOOK_S: Final = 1.2
 #: On a machine whose CPUs are wanted by more than there are, a guest gets to it later: at the most so many times that.
 MOST_LOAD_FACTOR: Final = 4.0
 
@@ -22,13 +25,20 @@ def load_factor() -> float:
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), MOST_LOAD_FACTOR)
 
 
-async def settled(size_of: Callable[[], Awaitable[float]], goal_mib: float, device: str, limit_s: float) -> str:
+async def settled(
+    size_of: Callable[[], Awaitable[float]],
+    goal_mib: float,
+    device: str,
+    limit_s: float,
+    told: asyncio.Event | None = None,
+) -> str:
     """Wait for ``size_of`` to reach the goal within half a MiB.
 
     :param device: what moves, in words.
+    :param told: set whenever the device is said to have moved; it is looked at seldom besides.
     :returns: why it did not get there; empty if it did.
     """
-    began, pause_s = time.monotonic(), FIRST_LOOK_S
+    began, pause_s = time.monotonic(), FIRST_LOOK_S if told is None else TOLD_LOOK_S
     stalled_s = STALLED_S * await asyncio.to_thread(load_factor)
     size = await size_of()
     # From the first reading on: one that takes long says nothing of the device.
@@ -39,8 +49,14 @@ async def settled(size_of: Callable[[], Awaitable[float]], goal_mib: float, devi
             return f"{device} stopped at {size:g} MiB instead of {goal_mib:g}"
         if now - began > limit_s:
             return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, LOOK_S)
+        if told is None:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LOOK_S)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await told.wait()
+            told.clear()
         latest = await size_of()
         if latest != size:
             size, moved_at = latest, time.monotonic()

@@ -122,7 +122,7 @@ class Cascade:
         self._cpu = CpuLane(self._job)
         self._memory = MemoryLane(self._job)
         self._under_way: dict[int, UnderWay] = {}
-        #: Whether the application was asked, and whether it has nothing more to say.
+        #: Whether it has begun, and whether the application has nothing more to say.
         self._started = self._released = False
         self._step = 0
         #: Calls that failed, each once.
@@ -199,7 +199,7 @@ class Cascade:
 
     def _ask(self, now: float) -> list[Instruction]:
         account = self._job.accounts[Layer.APPLICATION]
-        account.open(COMPONENTS, self.need, now)
+        account.enter(COMPONENTS, self.need, now)
         left = self._job.time_left(Layer.APPLICATION, now)
         why = self._job.mechanisms.why_not(Layer.APPLICATION)
         if why or left <= 0:
@@ -239,7 +239,7 @@ class Cascade:
     def _done_with_the_application(self, now: float, why: str = "") -> list[Instruction]:
         account = self._job.accounts[Layer.APPLICATION]
         account.say(why)
-        account.close(COMPONENTS, now)
+        account.leave(COMPONENTS, now)
         self._released = True
         return []
 
@@ -310,7 +310,7 @@ class Cascade:
         job = self._job
         self._under_way.clear()
         for account in job.accounts.values():
-            account.close(COMPONENTS, now)
+            account.leave(COMPONENTS, now)
         self._step += 1
         self.outcome = deflation_outcome(
             job.before,

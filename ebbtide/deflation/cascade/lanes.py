@@ -114,12 +114,12 @@ class ResourceLane:
         """Go on to a layer, which is asked for what is missing now unless something else is said."""
         self._leave(now)
         self.layer = layer
-        self._account.open(RESOURCES_OF[self.lane], self.job.need if asked is None else asked, now)
+        self._account.enter(RESOURCES_OF[self.lane], self.job.need if asked is None else asked, now)
         return self._account
 
     def _leave(self, now: float) -> None:
         if self.layer is not None:
-            self._account.close(RESOURCES_OF[self.lane], now)
+            self._account.leave(RESOURCES_OF[self.lane], now)
         self.layer = None
 
     def _end(self, now: float) -> None:

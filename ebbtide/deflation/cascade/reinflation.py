@@ -1,9 +1,8 @@
 """Reinflation of one VM as a state machine: the cascade in reverse (Sharma et al. 2019, §5, lifecycle events).
 
-Limits of the hypervisor go up first, then the guest plugs, and the application is told last. Events, instructions and
-the rule of one instruction at a time are those of `deflation.cascade.instructions`. What the guest does not take back
-in time is reported as a shortfall; the limits from outside are then those of the target, so that the guest can still
-take it.
+Limits of the hypervisor go up first, then the guest plugs, and the application is told last. Events and instructions
+are those of `deflation.cascade.instructions`, and one is under way at a time. What the guest does not take back in time
+is reported as a shortfall; the limits from outside are then those of the target, so that the guest can still take it.
 """
 
 from __future__ import annotations

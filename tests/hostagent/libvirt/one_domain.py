@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,10 @@ class OneDomain:
             return function(self)
         except libvirt.libvirtError as error:
             raise HypervisorError(str(error)) from error
+
+    def told_of(self, domain: str) -> asyncio.Event:
+        """Nothing is told of."""
+        return asyncio.Event()
 
     def lookupByName(self, name: str) -> Any:
         return self._domain
