@@ -16,6 +16,7 @@ from ebbtide.matcher.policies.intervals import (
     mean_remaining_s,
     next_change_s,
     risk,
+    since_change_s,
 )
 from ebbtide.simulator.intervals.arrays import (
     FACT,
@@ -122,11 +123,21 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     # Stable machines are never switched off: nothing is asked about them.
     if every:
         machine = first_at_least(p.tree, first, cores)
+        # Of machines that were switched on together one is asked about.
+        refused_s = math.nan
+        refused_band = -1
         while 0 <= machine < end:
-            asked = what == ON_CONDITION and machine >= stable
-            if p.spare[machine] >= memory_mib and (not asked or outlasts(s, p, machine, runtime_s, now_s)):
-                found = machine
-                break
+            if p.spare[machine] >= memory_mib:
+                if what != ON_CONDITION or machine < stable:
+                    found = machine
+                    break
+                since_s = s.machine_times[machine, MACHINE_TIME.changed]
+                if since_s != refused_s or p.bands[machine] != refused_band:
+                    if outlasts(s, p, machine, runtime_s, now_s):
+                        found = machine
+                        break
+                    refused_s = since_s
+                    refused_band = p.bands[machine]
             machine = first_at_least(p.tree, machine + 1, cores)
     else:
         for place in range(p.facts[FACT.grown]):
@@ -143,7 +154,27 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     return int(found)
 
 
-def hopeless_queue(s: State, p: Intervals, queue: int, now_s: float) -> bool:
+def refused_from_s(s: State, p: Intervals, now_s: float) -> float:
+    """A runtime from which no machine that has grown takes a task under a condition; s. Not always the shortest one."""
+    every_s = p.numbers[NUMBER.every_s]
+    found_s = 0.0
+    for place in range(p.facts[FACT.grown]):
+        machine = p.grown[place]
+        # Longer than all intervals that are known.
+        high_s = every_s * (p.tails.shape[1] + 1)
+        if machine < p.facts[FACT.stable] or outlasts(s, p, machine, high_s, now_s):
+            return math.inf
+        while high_s > found_s + 0.1 * every_s:
+            middle_s = found_s + 0.5 * (high_s - found_s)
+            if outlasts(s, p, machine, middle_s, now_s):
+                found_s = middle_s
+            else:
+                high_s = middle_s
+        found_s = max(found_s, high_s)
+    return found_s
+
+
+def hopeless_queue(s: State, p: Intervals, queue: int) -> bool:
     """Whether no task of a queue can start in this look: all of it would be asked the same, and is too long.
 
     A queue holds tasks of one class of core-time (`Settings.by_length`).
@@ -159,8 +190,7 @@ def hopeless_queue(s: State, p: Intervals, queue: int, now_s: float) -> bool:
     elif heeds & H1 != 0 and high >= p.numbers[NUMBER.big_core_s]:
         return False
     else:
-        if heeds & H2 != 0 and high / cores * (1.0 + 1e-8) <= every_s and not aligned(low / cores, now_s, every_s):
-            # Nor is anybody who runs longer, up to a step.
+        if heeds & H2 != 0 and high / cores * (1.0 + 1e-8) <= every_s and low / cores >= p.numbers[NUMBER.left_s]:
             return True
         if heeds & H4 != 0:
             if heeds & H2 == 0 or low / cores > every_s:
@@ -178,7 +208,7 @@ def hopeless_queue(s: State, p: Intervals, queue: int, now_s: float) -> bool:
 def settle(s: State, p: Intervals, queue: int, now_s: float, before: int) -> bool:
     """Move a queue's cursor on to the next task that is worth asking; False: there is none up to that place."""
     task = s.queues[queue, QUEUE.cursor]
-    if task >= 0 and hopeless_queue(s, p, queue, now_s):
+    if task >= 0 and hopeless_queue(s, p, queue):
         task = -1
     while task >= 0 and s.tasks[task, TASK.order] < before:
         if worth_asking(s, p, task, now_s):
@@ -211,19 +241,35 @@ def sift(s: State, place: int, count: int) -> None:
     s.scratch[place] = queue
 
 
-def ask(s: State, p: Intervals, now_s: float, before: int, every: bool) -> None:
-    """Ask those at the queues' cursors and behind them, first come, first served, up to a place in the order.
+def ask(s: State, p: Intervals, now_s: float, every: bool) -> None:
+    """Ask those that wait, first come, first served.
 
-    :param every: about all machines; False: about those that have grown.
+    :param every: those that were not asked before, about all machines; False: the others, about those that have grown.
     """
-    for what in range(len(p.hopeless)):
-        for cores in range(p.hopeless.shape[1]):
-            p.hopeless[what, cores] = math.inf
+    longest_s = math.inf if every else refused_from_s(s, p, now_s)
+    for cores in range(p.hopeless.shape[1]):
+        p.hopeless[STABLE_ONES, cores] = math.inf
+        p.hopeless[OTHERS, cores] = math.inf
+        p.hopeless[ON_CONDITION, cores] = longest_s
+    asked = p.facts[FACT.asked]
+    before = s.counts[COUNT.tail] if every else asked
+    most = most_grown(p)
     count = 0
     for i in range(s.counts[COUNT.active]):
-        if settle(s, p, s.active[i], now_s, before):
-            s.scratch[count] = s.active[i]
-            count += 1
+        queue = s.active[i]
+        task = -1
+        if every:
+            other = s.queues[queue, QUEUE.last]
+            while other >= 0 and s.tasks[other, TASK.order] >= asked:
+                task = other
+                other = s.tasks[other, TASK.before]
+        elif s.queues[queue, QUEUE.cores] <= most:
+            task = s.queues[queue, QUEUE.first]
+        if task >= 0:
+            s.queues[queue, QUEUE.cursor] = task
+            if settle(s, p, queue, now_s, before):
+                s.scratch[count] = queue
+                count += 1
     for place in range(count // 2 - 1, -1, -1):
         sift(s, place, count)
     while count > 0:
@@ -248,25 +294,6 @@ def most_grown(p: Intervals) -> int:
     for place in range(p.facts[FACT.grown]):
         most = max(most, p.known[p.grown[place]])
     return int(most)
-
-
-def point(s: State, p: Intervals, new: bool) -> None:
-    """Let the queues' cursors stand on the first that were not asked before; or, of queues for which there may be room
-    on the machines that have grown, on the first of all.
-    """
-    asked = p.facts[FACT.asked]
-    most = 0 if new else most_grown(p)
-    for i in range(s.counts[COUNT.active]):
-        queue = s.active[i]
-        first = -1
-        if new:
-            task = s.queues[queue, QUEUE.last]
-            while task >= 0 and s.tasks[task, TASK.order] >= asked:
-                first = task
-                task = s.tasks[task, TASK.before]
-        elif s.queues[queue, QUEUE.cores] <= most:
-            first = s.queues[queue, QUEUE.first]
-        s.queues[queue, QUEUE.cursor] = first
 
 
 def wake(s: State, p: Intervals, now_s: float) -> None:
@@ -315,6 +342,9 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
         p.facts[FACT.all] = 1
         for row in range(len(p.ended)):
             fill_tails(p.ended[row], p.tails[row], p.sums[row])
+    every_s = p.numbers[NUMBER.every_s]
+    since_s = since_change_s(now_s, every_s)
+    p.numbers[NUMBER.left_s] = every_s - since_s if not aligned(every_s, now_s, every_s) else math.inf
     wake(s, p, now_s)
     # Who was killed may wait before all others, and was not asked there.
     before_all = p.facts[FACT.head] != s.counts[COUNT.head]
@@ -324,10 +354,8 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
         p.facts[FACT.asked] = s.counts[COUNT.head]
         p.numbers[NUMBER.due_s] = due_s(s, p, now_s)
     elif p.facts[FACT.grown] > 0:
-        point(s, p, False)
-        ask(s, p, now_s, p.facts[FACT.asked], False)
-    if s.counts[COUNT.active] > 0:
-        point(s, p, True)
-        ask(s, p, now_s, s.counts[COUNT.tail], True)
+        ask(s, p, now_s, False)
+    if s.counts[COUNT.tail] > p.facts[FACT.asked]:
+        ask(s, p, now_s, True)
     p.facts[FACT.asked] = s.counts[COUNT.tail]
     p.facts[FACT.grown] = 0
