@@ -154,55 +154,77 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     return int(found)
 
 
-def refused_from_s(s: State, p: Intervals, now_s: float) -> float:
-    """A runtime from which no machine that has grown takes a task under a condition; s. Not always the shortest one."""
+def refused_from_s(s: State, p: Intervals, machine: int, least_s: float, now_s: float) -> float:
+    """A runtime from which a machine takes no task under a condition, not below ``least_s``; maybe not the shortest."""
     every_s = p.numbers[NUMBER.every_s]
+    # Longer than all intervals that are known.
+    high_s = every_s * (p.tails.shape[1] + 1)
+    if machine < p.facts[FACT.stable] or outlasts(s, p, machine, high_s, now_s):
+        return math.inf
+    low_s = least_s
+    while high_s > low_s + 0.1 * every_s:
+        middle_s = low_s + 0.5 * (high_s - low_s)
+        if outlasts(s, p, machine, middle_s, now_s):
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return float(max(high_s, least_s))
+
+
+def refused_by_grown_s(s: State, p: Intervals, now_s: float) -> float:
+    """The same of all machines that have grown."""
     found_s = 0.0
     for place in range(p.facts[FACT.grown]):
-        machine = p.grown[place]
-        # Longer than all intervals that are known.
-        high_s = every_s * (p.tails.shape[1] + 1)
-        if machine < p.facts[FACT.stable] or outlasts(s, p, machine, high_s, now_s):
-            return math.inf
-        while high_s > found_s + 0.1 * every_s:
-            middle_s = found_s + 0.5 * (high_s - found_s)
-            if outlasts(s, p, machine, middle_s, now_s):
-                found_s = middle_s
-            else:
-                high_s = middle_s
-        found_s = max(found_s, high_s)
+        found_s = refused_from_s(s, p, p.grown[place], found_s, now_s)
+    return found_s
+
+
+def refused_by_all_s(s: State, p: Intervals, now_s: float) -> float:
+    """The same of all machines, whatever they have free. Those that were switched on together are one."""
+    found_s = 0.0
+    since_s = math.nan
+    band = -1
+    for machine in range(p.facts[FACT.stable] if p.facts[FACT.heeds] & H1 != 0 else 0, len(s.machines)):
+        if s.machines[machine, MACHINE.cores] == 0:
+            continue
+        if s.machine_times[machine, MACHINE_TIME.changed] != since_s or p.bands[machine] != band:
+            since_s = s.machine_times[machine, MACHINE_TIME.changed]
+            band = p.bands[machine]
+            found_s = refused_from_s(s, p, machine, found_s, now_s)
     return found_s
 
 
 def hopeless_queue(s: State, p: Intervals, queue: int) -> bool:
-    """Whether no task of a queue can start in this look: all of it would be asked the same, and is too long.
+    """Whether no task of a queue can start in this look: whatever one of them asks for, it is too long for it.
 
     A queue holds tasks of one class of core-time (`Settings.by_length`).
     """
     heeds = p.facts[FACT.heeds]
     cores = s.queues[queue, QUEUE.cores]
     low = p.edges[s.queues[queue, QUEUE.rank]]
-    high = p.edges[s.queues[queue, QUEUE.rank] + 1]
+    # Rounding may have put a task beyond the class's end.
+    high = p.edges[s.queues[queue, QUEUE.rank] + 1] * (1.0 + 1e-8)
+    least_s = low / cores
+    most_s = high / cores
     every_s = p.numbers[NUMBER.every_s]
-    what = OTHERS
-    if heeds & H1 != 0 and low >= p.numbers[NUMBER.big_core_s]:
-        what = STABLE_ONES
-    elif heeds & H1 != 0 and high >= p.numbers[NUMBER.big_core_s]:
+    if heeds & H1 != 0 and high >= p.numbers[NUMBER.big_core_s] and least_s < p.hopeless[STABLE_ONES, cores]:
         return False
-    else:
-        if heeds & H2 != 0 and high / cores * (1.0 + 1e-8) <= every_s and low / cores >= p.numbers[NUMBER.left_s]:
-            return True
-        if heeds & H4 != 0:
-            if heeds & H2 == 0 or low / cores > every_s:
-                what = ON_CONDITION
-            elif high / cores > every_s:
-                return False
-        elif heeds & H3 != 0:
-            if low / cores > p.numbers[NUMBER.long_s]:
-                what = ON_CONDITION
-            elif high / cores > p.numbers[NUMBER.long_s]:
-                return False
-    return bool(low / cores >= p.hopeless[what, cores])
+    if heeds & H1 != 0 and low >= p.numbers[NUMBER.big_core_s]:
+        return True
+    conditional = heeds & (H3 | H4) != 0
+    free = True
+    if heeds & (H3 | H4) == H4:
+        conditional = heeds & H2 == 0 or most_s > every_s
+        free = heeds & H2 != 0 and least_s <= every_s
+    elif heeds & (H3 | H4) == H3:
+        conditional = most_s > p.numbers[NUMBER.long_s]
+        free = least_s <= p.numbers[NUMBER.long_s]
+    if conditional and least_s < p.hopeless[ON_CONDITION, cores]:
+        return False
+    # Jobs of at most a step wait for the next one, if that comes too soon for all of them.
+    waits = heeds & H2 != 0 and least_s >= p.numbers[NUMBER.left_s]
+    waits = waits and (most_s <= every_s or heeds & (H3 | H4) == H4)
+    return bool(not free or waits or least_s >= p.hopeless[OTHERS, cores])
 
 
 def settle(s: State, p: Intervals, queue: int, now_s: float, before: int) -> bool:
@@ -246,10 +268,20 @@ def ask(s: State, p: Intervals, now_s: float, every: bool) -> None:
 
     :param every: those that were not asked before, about all machines; False: the others, about those that have grown.
     """
-    longest_s = math.inf if every else refused_from_s(s, p, now_s)
+    stable_s = others_s = math.inf
+    longest_s = p.numbers[NUMBER.never_s]
+    if not every:
+        longest_s = refused_by_grown_s(s, p, now_s)
+        if p.facts[FACT.heeds] & H1 != 0:
+            # The first machine tells for which of both there is room at all, if only one has grown.
+            on_stable = p.grown[0] < p.facts[FACT.stable]
+            if p.facts[FACT.grown] == 1 and on_stable:
+                others_s = longest_s = -1.0
+            elif p.facts[FACT.grown] == 1:
+                stable_s = -1.0
     for cores in range(p.hopeless.shape[1]):
-        p.hopeless[STABLE_ONES, cores] = math.inf
-        p.hopeless[OTHERS, cores] = math.inf
+        p.hopeless[STABLE_ONES, cores] = stable_s
+        p.hopeless[OTHERS, cores] = others_s
         p.hopeless[ON_CONDITION, cores] = longest_s
     asked = p.facts[FACT.asked]
     before = s.counts[COUNT.tail] if every else asked
@@ -303,14 +335,19 @@ def wake(s: State, p: Intervals, now_s: float) -> None:
         return
     if s.counts[COUNT.more_changes] == 0 and s.counts[COUNT.next_change] >= len(s.change_at):
         return
+    at_s = next_change_s(now_s, p.numbers[NUMBER.every_s])
+    big_core_s = p.numbers[NUMBER.big_core_s]
+    # Queues of whose tasks none is big tell at once.
+    for i in range(s.counts[COUNT.active]):
+        if heeds & H1 == 0 or p.edges[s.queues[s.active[i], QUEUE.rank] + 1] * (1.0 + 1e-8) < big_core_s:
+            s.sums[SUM.wake] = min(s.sums[SUM.wake], at_s)
+            return
     for i in range(s.counts[COUNT.active]):
         queue = s.active[i]
-        if heeds & H1 != 0 and p.edges[s.queues[queue, QUEUE.rank]] >= p.numbers[NUMBER.big_core_s]:
-            continue
-        task = s.queues[queue, QUEUE.first]
+        task = s.queues[queue, QUEUE.first] if p.edges[s.queues[queue, QUEUE.rank]] < big_core_s else -1
         while task >= 0:
             if asks_for(p, s.tasks[task, TASK.cores], s.times[task, TIME.estimate]) != STABLE_ONES:
-                s.sums[SUM.wake] = min(s.sums[SUM.wake], next_change_s(now_s, p.numbers[NUMBER.every_s]))
+                s.sums[SUM.wake] = min(s.sums[SUM.wake], at_s)
                 return
             task = s.tasks[task, TASK.next]
 
@@ -353,6 +390,7 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
         p.facts[FACT.head] = s.counts[COUNT.head]
         p.facts[FACT.asked] = s.counts[COUNT.head]
         p.numbers[NUMBER.due_s] = due_s(s, p, now_s)
+        p.numbers[NUMBER.never_s] = refused_by_all_s(s, p, now_s) if p.facts[FACT.heeds] & (H3 | H4) != 0 else math.inf
     elif p.facts[FACT.grown] > 0:
         ask(s, p, now_s, False)
     if s.counts[COUNT.tail] > p.facts[FACT.asked]:
