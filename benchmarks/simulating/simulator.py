@@ -24,6 +24,9 @@ SIZES: Final = (10_000, 100_000, 1_000_000, YEAR_JOBS)
 BESIDE: Final = (100_000, 1_000_000)
 NODES: Final = 100_000
 NODES_JOBS: Final = 3_000_000
+#: Policies whose loops are compiled and loaded; days of a thousand machines that are switched off and on.
+LOOPS: Final = ("best-fit", "intervals", "waiting", "live")
+DAYS: Final = 30.0
 _LIMIT_S: Final = 1800.0
 
 Run = dict[str, Any]
@@ -37,13 +40,21 @@ def run(how: Pass) -> Figures:
     ours: dict[int, list[Run]] = {size: [] for size in sizes}
     plain: dict[int, list[Run]] = {size: [] for size in beside}
     large: list[Run] = []
-    cold: list[float] = []
-    warm: list[float] = []
+    loops = LOOPS[:1] if how.quick else LOOPS
+    cold: dict[str, list[Run]] = {name: [] for name in loops}
+    warm: dict[str, list[Run]] = {name: [] for name in loops}
+    switched: dict[str, list[float]] = {"first-fit": [], "ias": []}
     for number in range(how.runs):
         with tempfile.TemporaryDirectory() as directory:
-            cold.append(_process("simulate", 10, 2, number, directory)["first_s"])
-            warm.append(_process("simulate", 10, 2, number, directory)["first_s"])
-            how.report(f"run {number + 1}: compiled in {cold[-1]:.1f} s, loaded in {warm[-1]:.2f} s")
+            for name in loops:
+                cold[name].append(_loop("first", name, directory=directory))
+                warm[name].append(_loop("first", name, directory=directory))
+                compiled_s, loaded_s = cold[name][-1]["seconds"], warm[name][-1]["seconds"]
+                how.report(f"run {number + 1}: {name} compiled in {compiled_s:.1f} s, loaded in {loaded_s:.2f} s")
+            for name in switched:
+                if not how.quick:
+                    switched[name].append(_per_event(_loop("intervals", name, str(DAYS), directory=directory)))
+                    how.report(f"run {number + 1}: {name}: {1e6 * switched[name][-1]:.2f} us an event")
             for size in sizes:
                 ours[size].append(_process("simulate", size, MACHINES, number, directory))
                 how.report(f"run {number + 1}: {size} jobs: {_told(ours[size][-1])}")
@@ -53,10 +64,13 @@ def run(how: Pass) -> Figures:
                     _compare(ours[size][-1], plain[size][-1])
             large.append(_process("simulate", nodes_jobs, nodes, number, directory))
             how.report(f"run {number + 1}: {nodes_jobs} jobs on {nodes} nodes: {_told(large[-1])}")
-    figures: Figures = {
-        "compile_s": Figure.over(cold, "s", "CPU time of the first run of a process with nothing in numba's cache"),
-        "load_s": Figure.over(warm, "s", "CPU time of the first run of a process with the loop in numba's cache"),
-    }
+    figures = _started(cold, warm)
+    if not how.quick:
+        figures["ias_to_first_fit"] = Figure.over(
+            ratios(switched["ias"], switched["first-fit"]),
+            "ratio",
+            f"CPU time an event, IAS (A = .1) to first fit; {DAYS:g} days of 1000 machines, Zipf 1.5, load .8",
+        )
     for size, runs in ours.items():
         where = f"{size} jobs on {MACHINES} machines of {CORES} cores, best fit; CPU time without making the jobs"
         figures |= _speed(f"jobs_{size}", runs, where)
@@ -74,6 +88,21 @@ def run(how: Pass) -> Figures:
         )
     where = f"{nodes_jobs} jobs on {nodes} machines of {CORES} cores, best fit; CPU time without making the jobs"
     return figures | _speed(f"nodes_{nodes}", large, where)
+
+
+def _started(cold: dict[str, list[Run]], warm: dict[str, list[Run]]) -> Figures:
+    figures: Figures = {}
+    for name, runs in cold.items():
+        which = f"CPU time of the first run of a process, policy {name}"
+        key = name.replace("-", "_")
+        figures |= {
+            f"compile_{key}_s": Figure.over([r["seconds"] for r in runs], "s", f"{which}, with nothing compiled yet"),
+            f"load_{key}_s": Figure.over([r["seconds"] for r in warm[name]], "s", f"{which}, its loop compiled before"),
+            f"load_{key}_peak_mib": Figure.over(
+                [r["peak_mib"] for r in warm[name]], "MiB", "the whole process of that"
+            ),
+        }
+    return figures
 
 
 def _speed(key: str, runs: list[Run], where: str) -> Figures:
@@ -105,7 +134,15 @@ def _compare(ours: Run, plain: Run) -> None:
 
 
 def _process(how: str, jobs: int, machines: int, seed: int, cache: str) -> Run:
-    command = [sys.executable, "-m", "benchmarks.simulating.simulator_run", how, str(jobs), str(machines), str(seed)]
+    return _found(["benchmarks.simulating.simulator_run", how, str(jobs), str(machines), str(seed)], cache)
+
+
+def _loop(*words: str, directory: str) -> Run:
+    return _found(["benchmarks.simulating.loops", *words], directory)
+
+
+def _found(words: list[str], cache: str) -> Run:
+    command = [sys.executable, "-m", *words]
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S, env=environment)

@@ -58,6 +58,10 @@ class NumberPlaces(NamedTuple):
     aggressiveness: int = 3
     #: When time alone may let somebody start who was refused; s.
     due_s: int = 4
+    #: Runtime from which jobs of at most a step do not start in this look (H2); s.
+    left_s: int = 5
+    #: Runtime from which no machine at all takes a job under a condition, until `due_s`; s.
+    never_s: int = 6
 
 
 NUMBER: Final = NumberPlaces()

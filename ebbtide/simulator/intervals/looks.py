@@ -16,6 +16,7 @@ from ebbtide.matcher.policies.intervals import (
     mean_remaining_s,
     next_change_s,
     risk,
+    since_change_s,
 )
 from ebbtide.simulator.intervals.arrays import (
     FACT,
@@ -122,11 +123,21 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     # Stable machines are never switched off: nothing is asked about them.
     if every:
         machine = first_at_least(p.tree, first, cores)
+        # Of machines that were switched on together one is asked about.
+        refused_s = math.nan
+        refused_band = -1
         while 0 <= machine < end:
-            asked = what == ON_CONDITION and machine >= stable
-            if p.spare[machine] >= memory_mib and (not asked or outlasts(s, p, machine, runtime_s, now_s)):
-                found = machine
-                break
+            if p.spare[machine] >= memory_mib:
+                if what != ON_CONDITION or machine < stable:
+                    found = machine
+                    break
+                since_s = s.machine_times[machine, MACHINE_TIME.changed]
+                if since_s != refused_s or p.bands[machine] != refused_band:
+                    if outlasts(s, p, machine, runtime_s, now_s):
+                        found = machine
+                        break
+                    refused_s = since_s
+                    refused_band = p.bands[machine]
             machine = first_at_least(p.tree, machine + 1, cores)
     else:
         for place in range(p.facts[FACT.grown]):
@@ -143,42 +154,83 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     return int(found)
 
 
-def hopeless_queue(s: State, p: Intervals, queue: int, now_s: float) -> bool:
-    """Whether no task of a queue can start in this look: all of it would be asked the same, and is too long.
+def refused_from_s(s: State, p: Intervals, machine: int, least_s: float, now_s: float) -> float:
+    """A runtime from which a machine takes no task under a condition, not below ``least_s``; maybe not the shortest."""
+    every_s = p.numbers[NUMBER.every_s]
+    # Longer than all intervals that are known.
+    high_s = every_s * (p.tails.shape[1] + 1)
+    if machine < p.facts[FACT.stable] or outlasts(s, p, machine, high_s, now_s):
+        return math.inf
+    low_s = least_s
+    while high_s > low_s + 0.1 * every_s:
+        middle_s = low_s + 0.5 * (high_s - low_s)
+        if outlasts(s, p, machine, middle_s, now_s):
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return float(max(high_s, least_s))
+
+
+def refused_by_grown_s(s: State, p: Intervals, now_s: float) -> float:
+    """The same of all machines that have grown."""
+    found_s = 0.0
+    for place in range(p.facts[FACT.grown]):
+        found_s = refused_from_s(s, p, p.grown[place], found_s, now_s)
+    return found_s
+
+
+def refused_by_all_s(s: State, p: Intervals, now_s: float) -> float:
+    """The same of all machines, whatever they have free. Those that were switched on together are one."""
+    found_s = 0.0
+    since_s = math.nan
+    band = -1
+    for machine in range(p.facts[FACT.stable] if p.facts[FACT.heeds] & H1 != 0 else 0, len(s.machines)):
+        if s.machines[machine, MACHINE.cores] == 0:
+            continue
+        if s.machine_times[machine, MACHINE_TIME.changed] != since_s or p.bands[machine] != band:
+            since_s = s.machine_times[machine, MACHINE_TIME.changed]
+            band = p.bands[machine]
+            found_s = refused_from_s(s, p, machine, found_s, now_s)
+    return found_s
+
+
+def hopeless_queue(s: State, p: Intervals, queue: int) -> bool:
+    """Whether no task of a queue can start in this look: whatever one of them asks for, it is too long for it.
 
     A queue holds tasks of one class of core-time (`Settings.by_length`).
     """
     heeds = p.facts[FACT.heeds]
     cores = s.queues[queue, QUEUE.cores]
     low = p.edges[s.queues[queue, QUEUE.rank]]
-    high = p.edges[s.queues[queue, QUEUE.rank] + 1]
+    # Rounding may have put a task beyond the class's end.
+    high = p.edges[s.queues[queue, QUEUE.rank] + 1] * (1.0 + 1e-8)
+    least_s = low / cores
+    most_s = high / cores
     every_s = p.numbers[NUMBER.every_s]
-    what = OTHERS
-    if heeds & H1 != 0 and low >= p.numbers[NUMBER.big_core_s]:
-        what = STABLE_ONES
-    elif heeds & H1 != 0 and high >= p.numbers[NUMBER.big_core_s]:
+    if heeds & H1 != 0 and high >= p.numbers[NUMBER.big_core_s] and least_s < p.hopeless[STABLE_ONES, cores]:
         return False
-    else:
-        if heeds & H2 != 0 and high / cores * (1.0 + 1e-8) <= every_s and not aligned(low / cores, now_s, every_s):
-            # Nor is anybody who runs longer, up to a step.
-            return True
-        if heeds & H4 != 0:
-            if heeds & H2 == 0 or low / cores > every_s:
-                what = ON_CONDITION
-            elif high / cores > every_s:
-                return False
-        elif heeds & H3 != 0:
-            if low / cores > p.numbers[NUMBER.long_s]:
-                what = ON_CONDITION
-            elif high / cores > p.numbers[NUMBER.long_s]:
-                return False
-    return bool(low / cores >= p.hopeless[what, cores])
+    if heeds & H1 != 0 and low >= p.numbers[NUMBER.big_core_s]:
+        return True
+    conditional = heeds & (H3 | H4) != 0
+    free = True
+    if heeds & (H3 | H4) == H4:
+        conditional = heeds & H2 == 0 or most_s > every_s
+        free = heeds & H2 != 0 and least_s <= every_s
+    elif heeds & (H3 | H4) == H3:
+        conditional = most_s > p.numbers[NUMBER.long_s]
+        free = least_s <= p.numbers[NUMBER.long_s]
+    if conditional and least_s < p.hopeless[ON_CONDITION, cores]:
+        return False
+    # Jobs of at most a step wait for the next one, if that comes too soon for all of them.
+    waits = heeds & H2 != 0 and least_s >= p.numbers[NUMBER.left_s]
+    waits = waits and (most_s <= every_s or heeds & (H3 | H4) == H4)
+    return bool(not free or waits or least_s >= p.hopeless[OTHERS, cores])
 
 
 def settle(s: State, p: Intervals, queue: int, now_s: float, before: int) -> bool:
     """Move a queue's cursor on to the next task that is worth asking; False: there is none up to that place."""
     task = s.queues[queue, QUEUE.cursor]
-    if task >= 0 and hopeless_queue(s, p, queue, now_s):
+    if task >= 0 and hopeless_queue(s, p, queue):
         task = -1
     while task >= 0 and s.tasks[task, TASK.order] < before:
         if worth_asking(s, p, task, now_s):
@@ -211,19 +263,45 @@ def sift(s: State, place: int, count: int) -> None:
     s.scratch[place] = queue
 
 
-def ask(s: State, p: Intervals, now_s: float, before: int, every: bool) -> None:
-    """Ask those at the queues' cursors and behind them, first come, first served, up to a place in the order.
+def ask(s: State, p: Intervals, now_s: float, every: bool) -> None:
+    """Ask those that wait, first come, first served.
 
-    :param every: about all machines; False: about those that have grown.
+    :param every: those that were not asked before, about all machines; False: the others, about those that have grown.
     """
-    for what in range(len(p.hopeless)):
-        for cores in range(p.hopeless.shape[1]):
-            p.hopeless[what, cores] = math.inf
+    stable_s = others_s = math.inf
+    longest_s = p.numbers[NUMBER.never_s]
+    if not every:
+        longest_s = refused_by_grown_s(s, p, now_s)
+        if p.facts[FACT.heeds] & H1 != 0:
+            # The first machine tells for which of both there is room at all, if only one has grown.
+            on_stable = p.grown[0] < p.facts[FACT.stable]
+            if p.facts[FACT.grown] == 1 and on_stable:
+                others_s = longest_s = -1.0
+            elif p.facts[FACT.grown] == 1:
+                stable_s = -1.0
+    for cores in range(p.hopeless.shape[1]):
+        p.hopeless[STABLE_ONES, cores] = stable_s
+        p.hopeless[OTHERS, cores] = others_s
+        p.hopeless[ON_CONDITION, cores] = longest_s
+    asked = p.facts[FACT.asked]
+    before = s.counts[COUNT.tail] if every else asked
+    most = most_grown(p)
     count = 0
     for i in range(s.counts[COUNT.active]):
-        if settle(s, p, s.active[i], now_s, before):
-            s.scratch[count] = s.active[i]
-            count += 1
+        queue = s.active[i]
+        task = -1
+        if every:
+            other = s.queues[queue, QUEUE.last]
+            while other >= 0 and s.tasks[other, TASK.order] >= asked:
+                task = other
+                other = s.tasks[other, TASK.before]
+        elif s.queues[queue, QUEUE.cores] <= most:
+            task = s.queues[queue, QUEUE.first]
+        if task >= 0:
+            s.queues[queue, QUEUE.cursor] = task
+            if settle(s, p, queue, now_s, before):
+                s.scratch[count] = queue
+                count += 1
     for place in range(count // 2 - 1, -1, -1):
         sift(s, place, count)
     while count > 0:
@@ -250,25 +328,6 @@ def most_grown(p: Intervals) -> int:
     return int(most)
 
 
-def point(s: State, p: Intervals, new: bool) -> None:
-    """Let the queues' cursors stand on the first that were not asked before; or, of queues for which there may be room
-    on the machines that have grown, on the first of all.
-    """
-    asked = p.facts[FACT.asked]
-    most = 0 if new else most_grown(p)
-    for i in range(s.counts[COUNT.active]):
-        queue = s.active[i]
-        first = -1
-        if new:
-            task = s.queues[queue, QUEUE.last]
-            while task >= 0 and s.tasks[task, TASK.order] >= asked:
-                first = task
-                task = s.tasks[task, TASK.before]
-        elif s.queues[queue, QUEUE.cores] <= most:
-            first = s.queues[queue, QUEUE.first]
-        s.queues[queue, QUEUE.cursor] = first
-
-
 def wake(s: State, p: Intervals, now_s: float) -> None:
     """Time alone may let one start that is not big; after the last change of all it does not."""
     heeds = p.facts[FACT.heeds]
@@ -276,14 +335,19 @@ def wake(s: State, p: Intervals, now_s: float) -> None:
         return
     if s.counts[COUNT.more_changes] == 0 and s.counts[COUNT.next_change] >= len(s.change_at):
         return
+    at_s = next_change_s(now_s, p.numbers[NUMBER.every_s])
+    big_core_s = p.numbers[NUMBER.big_core_s]
+    # Queues of whose tasks none is big tell at once.
+    for i in range(s.counts[COUNT.active]):
+        if heeds & H1 == 0 or p.edges[s.queues[s.active[i], QUEUE.rank] + 1] * (1.0 + 1e-8) < big_core_s:
+            s.sums[SUM.wake] = min(s.sums[SUM.wake], at_s)
+            return
     for i in range(s.counts[COUNT.active]):
         queue = s.active[i]
-        if heeds & H1 != 0 and p.edges[s.queues[queue, QUEUE.rank]] >= p.numbers[NUMBER.big_core_s]:
-            continue
-        task = s.queues[queue, QUEUE.first]
+        task = s.queues[queue, QUEUE.first] if p.edges[s.queues[queue, QUEUE.rank]] < big_core_s else -1
         while task >= 0:
             if asks_for(p, s.tasks[task, TASK.cores], s.times[task, TIME.estimate]) != STABLE_ONES:
-                s.sums[SUM.wake] = min(s.sums[SUM.wake], next_change_s(now_s, p.numbers[NUMBER.every_s]))
+                s.sums[SUM.wake] = min(s.sums[SUM.wake], at_s)
                 return
             task = s.tasks[task, TASK.next]
 
@@ -315,6 +379,9 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
         p.facts[FACT.all] = 1
         for row in range(len(p.ended)):
             fill_tails(p.ended[row], p.tails[row], p.sums[row])
+    every_s = p.numbers[NUMBER.every_s]
+    since_s = since_change_s(now_s, every_s)
+    p.numbers[NUMBER.left_s] = every_s - since_s if not aligned(every_s, now_s, every_s) else math.inf
     wake(s, p, now_s)
     # Who was killed may wait before all others, and was not asked there.
     before_all = p.facts[FACT.head] != s.counts[COUNT.head]
@@ -323,11 +390,10 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
         p.facts[FACT.head] = s.counts[COUNT.head]
         p.facts[FACT.asked] = s.counts[COUNT.head]
         p.numbers[NUMBER.due_s] = due_s(s, p, now_s)
+        p.numbers[NUMBER.never_s] = refused_by_all_s(s, p, now_s) if p.facts[FACT.heeds] & (H3 | H4) != 0 else math.inf
     elif p.facts[FACT.grown] > 0:
-        point(s, p, False)
-        ask(s, p, now_s, p.facts[FACT.asked], False)
-    if s.counts[COUNT.active] > 0:
-        point(s, p, True)
-        ask(s, p, now_s, s.counts[COUNT.tail], True)
+        ask(s, p, now_s, False)
+    if s.counts[COUNT.tail] > p.facts[FACT.asked]:
+        ask(s, p, now_s, True)
     p.facts[FACT.asked] = s.counts[COUNT.tail]
     p.facts[FACT.grown] = 0

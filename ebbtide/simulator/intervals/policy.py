@@ -69,7 +69,9 @@ def policy(options: Options) -> Policy:
         ended = np.array(options.ended, np.float64) if p is None else p.ended
         return Intervals(
             facts=np.array([HEURISTICS[options.heuristics], options.stable, 1, options.learns, 1, 0, 0, 0], np.int64),
-            numbers=np.array([options.every_s, options.big_core_s, options.long_s, options.aggressiveness, -np.inf]),
+            numbers=np.array(
+                [options.every_s, options.big_core_s, options.long_s, options.aggressiveness, -np.inf, 0.0, np.inf]
+            ),
             ended=ended,
             tails=np.zeros(options.ended.shape),
             sums=np.zeros(options.ended.shape),

@@ -345,8 +345,8 @@ def build(policy: Policy, compile: bool = True) -> Advance:
         for name, hook in HOOKS.items():
             chosen_by_type(hook, 1, functools.partial(kernel_of, hook=name))
         kernels = [kernel_of(policy.state, hook) for hook in HOOKS]
-        # Counting who holds thirty arrays would cost ten times the work. Where it must be, one large function would take
-        # minutes to compile.
+        # Counting who holds thirty arrays costs ten times the work; where it must be, one large function takes minutes
+        # to compile.
         options: dict[str, Any] = {"_nrt": policy.allocates, "forceinline": not policy.allocates}
         options["error_model"] = "numpy"
         _COMPILED[policy.state] = announced(compiled(loop.run, kernels, **options), policy.name)
