@@ -299,6 +299,7 @@ async def test_a_vm_that_is_shown_says_where_its_size_comes_from_and_what_happen
     ):  # fmt: skip
         assert re.search(f"^{line}$", shown, re.MULTILINE), (line, shown)
     assert "lacks 0.5 cores now; " in await running.ebb("vm", "list")
+    await running.ebb("vm", "delete", "shown", "--yes")
 
 
 async def test_a_ca_is_taken_before_the_noun_and_behind_the_verb(tmp_path: Path) -> None:
@@ -317,6 +318,7 @@ async def test_lists_are_chosen_by_labels_that_wide_tables_show(running: Running
     assert await running.ebb("vm", "label", "labelled", "tier-", "env=test") == "labelled: env=test\n"
     await running.ebb("host", "label", "host-a", "rack=r8")
     assert (await running.ebb("host", "list", "-l", "rack=r8", "-o", "name")).split() == ["host-a"]
+    await running.ebb("vm", "delete", "labelled", "--yes")
 
 
 async def test_declared_labels_are_made_so_and_what_says_nothing_of_them_leaves_them(
