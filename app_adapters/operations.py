@@ -140,7 +140,8 @@ class Operations:
         # Of two series the one that comes later is the newer: what began the other has ended.
         if (name, series) == (latest_name, latest_series) and number < latest_number:
             return f"{latest_id} is a newer attempt"
-        if self._worker is None or not self._worker.is_alive():
+        # One that has said how it ended is in nobody's way, though its thread may still write that into the log.
+        if self._worker is None or not self._worker.is_alive() or latest.status.state != "running":
             return ""
         if name != latest_name:
             return "another operation is under way"

@@ -33,7 +33,7 @@ CHANGED_SINCE: Final = Parameter(
 
 SELECTOR: Final = Parameter(
     "selector",
-    Annotated[str, Field(min_length=1, max_length=2000)],
+    Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[A-Za-z0-9_./=!,() -]+$")],
     "only those with such labels: env=prod, env!=prod, env in (prod,test), env notin (prod), env, !env; all of these",
 )
 

@@ -128,7 +128,8 @@ class PlacementPlan(WaitingPlan):
     @property
     def changed(self) -> bool:
         """Whether sizes on the present host may be smaller because of this plan."""
-        return self.reclaims > 0 or bool(self.victims)
+        # A VM whose preemption was called off may have been deflated during its notice.
+        return self.reclaims > 0 or bool(self.victims) or bool(self.withdrawn)
 
     @property
     def claim(self) -> AddVM:

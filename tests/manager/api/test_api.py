@@ -80,7 +80,9 @@ async def test_what_is_no_json_is_refused(cluster: Cluster, data: bytes) -> None
 
 
 async def nothing_happened(cluster: Cluster) -> None:
-    assert await cluster.get("/v1/vms") == {"vms": [], "next": None, "position": 0}
+    page = await cluster.get("/v1/vms")
+    assert page.pop("changes") > 0
+    assert page == {"vms": [], "next": None, "position": 0, "changed_since": None, "gone": []}
     assert await cluster.get("/v1/operations") == {"operations": [], "next": None, "position": 0}
     assert await cluster.get("/v1/events") == {"events": [], "next": None, "position": 0}
     assert cluster.agents[0].arrived == []

@@ -134,7 +134,7 @@ async def test_every_verb_is_stopped_by_the_check_that_the_matrix_names(
 
 async def stop_at(session: aiohttp.ClientSession, method: str, url: str) -> str:
     """What stops one call, whose body is wrong, so that one that may go on changes nothing."""
-    for word, value in (("id", "host-a"), ("name", "none"), ("request_id", "r")):
+    for word, value in (("id", "host-a"), ("name", "none"), ("request_id", "r"), ("file", "main.js")):
         url = url.replace(f"{{{word}}}", value)
     assert not re.search(r"[{}]", url)
     try:

@@ -119,7 +119,10 @@ def test_generated_vms_leave_what_littles_law_says(tmp_path: Path) -> None:
     [
         ({}, "servers is missing"),
         ({"servers": 1.5}, "servers must be a whole number, but is 1.5"),
-        ({"servers": 1, "policy": "best"}, "policy must be one of packing, balancing, random, but is 'best'"),
+        (
+            {"servers": 1, "policy": "best"},
+            "policy must be one of packing, balancing, random, fullest-of, but is 'best'",
+        ),
         ({"servers": 1, "warm_up_s": 9e9}, "warm_up_s must be below until_s"),
         ({"servers": 1, "share": 0}, "share must be above 0 and at most 1, but is 0"),
         ({"servers": 1, "servants": 1}, "servants is unknown; allowed are inputs, policy, servers, "),
