@@ -452,17 +452,6 @@ def test_an_event_that_answers_nothing_is_an_error(state: Plan, event: Event) ->
         state.next_step(event)
 
 
-def test_a_host_whose_preemption_was_called_off_gives_back_what_was_taken_meanwhile() -> None:
-    floors = read("a", status_of(LOW_1, "a", FLOOR), status_of(LOW_2, "a", FLOOR))
-    known = (chosen(), chosen("a"), floors, ended("stop", OperationState.PARTIAL))
-    said, state, effects = run(
-        placement(spec_of("high-1", cpu_cores=5.3)), *known, HostFailed(0.0, "trouble", False), ended("reinflate")
-    )
-    assert said[3:] == ["preempt low-2 a", "read-host a", "reinflate a", "finish"]
-    assert "preemption-withdrawn" in [one.kind for one in effects if isinstance(one, Note)]
-    assert state.finished
-
-
 # --- random answers --------------------------------------------------------------------------------------------------
 
 HOSTS = ("a", "b", "c", "d")
