@@ -295,7 +295,8 @@ class Manager:
         """What a host agent says of its VMs' use. Raises `RequestError`: 404, it has not reported."""
         if self.hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}: it reports first", "id")
-        self.recorder.take(host, usage)
+        if self.settings.history:
+            self.recorder.take(host, usage)
 
     def revoked(self) -> frozenset[str]:
         """The hosts that are lost, by the tokens file and by request."""

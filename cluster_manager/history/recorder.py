@@ -39,7 +39,10 @@ MOST_STEPS: Final = LONGEST_S // STEP_S
 
 @dataclass(slots=True)
 class _Host:
-    """What is held of one host: its latest row, what that was made of, and the step under way."""
+    """What is held of one host: its latest row, what that was made of, and the step under way.
+
+    ``report`` is the one whose VMs the record was asked for: a later one counts from the next look on.
+    """
 
     report: HostReport | None = None
     reported: frozenset[str] = frozenset()
@@ -67,6 +70,9 @@ class Recorder:
         #: Where VMs are by the manager's record, and what of that is not in the store.
         self._homes: dict[str, str] = {}
         self._new_homes: dict[str, str] = {}
+        #: VMs of which the record is to be asked, and up to which of the changes they are in it.
+        self._unasked: set[str] = set()
+        self._asked_at = 0
         self._written_at = clock()
         self._task: asyncio.Task[None] | None = None
 
@@ -111,43 +117,48 @@ class Recorder:
         """Add a sample of every host that reports. Raises StoreError: whose VMs they are is unknown."""
         now = self._clock()
         await self._find_homes()
-        for number, (host_id, host) in enumerate(self._registry.items()):
+        for number, (host_id, known) in enumerate(list(self._hosts.items())):
             if number % LOOKS == LOOKS - 1:
                 await asyncio.sleep(0)
-            if not self._registry.is_silent(host_id):
-                self._look_at(host_id, host.report, now)
+            if known.report is not None and not self._registry.is_silent(host_id):
+                self._look_at(host_id, known, known.report, now)
 
     async def _find_homes(self) -> None:
-        """Ask the record for the VMs that hosts report anew, or no longer: a host tells of its own only."""
-        changed: set[str] = set()
+        """Ask the record for the VMs that hosts report anew, or no longer, and for those whose rows have changed: a
+        host tells of its own only.
+        """
+        changes = self._registry.changes
+        self._unasked |= changes.since("VM", self._asked_at)
+        self._asked_at = changes.latest
         for host_id, host in self._registry.items():
             known = self._hosts.setdefault(host_id, _Host())
             if self._registry.is_silent(host_id) or known.report is host.report:
                 continue
             reported = frozenset(vm.name for vm in host.report.vms)
-            changed |= reported ^ known.reported
-            known.reported = reported
-        if not changed:
+            self._unasked |= reported ^ known.reported
+            known.report, known.reported, known.sample = host.report, reported, None
+        if not self._unasked:
             return
-        found = await self._store.recorded_homes(changed)
-        for name in changed:
+        asked = frozenset(self._unasked)
+        found = await self._store.recorded_homes(asked)
+        self._unasked -= asked
+        for name in asked:
             home = found.get(name)
             if home is None:
                 self._homes.pop(name, None)
             elif self._homes.get(name) != home:
                 self._homes[name] = self._new_homes[name] = home
         for known in self._hosts.values():
-            if not known.reported.isdisjoint(changed):
+            if not known.reported.isdisjoint(asked):
                 known.sample = None
 
-    def _look_at(self, host_id: str, report: HostReport, now: float) -> None:
-        known = self._hosts.setdefault(host_id, _Host())
+    def _look_at(self, host_id: str, known: _Host, report: HostReport, now: float) -> None:
         said_at, used = self._used.get(host_id, (0.0, None))
         used = used if now - said_at < USED_FOR_S else None
-        if known.sample is None or known.report is not report or known.used is not used:
+        if known.sample is None or known.used is not used:
             own = {name for name in known.reported if self._homes.get(name) == host_id}
             known.names, known.sample = sample_of(report, used or {}, own)
-            known.report, known.used = report, used
+            known.used = used
         start = int(now // STEP_S) * STEP_S
         if known.step is None or (known.step.start, known.step.names) != (start, known.names):
             self._end_step(host_id, known)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster_manager.errors import LostLeadership, RequestError
+from cluster_manager.errors import LostLeadership, RequestError, StoreError
 from cluster_manager.history.ageing import Ageing
 from cluster_manager.history.reading import Histories
 from cluster_manager.history.recorder import SAMPLE_S, WRITTEN_S, Recorder
@@ -41,6 +42,7 @@ class Term:
         self._time = time
         self.store = Store(database, self.now)
         self.hosts = Hosts(self.store, 10.0, self.now, self.now)
+        self.store.on_vms = lambda names: self.hosts.changes.note("VM", names)
         self.recorder = Recorder(self.hosts, self.store, self.now, pause_s=0.0)
         self.ageing = Ageing(self.store, self.now, pause_s=0.0)
         self.histories = Histories(self.recorder, self.ageing, self.store, self.hosts, self.now)
@@ -128,6 +130,38 @@ async def test_a_new_leader_has_what_the_old_one_wrote_and_that_one_writes_no_mo
     found = await leader.vm(begin=BEGIN, end=time[0])
     assert found["bound_cpu_cores"] == [3.0] * 5 + [None] + [2.0]
     await leader.store.close()
+
+
+async def test_a_vm_whose_record_comes_after_its_report_is_kept_from_then_on(term: Term) -> None:
+    said = report("host-a", 4.0, sized(3.0, "late"))
+    await term.passes(60, said)
+    await record(term.store, "late", "host-a")
+    await term.passes(60, said)
+    assert (await term.vm("late", begin=BEGIN, end=BEGIN + 120))["bound_cpu_cores"] == [None, 3.0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_vm_that_is_reported_while_the_record_is_asked_or_cannot_be_is_kept_from_the_next_look_on(
+    term: Term, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    await record(term.store, "late", "host-a")
+    both = report("host-a", 4.0, sized(3.0), sized(2.0, "late"))
+    recorded_homes = term.store.recorded_homes
+
+    async def meanwhile(names: Collection[str]) -> Mapping[str, str]:
+        monkeypatch.undo()
+        await term.hosts.take(both)
+        if fails:
+            raise StoreError("it is away")
+        return await recorded_homes(names)
+
+    await term.hosts.take(both if fails else report("host-a", 4.0, sized(3.0)))
+    monkeypatch.setattr(term.store, "recorded_homes", meanwhile)
+    with contextlib.suppress(StoreError):
+        await term.recorder.turn()
+    await term.passes(60)
+    for name, cores in (("web", 3.0), ("late", 2.0)):
+        assert known((await term.vm(name, begin=BEGIN, end=BEGIN + 60))["bound_cpu_cores"]) == [cores]
 
 
 async def test_a_vm_that_moved_has_one_history_over_both_hosts_and_only_its_own_host_tells_of_it(term: Term) -> None:
