@@ -152,12 +152,9 @@ async def forget(request: web.Request) -> web.Response:
 async def label_host(request: web.Request) -> web.Response:
     check_parameters(request)
     registry, host_id = request.app[MANAGER].hosts, request.match_info["id"]
-    wanted = await body_of(request, LabelsRequest)
-    if registry.get(host_id) is None:
-        raise RequestError(404, f"there is no host {host_id}", "id")
-    await registry.label(host_id, wanted)
+    await registry.label(host_id, await body_of(request, LabelsRequest))
     if (status := registry.status(host_id)) is None:
-        raise RequestError(404, f"there is no host {host_id} any more", "id")
+        raise RequestError(404, f"there is no host {host_id}", "id")
     return answer(status)
 
 

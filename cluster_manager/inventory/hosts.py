@@ -199,14 +199,14 @@ class Hosts:
                 await self._save(host.report)
             return
         owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)
-        # What says nothing new after a silence counts again.
-        changed = changed or self.is_silent(report.id)
-        labels = host.labels if host is not None else {}
+        # What says nothing new after a silence counts again; and what it was compared with may have been replaced.
+        latest, labels = (host.report, host.labels) if host is not None else (None, {})
+        changed = changed or self.is_silent(report.id) or latest is not known
         self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking, labels)
         self.changes.note("host", (report.id,))
         if changed:
             self.changes.note("host's VMs", (report.id,))
-            self.changes.note("VM", _names(known).difference(_names(report)))
+            self.changes.note("VM", _names(latest).difference(_names(report)))
         self._see(report.id)
 
     async def _tell(self, kind: EventKind, vm: str | None, host: str, sentence: str) -> None:
@@ -289,9 +289,11 @@ class Hosts:
             self._news.set()
 
     async def label(self, host_id: str, wanted: LabelsRequest) -> None:
-        """Change a host's labels. Raises `InvalidField`: they are too many; KeyError: there is no such host."""
+        """Change the labels of a host, if there is one. Raises `InvalidField`: they are too many."""
         async with self._labelling:
-            labels = wanted.onto(self._hosts[host_id].labels)
+            if (host := self._hosts.get(host_id)) is None:
+                return
+            labels = wanted.onto(host.labels)
             await self._store.label_host(host_id, labels)
             if (host := self._hosts.get(host_id)) is not None:
                 host.labels = labels

@@ -169,9 +169,10 @@ class Connection:
             try:
                 found.rows += [model.model_validate(row) for row in body[key]]
                 if after is None:
-                    found.changes, found.gone = body.get("changes", 0), tuple(body.get("gone", ()))
-                # Where the manager has changed meanwhile, one page may be of all and another of changes.
+                    found.changes = body.get("changes", 0)
+                # One page may be of all and another of changes: where the manager, or how much has changed, differs.
                 found.is_whole = found.is_whole and body.get("changed_since") is None
+                found.gone = tuple(sorted({*found.gone, *body.get("gone", ())}))
                 after = body["next"]
             except (ValidationError, KeyError, TypeError) as error:
                 raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error

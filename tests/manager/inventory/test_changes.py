@@ -131,3 +131,19 @@ async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_h
             agent.vms.clear()
             await agent.send_report()
             await cluster.until(lambda: tells("failed", but="silent"))
+
+
+@pytest.mark.asyncio
+async def test_what_is_gone_is_known_where_only_a_later_page_is_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [
+        {"hosts": [], "next": "more", "changes": 7, "changed_since": None, "gone": []},
+        {"hosts": [], "next": None, "changes": 9, "changed_since": 5, "gone": ["host-b"]},
+    ]
+
+    async def request(*_: object, **__: object) -> object:
+        return pages.pop(0)
+
+    client = ManagerClient("http://127.0.0.1:1", TOKEN)
+    monkeypatch.setattr(client, "_request", request)
+    found = await client.changed_hosts(5)
+    assert (found.gone, found.is_whole, found.changes) == (("host-b",), False, 7)
