@@ -27,12 +27,13 @@ from benchmarks.placing.placement_store import fill
 from cluster_manager.history.packs import AT, HOST, SEEN, WIDTH, Pack, encoded
 from cluster_manager.history.tiers import TIERS
 from cluster_manager.store import schema
+from ebbtide.messages.history import SAMPLED_EVERY_S
 
 HOSTS: Final = 1000
 #: Hosts of which the store has all the history that it keeps; of the others, what comes in.
 REMEMBERED: Final = 20
-#: As agents do: what VMs use once a minute.
-USAGE_EACH: Final = round(60 / EVERY_S)
+#: As agents do where no size changes: so many reports for each time that they tell what VMs use.
+USAGE_EACH: Final = round(SAMPLED_EVERY_S / EVERY_S)
 #: Share of the reports with other sizes than before.
 CHANGED: Final = 0.1
 #: Steps of a pack as the recorder writes it.

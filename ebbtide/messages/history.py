@@ -13,7 +13,7 @@ Series = tuple[float | None, ...]
 _Amount = Annotated[float, Field(ge=0, le=MOST)]
 _Percent = Annotated[float, Field(ge=0, le=100)]
 #: How often an agent tells of what its VMs use where nothing else changes, seconds.
-SAMPLED_EVERY_S: Final = 60.0
+SAMPLED_EVERY_S: Final = 120.0
 
 
 class VMUsage(Body):
@@ -38,7 +38,7 @@ class VMUsage(Body):
 
 
 class HostUsage(Body):
-    """What an agent tells its manager once a minute, for the history alone: nothing is decided by it."""
+    """What an agent tells its manager every two minutes, for the history alone: nothing is decided by it."""
 
     vms: Rows[VMUsage] = Field(description="its VMs that run")
 

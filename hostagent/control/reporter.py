@@ -127,7 +127,7 @@ class Reporter:
             self._acknowledged = reply.acknowledged
 
     async def _tell_usage(self, session: aiohttp.ClientSession) -> None:
-        """Tell the manager that took the report what VMs use: once a minute, and soon after their sizes have changed.
+        """Tell the manager that took the report what VMs use: every two minutes, soon after their sizes have changed.
 
         Only the history is made of it, so nothing depends on whether it arrives.
         """

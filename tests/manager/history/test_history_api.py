@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.messages.history import Columns, HostColumns, HostUsage, VMUsage
+from ebbtide.messages.history import SAMPLED_EVERY_S, Columns, HostColumns, HostUsage, VMUsage
 from ebbtide.rest.credentials import report_token
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
@@ -56,7 +56,7 @@ async def test_a_vms_history_has_the_figures_of_its_deflation_and_says_when_it_w
         )
     )
     status, reply = await cluster.call("POST", "/v1/hosts/host-a/usage", AGENT, json=usage.model_dump())
-    assert (status, reply) == (200, {"every_s": 60.0})
+    assert (status, reply) == (200, {"every_s": SAMPLED_EVERY_S})
     await looked_at(cluster)
     found, now = await cluster.get("/v1/vms/low/history"), await cluster.get("/v1/vms/low")
     figures = {name: last(series) for name, series in found["columns"].items()}

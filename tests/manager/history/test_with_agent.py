@@ -1,4 +1,4 @@
-"""History as a real agent's VMs make it: what they use is told once a minute, and after a change of size."""
+"""History as a real agent's VMs make it: what they use is told every two minutes, and after a change of size."""
 
 from __future__ import annotations
 
