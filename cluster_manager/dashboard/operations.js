@@ -136,12 +136,17 @@ export const operation = {
   },
 };
 
-/** A placement is called off by deleting its VM. */
+/** A placement can be called off until its VM starts. */
 export function callOff(one) {
-  if (one.state !== "running" || one.kind !== "create") return null;
+  if (!one || one.state !== "running" || one.kind !== "create") return null;
   return el(
     "p",
     null,
-    button("Call it off", "act", { "data-act": "delete", "data-vm": one.vm, "data-role": "operator" }),
+    button("Call it off", "act", {
+      "data-act": "calloff",
+      "data-operation": one.request_id,
+      "data-vm": one.vm,
+      "data-role": "operator",
+    }),
   );
 }

@@ -1,6 +1,6 @@
 // What runs where and why a task waits, the machines by how likely they keep their cores, and whether that comes true.
 
-import { ask, change } from "./api.js";
+import { ask } from "./api.js";
 import { bar, button, definitions, el, lasting, link, number, share, table, time } from "./dom.js";
 import { filters } from "./lists.js";
 
@@ -216,5 +216,3 @@ export const task = {
     ];
   },
 };
-
-export const cancel = (name) => change("DELETE", `/v1/tasks/${encodeURIComponent(name)}`);
