@@ -9,7 +9,7 @@ import { callOff, ledger, operationTable } from "./operations.js";
 import { figures, hostState, KEY, modeLine, sumOf, vmState, vmTable } from "./overview.js";
 import { isOff, lacks, state } from "./state.js";
 
-const rangeOf = (query) => (RANGES[query.range] ? query.range : "6h");
+const rangeOf = (query) => (Object.hasOwn(RANGES, query.range) ? query.range : "6h");
 const act = (text, name, more) => button(text, "act", { "data-act": name, "data-role": "operator", ...more });
 let explained = null;
 

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { button, el, lasting, link, number, plural, size, table, time } from "./dom.js";
-import { filters } from "./lists.js";
+import { filters, searched } from "./lists.js";
 
 const MARKS = { running: "… running", done: "✓ done", partial: "◐ partial", failed: "✕ failed" };
 export const stateWord = (operation) => MARKS[operation.state] || operation.state;
@@ -39,15 +39,11 @@ export const operations = {
     listed = (await ask("/v1/operations?limit=200")).operations;
   },
   draw(_, query) {
-    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const has = searched(query);
     const found = (listed || []).filter(
       (one) =>
         (!query.state || one.state === query.state) &&
-        words.every((word) =>
-          `${one.kind} ${one.vm || ""} ${one.host || ""} ${one.sentence} ${one.request_id}`
-            .toLowerCase()
-            .includes(word),
-        ),
+        has(`${one.kind} ${one.vm || ""} ${one.host || ""} ${one.sentence} ${one.request_id}`),
     );
     return [
       el("h1", null, "Operations"),

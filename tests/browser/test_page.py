@@ -191,6 +191,18 @@ async def test_a_viewer_is_offered_nothing_that_changes(tmp_path: Path, browser:
         assert not await tab.page.locator("dialog").is_visible()
 
 
+async def test_an_address_that_is_none_of_the_pages_own_breaks_nothing(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "constructor")
+        await tab.until("#view h1", "Overview")
+        await tab.page.evaluate("location.hash = 'vm/%'")
+        await tab.until("#view h1", "VM %")
+        await tab.page.evaluate("location.hash = 'vms'")
+        await tab.until("#view h1", "VMs")
+        assert [error for error in tab.errors if "status of 40" not in error] == []
+
+
 async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path, browser: Browser) -> None:
     async with staged(tmp_path) as hosts:
         tab = await tab_of(browser)
