@@ -21,8 +21,9 @@ export function searched(query) {
 let kept = { key: "", rows: [] };
 /** The rows that are asked for, in order; and which of them are on the page. */
 export function paged(items, query, size) {
-  // With the view, since those of two hosts may be as many.
-  const key = JSON.stringify([state.version, location.hash.split("?")[0], items.length, { ...query, page: "" }]);
+  // With the first and the last, since the VMs of two hosts may be as many.
+  const ends = [items.at(0), items.at(-1)].map((item) => item?.words);
+  const key = JSON.stringify([state.version, items.length, ends, { ...query, page: "" }]);
   if (kept.key !== key || items.length < 500) {
     const has = searched(query);
     const rows = items.filter(
