@@ -140,7 +140,7 @@ class Operations:
         # Of two series the one that comes later is the newer: what began the other has ended.
         if (name, series) == (latest_name, latest_series) and number < latest_number:
             return f"{latest_id} is a newer attempt"
-        # One that has said how it ended is in nobody's way, though its thread may still write that into the log.
+        # One whose status says how it ended blocks no other, though its thread may still write that into the log.
         if self._worker is None or not self._worker.is_alive() or latest.status.state != "running":
             return ""
         if name != latest_name:

@@ -4,7 +4,6 @@ import { ask, change, Problem, Refused, requestId } from "./api.js";
 import { button, el, morph, number, RESOURCES, size, table } from "./dom.js";
 import { callOff, whole } from "./operations.js";
 import { soon, state } from "./state.js";
-import { cancel } from "./tasks.js";
 
 const POLL_MS = 700;
 const dialog = document.getElementById("dialog");
@@ -123,15 +122,28 @@ const ACTS = {
     query: true,
     at_once: true,
   },
+  // Not by deleting the VM, which may run by the time that the manager is asked.
+  calloff: {
+    title: (data) => `Call the placement of ${data.vm} off`,
+    say: "What was taken for it is given back. A VM that was started meanwhile stays.",
+    method: "POST",
+    path: (data) => `/v1/operations/${encodeURIComponent(data.operation)}/cancel`,
+    fields: () => [],
+  },
+  cancel: {
+    title: (data) => `Cancel the task ${data.task}`,
+    say: "It leaves the queue, or ends where it runs.",
+    method: "DELETE",
+    path: (data) => `/v1/tasks/${encodeURIComponent(data.task)}`,
+    fields: () => [],
+    query: true,
+    at_once: true,
+  },
 };
 
 let open = null;
 
 export function start(data) {
-  if (data.act === "cancel") {
-    cancel(data.task).then(soon, (error) => tell(error));
-    return;
-  }
   open = { act: ACTS[data.act], data, errors: {}, problem: "", report: null, operation: null, busy: false };
   show();
   if (!dialog.open) dialog.showModal();
@@ -327,7 +339,7 @@ export async function submit(form, how) {
       : await change(act.method, act.path(data), fields);
     if (mine !== open) return;
     mine.busy = false;
-    if (answer.status !== 202) {
+    if (answer.status !== 202 || act.at_once) {
       mine.report = answer.body;
       show();
       if (!dry) soon();
@@ -337,14 +349,18 @@ export async function submit(form, how) {
     show();
     await track(mine, answer.where);
   } catch (error) {
-    mine.request = null;
+    // Without an answer it may have been done: it keeps its id, and is not done twice.
+    if (error instanceof Problem && error.status < 500) mine.request = null;
     if (mine === open) tell(error);
   }
 }
 
 async function track(mine, where) {
   while (mine === open && dialog.open) {
-    mine.operation = await ask(where);
+    mine.operation = await ask(where).catch((error) => {
+      if (error instanceof TypeError) return mine.operation; // no answer now; it is asked again
+      throw error;
+    });
     show();
     soon();
     if (mine.operation.state !== "running") return;

@@ -5,11 +5,11 @@ import { historyOf, markList, mount, RANGES, readHistory, unmount } from "./char
 import { bar, button, definitions, el, link, number, RESOURCES, share, size, table, time } from "./dom.js";
 import { eventList } from "./events.js";
 import { paged, pager } from "./lists.js";
-import { ledger, operationTable } from "./operations.js";
+import { callOff, ledger, operationTable } from "./operations.js";
 import { figures, hostState, KEY, modeLine, sumOf, vmState, vmTable } from "./overview.js";
 import { isOff, lacks, state } from "./state.js";
 
-const rangeOf = (query) => (RANGES[query.range] ? query.range : "6h");
+const rangeOf = (query) => (Object.hasOwn(RANGES, query.range) ? query.range : "6h");
 const act = (text, name, more) => button(text, "act", { "data-act": name, "data-role": "operator", ...more });
 let explained = null;
 
@@ -248,8 +248,9 @@ export const vm = {
         act("Sell as another size", "resize", more),
         off ? act("Start", "start", more) : act("Stop", "stop", more),
         act("Migrate", "migrate", more),
-        act(it.state === "placing" ? "Call the placement off" : "Delete", "delete", more),
+        act("Delete", "delete", more),
       ),
+      callOff(state.running.find((one) => one.vm === name && one.kind === "create")),
       sizes(it, found && found.explanation && found.explanation.bound),
       history("vm", name, query),
       found && inside(found),

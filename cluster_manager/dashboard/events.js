@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { button, el, link, time } from "./dom.js";
-import { filters } from "./lists.js";
+import { filters, searched } from "./lists.js";
 import { state } from "./state.js";
 
 const MARKS = {
@@ -91,13 +91,11 @@ export const events = {
       ...state.events,
       ...older.filter((event) => !state.events.length || event.id < state.events[state.events.length - 1].id),
     ];
-    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const has = searched(query);
     const found = all.filter(
       (event) =>
         (!query.kind || event.kind === query.kind) &&
-        words.every((word) =>
-          `${event.kind} ${event.sentence} ${event.vm || ""} ${event.host || ""}`.toLowerCase().includes(word),
-        ),
+        has(`${event.kind} ${event.sentence} ${event.vm || ""} ${event.host || ""}`),
     );
     return [
       el("h1", null, "Events"),

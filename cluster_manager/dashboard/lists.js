@@ -12,15 +12,23 @@ const ORDERS = {
   "memory lacking": (a, b) => lacks(b, "memory_mib") - lacks(a, "memory_mib"),
 };
 
+/** Whether a text has all words that are searched for. */
+export function searched(query) {
+  const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+  return (text) => words.every((word) => text.toLowerCase().includes(word));
+}
+
 let kept = { key: "", rows: [] };
 /** The rows that are asked for, in order; and which of them are on the page. */
 export function paged(items, query, size) {
-  const key = JSON.stringify([state.version, items.length, { ...query, page: "" }]);
+  // With the first and the last, since the VMs of two hosts may be as many.
+  const ends = [items.at(0), items.at(-1)].map((item) => item?.words);
+  const key = JSON.stringify([state.version, items.length, ends, { ...query, page: "" }]);
   if (kept.key !== key || items.length < 500) {
-    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const has = searched(query);
     const rows = items.filter(
       (item) =>
-        words.every((word) => item.words.includes(word)) &&
+        has(item.words) &&
         ["state", "priority", "mode"].every((name) => !query[name] || item[name] === query[name]) &&
         (query.only !== "deflated" || isDeflated(item)),
     );

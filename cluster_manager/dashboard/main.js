@@ -22,15 +22,23 @@ let session = null,
   here = { name: "", arg: "", query: {} },
   theme = 0;
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // an address that was cut off
+  }
+}
+
 function read() {
   const [path, query] = location.hash.slice(1).split("?"),
     [name, ...arg] = path.split("/");
-  const known = VIEWS[name] ? name : "overview";
+  const known = Object.hasOwn(VIEWS, name) ? name : "overview";
   const changed = known !== here.name || arg.join("/") !== here.arg;
   if (changed && VIEWS[here.name] && VIEWS[here.name].leave) VIEWS[here.name].leave();
   here = {
     name: known,
-    arg: decodeURIComponent(arg.join("/")),
+    arg: decoded(arg.join("/")),
     query: Object.fromEntries(new URLSearchParams(query || "")),
   };
   alsoLoad(async () => {

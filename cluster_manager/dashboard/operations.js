@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { button, el, lasting, link, number, plural, size, table, time } from "./dom.js";
-import { filters } from "./lists.js";
+import { filters, searched } from "./lists.js";
 
 const MARKS = { running: "… running", done: "✓ done", partial: "◐ partial", failed: "✕ failed" };
 export const stateWord = (operation) => MARKS[operation.state] || operation.state;
@@ -39,15 +39,11 @@ export const operations = {
     listed = (await ask("/v1/operations?limit=200")).operations;
   },
   draw(_, query) {
-    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const has = searched(query);
     const found = (listed || []).filter(
       (one) =>
         (!query.state || one.state === query.state) &&
-        words.every((word) =>
-          `${one.kind} ${one.vm || ""} ${one.host || ""} ${one.sentence} ${one.request_id}`
-            .toLowerCase()
-            .includes(word),
-        ),
+        has(`${one.kind} ${one.vm || ""} ${one.host || ""} ${one.sentence} ${one.request_id}`),
     );
     return [
       el("h1", null, "Operations"),
@@ -136,12 +132,17 @@ export const operation = {
   },
 };
 
-/** A placement is called off by deleting its VM. */
+/** A placement can be called off until its VM starts. */
 export function callOff(one) {
-  if (one.state !== "running" || one.kind !== "create") return null;
+  if (!one || one.state !== "running" || one.kind !== "create") return null;
   return el(
     "p",
     null,
-    button("Call it off", "act", { "data-act": "delete", "data-vm": one.vm, "data-role": "operator" }),
+    button("Call it off", "act", {
+      "data-act": "calloff",
+      "data-operation": one.request_id,
+      "data-vm": one.vm,
+      "data-role": "operator",
+    }),
   );
 }

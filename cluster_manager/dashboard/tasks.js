@@ -1,8 +1,8 @@
 // What runs where and why a task waits, the machines by how likely they keep their cores, and whether that comes true.
 
-import { ask, change } from "./api.js";
+import { ask } from "./api.js";
 import { bar, button, definitions, el, lasting, link, number, share, table, time } from "./dom.js";
-import { filters } from "./lists.js";
+import { filters, searched } from "./lists.js";
 
 let seen = null,
   one = null;
@@ -26,13 +26,11 @@ export const tasks = {
   draw(_, query) {
     if (DURATIONS.includes(query.for)) duration = query.for;
     if (!seen) return [el("h1", null, "Tasks and machines"), el("p", { class: "none" }, "Loading …")];
-    const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
+    const has = searched(query);
     const found = seen.tasks.filter(
       (task) =>
         (!query.state || task.state === query.state) &&
-        words.every((word) =>
-          `${task.name} ${task.state} ${task.machine || ""} ${task.sentence}`.toLowerCase().includes(word),
-        ),
+        has(`${task.name} ${task.state} ${task.machine || ""} ${task.sentence}`),
     );
     return [
       el("h1", null, "Tasks and machines"),
@@ -216,5 +214,3 @@ export const task = {
     ];
   },
 };
-
-export const cancel = (name) => change("DELETE", `/v1/tasks/${encodeURIComponent(name)}`);

@@ -123,6 +123,59 @@ async def test_what_destroys_is_done_only_after_its_name_was_typed(tmp_path: Pat
         assert (await hosts.cluster.get("/v1/vms"))["vms"] == []
 
 
+async def test_calling_a_placement_off_does_not_delete_a_vm_that_was_started_meanwhile(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        done = (await hosts.cluster.get("/v1/operations?vm=shop"))["operations"][0]
+        under_way = {**done, "state": "running"}
+        tab = await tab_of(browser)
+        await tab.page.route(f"**/v1/operations/{done['request_id']}", lambda route: route.fulfill(json=under_way))
+        await tab.enter(hosts.url, f"operation/{done['request_id']}")
+        await tab.page.get_by_role("button", name="Call it off").click()
+        await tab.page.get_by_role("button", name="Call the placement of shop off").click()
+        await tab.until("#act .error", "has ended")
+        assert [row["state"] for row in (await hosts.cluster.get("/v1/vms"))["vms"]] == ["running"]
+        assert [error for error in tab.errors if "status of 409" not in error] == []
+
+
+async def test_what_got_no_answer_is_sent_again_as_the_same_request(tmp_path: Path, browser: Browser) -> None:
+    async def lose_the_answer(route: Route) -> None:
+        await route.fetch()
+        await route.abort()
+
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vms")
+        await tab.page.keyboard.press("n")
+        await fill(tab, FORM)
+        submit = tab.page.locator('#act button[value="do"]')
+        await tab.page.route("**/v1/vms", lose_the_answer, times=1)
+        await submit.click()
+        await tab.page.locator("#act .error").wait_for()
+        await submit.click()
+        await tab.until("dialog .outcome", "done")
+        assert len((await hosts.cluster.get("/v1/operations?vm=orders"))["operations"]) == 1
+
+
+async def test_a_task_is_cancelled_and_a_refusal_is_shown(tmp_path: Path, browser: Browser) -> None:
+    async def refuse(route: Route) -> None:
+        await route.fulfill(status=409, json={"title": "Conflict", "detail": "it has ended"})
+
+    async with staged(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "task/vacuum")
+        await tab.page.get_by_role("button", name="Cancel the task").click()
+        await tab.page.route("**/v1/tasks/vacuum?*", refuse, times=1)
+        submit = tab.page.locator('#act button[value="do"]')
+        await submit.click()
+        await tab.until("#act .error", "it has ended")
+        await submit.click()
+        await tab.until("#view dd", "cancelled")
+        assert (await hosts.cluster.get("/v1/tasks/vacuum"))["state"] == "cancelled"
+
+
 async def test_a_viewer_is_offered_nothing_that_changes(tmp_path: Path, browser: Browser) -> None:
     async def viewer(route: Route) -> None:
         await route.fulfill(json={"name": "ann", "role": "viewer", "sentence": "ann has the role viewer"})
@@ -136,6 +189,18 @@ async def test_a_viewer_is_offered_nothing_that_changes(tmp_path: Path, browser:
             assert await tab.page.locator("[data-do=act]").count() == 0, view
         await tab.page.keyboard.press("n")
         assert not await tab.page.locator("dialog").is_visible()
+
+
+async def test_an_address_that_is_none_of_the_pages_own_breaks_nothing(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "constructor")
+        await tab.until("#view h1", "Overview")
+        await tab.page.evaluate("location.hash = 'vm/%'")
+        await tab.until("#view h1", "VM %")
+        await tab.page.evaluate("location.hash = 'vms'")
+        await tab.until("#view h1", "VMs")
+        assert [error for error in tab.errors if "status of 40" not in error] == []
 
 
 async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path, browser: Browser) -> None:
