@@ -66,9 +66,9 @@ class World:
         for instruction in instructions:
             self._check(instruction)
             self.under_way.append(Step(instruction, self.vm.bound.held_mib))
-        moving = [one.held_mib for one in self.under_way if moves_memory(one.instruction)]
-        known_mib = self.machine.bound.held_mib
-        assert known_mib == pytest.approx(*moving or [self.vm.bound.held_mib]), "as it was before the step under way"
+        moving = (one.held_mib for one in self.under_way if moves_memory(one.instruction))
+        before_mib = next(moving, self.vm.bound.held_mib)
+        assert self.machine.bound.held_mib == pytest.approx(before_mib), "as it was before the step under way"
 
     def _check(self, instruction: Instruction) -> None:
         """What must hold when something is begun, whatever else is under way."""
