@@ -28,7 +28,7 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 IN_FLIGHT: Final = 4
 CONNECTIONS: Final = 16
 CALL_LIMIT_S: Final = 15.0
-#: For so long a domain that was looked up by name is taken for the one of that name, in seconds.
+#: For so long a domain that was looked up by name is read as the one of that name, in seconds.
 KNOWN_S: Final = 10.0
 #: How calls that fail are counted; others are errors.
 _OUTCOMES: Final = {HypervisorTimeout: "timeout", DomainGone: "gone"}
@@ -59,11 +59,8 @@ def start_event_thread() -> None:
     threading.Thread(target=_run_events, name="libvirt-events", daemon=True).start()
 
 
-class _Known:
-    """A connection that looks a name up once in a while: half of all calls of a deflation would be for that.
-
-    Domains are addressed by UUID. One that is gone is an error of its own, after which the names are forgotten.
-    """
+class _Opened:
+    """A libvirt connection, with the domains that were looked up on it lately."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -72,18 +69,19 @@ class _Known:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def lookupByName(self, name: str) -> Any:
-        now = time.monotonic()
-        since, found = self._domains.get(name, (0.0, None))
-        if found is None or now - since > KNOWN_S:
-            found = self._connection.lookupByName(name)
-            self._domains[name] = now, found
-        return found
-
-    def forget(self) -> bool:
-        """Whether there was anything to forget."""
-        known, self._domains = self._domains, {}
-        return bool(known)
+    def read(self, name: str, function: Callable[[Any], T]) -> T:
+        """See `LibvirtConnection.read`. libvirt finds a domain by its UUID, and says so where that is gone."""
+        since, domain = self._domains.get(name, (0.0, None))
+        if domain is not None and time.monotonic() - since <= KNOWN_S:
+            try:
+                return function(domain)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                    raise
+        self._domains.pop(name, None)
+        domain = self._connection.lookupByName(name)
+        self._domains[name] = time.monotonic(), domain
+        return function(domain)
 
 
 class _Connection:
@@ -105,7 +103,7 @@ class _Connection:
                 with contextlib.suppress(libvirt.libvirtError):  # drivers without a network have nothing to keep alive
                     connection.setKeepAlive(5, 3)
                 self._on_open(connection)
-                self._opened = _Known(connection)
+                self._opened = _Opened(connection)
             return self._opened
 
     def close(self) -> None:
@@ -202,6 +200,13 @@ class LibvirtConnection:
         except TimeoutError:
             raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s") from None
 
+    async def read(self, domain: str, function: Callable[[Any], T]) -> T:
+        """Run ``function(domain)``, which changes nothing, in the pool. Raises as `call`.
+
+        It may be of a domain that had this name up to `KNOWN_S` ago: half of all calls would be to look names up.
+        """
+        return await self.call(lambda c: c.read(domain, function))
+
     async def change(self, domain: str, function: Callable[[Any], T], limit_s: float = CALL_LIMIT_S) -> T:
         """Run ``function(domain)``, which changes it, in the pool. Raises as `call`."""
         return await self.call(lambda c: function(c.lookupByName(domain)), modifies=domain, limit_s=limit_s)
@@ -229,14 +234,7 @@ class LibvirtConnection:
 
     def _run(self, connection: _Connection, function: Callable[[Any], T]) -> T:
         try:
-            opened = connection.use()
-            try:
-                return function(opened)
-            except libvirt.libvirtError as error:
-                # There may be another domain of that name by now.
-                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN or not opened.forget():
-                    raise
-                return function(opened)
+            return function(connection.use())
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 raise DomainGone(str(error)) from error

@@ -169,10 +169,6 @@ class SlowDomain:
             requested = ElementTree.fromstring(xml).findtext("target/requested", "0")
             self.plugged.ask(float(requested) / 1024, self.how.looks)
 
-    def vcpus(self, flags: int = 0) -> tuple[list[tuple[int, int, int, int]], list[Any]]:
-        self.slow("vcpus")
-        return [(cpu, 1, 10**9, 0) for cpu in range(VCPUS)], []
-
     def memoryParameters(self, flags: int = 0) -> dict[str, int]:
         self.slow("memoryParameters")
         return {"hard_limit": NO_LIMIT_KIB}

@@ -35,8 +35,6 @@ class HostSideReading:
     balloon_mib: float
     #: virtio-mem ``<current>`` and DIMMs, MiB.
     plugged_mib: float
-    #: Host-side CPU time of each vCPU thread, seconds, by vCPU number.
-    vcpu_seconds: tuple[float, ...] = ()
     #: Bandwidth limits as read back, MiB/s; None where there is no limit.
     disk_mib_s: float | None = None
     network_mib_s: float | None = None
@@ -169,6 +167,9 @@ class DomainSizes(Protocol):
 
     async def read(self, domain: str) -> HostSideReading:
         """Read the host's side of the bound."""
+
+    async def cpu_seconds(self, domain: str) -> float:
+        """Host-side CPU time of all its vCPU threads so far, seconds."""
 
     async def findings(self, domain: str) -> tuple[Finding, ...]:
         """Which mechanisms the domain has now, why not the others, and what would help. Cheap: for each operation."""

@@ -89,7 +89,6 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         # What a booting guest has been given and not taken yet is its own already.
         plugged_mib=memory.allowed_mib,
         dimms_mib=memory.dimms_mib,
-        vcpu_seconds=tuple(row[2] / 1e9 for row in domain.vcpus()[0]),
         cpu_shares=scheduler.get("cpu_shares"),
         disk_mib_s=bandwidth.disk_limit(domain, root),
         limit_mib=read_limit_mib(domain, root),
@@ -141,6 +140,11 @@ def limit_cores(scheduler: dict[str, Any], whose: str) -> float | None:
     """A limit out of libvirt's scheduler parameters, "vcpu" or "global"; None: there is none."""
     quota, period = scheduler.get(f"{whose}_quota", -1), scheduler.get(f"{whose}_period", PERIODS_US[0])
     return quota / period if 0 < quota < NO_QUOTA_US and period > 0 else None
+
+
+def cpu_seconds_of(domain: Any) -> float:
+    """Host-side CPU time of all vCPU threads, seconds."""
+    return float(sum(row[2] for row in domain.vcpus()[0]) / 1e9)
 
 
 def dimms_mib_of(domain: Any) -> float:

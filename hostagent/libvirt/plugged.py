@@ -137,7 +137,7 @@ async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goa
 
 
 async def _grow(connection: LibvirtConnection, domain: str, held: Plugged, goal_mib: float, until: float) -> str:
-    live, config = await connection.call(lambda c: _both(c.lookupByName(domain)))
+    live, config = await connection.read(domain, _both)
     missing = missing_dimms(live, config)
     missing += new_dimms(live, goal_mib - held.total_mib - sum(size_mib(dimm) for dimm in missing))
     if held.device is None and not held.dimms and not missing:
@@ -221,7 +221,7 @@ async def _change(connection: LibvirtConnection, domain: str, method: str, dimm:
 
 
 async def _live(connection: LibvirtConnection, domain: str) -> Element:
-    return ElementTree.fromstring(await connection.call(lambda c: c.lookupByName(domain).XMLDesc()))
+    return ElementTree.fromstring(await connection.read(domain, lambda d: d.XMLDesc()))
 
 
 def _both(domain: Any) -> tuple[Element, Element]:

@@ -54,7 +54,7 @@ async def settled(
             pause_s = min(pause_s * 1.5, LOOK_S)
         else:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(min(pause_s, max(began + limit_s - now, LOOK_S))):
                     await told.wait()
             told.clear()
         latest = await size_of()

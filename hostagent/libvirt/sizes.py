@@ -21,7 +21,7 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt import plugged, vcpus
 from hostagent.libvirt.definitions import most_of
 from hostagent.libvirt.hypervisor import GuestCpus, HostSideReading, domain_name
-from hostagent.libvirt.libvirt_readings import balloon_mib_of, dimms_mib_of, limit_cpu, reading_of
+from hostagent.libvirt.libvirt_readings import balloon_mib_of, cpu_seconds_of, dimms_mib_of, limit_cpu, reading_of
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.settling import settled
@@ -54,8 +54,11 @@ class LibvirtSizes:
         self._versions = None
 
     async def read(self, domain: str) -> HostSideReading:
-        reading, xml = await self._connection.call(lambda connection: reading_of(connection.lookupByName(domain)))
+        reading, xml = await self._connection.read(domain, reading_of)
         return replace(reading, network_mib_s=await self._networks.read(xml))
+
+    async def cpu_seconds(self, domain: str) -> float:
+        return await self._connection.read(domain, cpu_seconds_of)
 
     async def findings(self, domain: str) -> tuple[Finding, ...]:
         def find(connection: Any) -> tuple[Finding, ...]:
@@ -100,10 +103,10 @@ class LibvirtSizes:
 
     async def set_balloon(self, domain: str, balloon_mib: float, limit_s: float) -> str:
         # They stay as they are meanwhile: memory is moved by one call at a time.
-        dimms_mib = await self._connection.call(lambda c: dimms_mib_of(c.lookupByName(domain)))
+        dimms_mib = await self._connection.read(domain, dimms_mib_of)
 
         async def size() -> float:
-            return await self._connection.call(lambda c: balloon_mib_of(c.lookupByName(domain), dimms_mib))
+            return await self._connection.read(domain, lambda d: balloon_mib_of(d, dimms_mib))
 
         await self._request_balloon(domain, balloon_mib + dimms_mib)
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Final
 
 import libvirt
 
@@ -57,7 +57,4 @@ async def _step(connection: LibvirtConnection, domain: str, goal: int, until: fl
 
 
 async def _count(connection: LibvirtConnection, domain: str) -> int:
-    def count(c: Any) -> int:
-        return int(c.lookupByName(domain).vcpusFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE))
-
-    return await connection.call(count)
+    return await connection.read(domain, lambda d: int(d.vcpusFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)))

@@ -88,6 +88,7 @@ class AdoptionCommands:
         """What a domain uses over a few seconds; its statistics are asked for as often before and after."""
         sizes, period_s = self._host.hypervisor.sizes, found.before.stats_period_s
         first = last = await sizes.read(domain)
+        began_s = await sizes.cpu_seconds(domain)
         usable_mib: list[float] = []
         try:
             if period_s is not None and period_s != STATS_PERIOD_S:
@@ -106,7 +107,7 @@ class AdoptionCommands:
             if period_s is not None and period_s != STATS_PERIOD_S and not adopted:
                 with contextlib.suppress(HypervisorError):
                     await sizes.ask_statistics(domain, period_s)
-        cpu_s = sum(last.vcpu_seconds) - sum(first.vcpu_seconds) if last.vcpu_seconds else None
+        cpu_s = await sizes.cpu_seconds(domain) - began_s
         size_mib = last.balloon_mib + last.plugged_mib
         return use_of(size_mib, min(usable_mib, default=None), cpu_s, last.read_at - first.read_at)
 

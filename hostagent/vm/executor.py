@@ -92,7 +92,7 @@ class Executor:
         self._asks_cpus = asks_cpus
         #: Whether memory was moved since the guest was read, and whether it is being moved now.
         self._memory_moved = self._memory_moves = False
-        #: vCPUs that were plugged at the latest reading.
+        #: vCPUs that were plugged at the latest reading; 0: some may have been plugged since.
         self._vcpus = 0
         #: Until when the guest's agent may be busy with its CPUs, by the loop's clock.
         self._cpus_until = 0.0
@@ -271,6 +271,7 @@ class Executor:
 
     async def _plug_vcpus(self, count: int, until: float) -> str:
         """Plug, and wait until the guest's kernel has found them: what it does not know it cannot put on line."""
+        self._vcpus = 0
         reason = await self._sizes.set_vcpus(self._domain, count, max(until - _now(), 0.0))
         while not reason:
             status = await guest_status(self._link, brief=True)

@@ -183,7 +183,6 @@ class FakeHypervisor:
             r["quota"],
             r["balloon_mib"],
             r["plugged_mib"],
-            tuple(r["vcpu_seconds"]),
             r["disk_mib_s"],
             r["network_mib_s"],
             r["limit_mib"],
@@ -192,6 +191,9 @@ class FakeHypervisor:
             statement=Statement(*r["statement"]) if r["statement"] else None,
             read_at=r["read_at"],
         )
+
+    async def cpu_seconds(self, domain: str) -> float:
+        return float(sum((await self._call("read", domain=domain))["vcpu_seconds"]))
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
         await self._call("set_quota", domain=domain, cores=cores_per_cpu, cap=cap_cores)

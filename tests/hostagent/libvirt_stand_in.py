@@ -183,9 +183,6 @@ class StandInDomain(_Noted):
             "usable": int(self._held_mib - 180) * 1024,
         }
 
-    def vcpus(self) -> tuple[list[tuple[int, int, int, int]], list[Any]]:
-        return [(cpu, 1, 0, 0) for cpu in range(self._vcpus())], []
-
     def setMemoryFlags(self, kib: int, flags: int) -> None:
         self._balloon_kib = kib
 

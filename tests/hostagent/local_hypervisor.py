@@ -239,6 +239,10 @@ class LocalHypervisor:
         except KeyError:
             raise DomainGone(f"no domain {domain}") from None
 
+    async def cpu_seconds(self, domain: str) -> float:
+        await self._ask("read")
+        return sum(self._world.find(domain).vcpu_seconds)
+
     async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
         def set_quota() -> None:
             found = self._ours(domain, live=True)

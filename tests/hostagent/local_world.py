@@ -130,7 +130,6 @@ class Domain:
             self.quota,
             self.balloon_mib,
             max(self.plugged_mib, self.plugged_wanted_mib),
-            tuple(self.vcpu_seconds),
             self.disk_mib_s,
             self.network_mib_s,
             self.limit_mib,

@@ -107,14 +107,8 @@ class CpuLane(ResourceLane):
         if self._spread is None and not self._is_needed:
             self._end(now)
             return
-        account = self._enter(Layer.GUEST, now, self.job.before.size.less(self.job.target))
-        if why := self.job.mechanisms.why_not(Layer.GUEST):
-            account.say(why)
-        elif self.job.time_left(Layer.GUEST, now) <= 0:
-            account.say("no time: the deadline leaves this layer none")
-        elif self._falls:
-            return
-        self._leave(now)
+        if not (self._enter_the_guest(now, self.job.before.size.less(self.job.target)) and self._falls):
+            self._leave(now)
 
     def _in_the_guest(self, now: float) -> Instruction | None:
         left = self.job.time_left(Layer.GUEST, now)

@@ -117,6 +117,15 @@ class ResourceLane:
         self._account.enter(RESOURCES_OF[self.lane], self.job.need if asked is None else asked, now)
         return self._account
 
+    def _enter_the_guest(self, now: float, asked: ResourceVector | None = None) -> bool:
+        """Go on to the guest's layer. False: it can give nothing, and says why."""
+        account = self._enter(Layer.GUEST, now, asked)
+        why = self.job.mechanisms.why_not(Layer.GUEST)
+        if not why and self.job.time_left(Layer.GUEST, now) <= 0:
+            why = "no time: the deadline leaves this layer none"
+        account.say(why)
+        return not why
+
     def _leave(self, now: float) -> None:
         if self.layer is not None:
             self._account.leave(RESOURCES_OF[self.lane], now)

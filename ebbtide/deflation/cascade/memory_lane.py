@@ -95,14 +95,8 @@ class MemoryLane(ResourceLane):
             self._end(now)
             return
         self._wanted_mib = self._held_beyond_target
-        account = self._enter(Layer.GUEST, now)
-        if why := self.job.mechanisms.why_not(Layer.GUEST):
-            account.say(why)
-        elif self.job.time_left(Layer.GUEST, now) <= 0:
-            account.say("no time: the deadline leaves this layer none")
-        else:
-            return
-        self._enter(Layer.HYPERVISOR, now)
+        if not self._enter_the_guest(now):
+            self._enter(Layer.HYPERVISOR, now)
 
     # --- the guest ---------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ class OneDomain:
         except libvirt.libvirtError as error:
             raise HypervisorError(str(error)) from error
 
+    async def read(self, domain: str, function: Callable[[Any], Any]) -> Any:
+        return await self.call(lambda _: function(self._domain))
+
     def told_of(self, domain: str) -> asyncio.Event:
         """Nothing is told of."""
         return asyncio.Event()

@@ -69,28 +69,37 @@ class _Named(_Connection):
             raise _Error(libvirt.VIR_ERR_NO_DOMAIN)
         return self.there
 
-    def read(self, domain: Any) -> Any:
+    def look(self, domain: Any) -> Any:
         if domain != self.there:
             raise _Error(libvirt.VIR_ERR_NO_DOMAIN)
         return domain
 
 
-async def test_a_domain_is_looked_up_once_and_again_when_it_is_gone() -> None:
+async def test_a_domain_that_is_read_is_looked_up_once_and_again_when_it_is_gone() -> None:
     named = _Named()
     connection = LibvirtConnection("test:///", lambda _: named)
-
-    def read(c: Any) -> Any:
-        return c.read(c.lookupByName("web"))
-
     try:
-        assert [await connection.call(read) for _ in range(3)] == [1, 1, 1]
+        assert [await connection.read("web", named.look) for _ in range(3)] == [1, 1, 1]
         assert named.lookups == 1
         named.there = 2
-        assert await connection.call(read) == 2, "another one of that name"
+        assert await connection.read("web", named.look) == 2, "another one of that name"
         assert named.lookups == 2
         named.there = 0
         for _ in range(2):
             with pytest.raises(DomainGone):
-                await connection.call(read)
+                await connection.read("web", named.look)
+    finally:
+        await connection.close()
+
+
+async def test_what_is_changed_is_the_domain_that_has_the_name_now() -> None:
+    named, changed = _Named(), list[Any]()
+    connection = LibvirtConnection("test:///", lambda _: named)
+    try:
+        await connection.read("web", named.look)
+        # Renamed: the domain that was read is still there, and another one has its name.
+        named.there = 2
+        await connection.change("web", changed.append)
+        assert changed == [2]
     finally:
         await connection.close()

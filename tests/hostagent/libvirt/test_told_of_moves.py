@@ -60,6 +60,16 @@ async def test_a_device_whose_word_is_lost_is_looked_at_all_the_same(monkeypatch
         assert await settled(size, 0.0, "the device", 60.0, asyncio.Event()) == ""
 
 
+async def test_a_device_that_says_nothing_is_given_up_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "TOLD_LOOK_S", 600.0)
+
+    async def size() -> float:
+        return 512.0
+
+    async with asyncio.timeout(10):
+        assert "when its time was up" in await settled(size, 0.0, "the device", 0.05, asyncio.Event())
+
+
 async def test_what_libvirt_tells_reaches_those_who_wait_for_that_domain_only() -> None:
     made = _Connection()
     connection = LibvirtConnection("test:///", lambda _: made)

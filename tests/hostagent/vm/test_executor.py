@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ebbtide.messages.guest import Cpus, GuestStatus, Memory
+from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm import executor as module
 from hostagent.vm.executor import Executor
@@ -76,3 +78,28 @@ async def test_an_agent_whose_kernel_keeps_saying_less_is_not_believed() -> None
 
 async def test_a_kernel_that_says_nothing_new_is_not_waited_for_for_ever() -> None:
     assert await spare(500, Statistics((60, 7))) == 12
+
+
+async def test_a_quota_is_never_spread_over_vcpus_as_they_were_before_more_were_plugged() -> None:
+    class Plugging(Statistics):
+        vcpus = 1
+        quota: tuple[float | None, float | None] | None = None
+
+        async def read(self, domain: str) -> HostSideReading:
+            return replace(await super().read(domain), vcpus=self.vcpus)
+
+        async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+            self.vcpus = count
+            raise HypervisorError("libvirt is busy")
+
+        async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
+            self.quota = cores_per_cpu, cap_cores
+
+    sizes = Plugging((500, 1))
+    executor = Executor("domain", sizes, Link(500), "request")  # type: ignore[arg-type]
+    await executor.measure()
+    with pytest.raises(HypervisorError):
+        await executor._plug_vcpus(4, 0.0)
+    await executor.enforce_cpu(2.0, 4)
+    assert sizes.quota is not None
+    assert sizes.quota == pytest.approx((0.5, 2.06))

@@ -45,6 +45,8 @@ class Step:
     """An instruction under way: what it is answered with, once it has been carried out and read."""
 
     instruction: Instruction
+    #: What the VM held when it was instructed.
+    held_mib: float
     carried_out: bool = False
     answer: Event | None = None
 
@@ -63,7 +65,10 @@ class World:
     def take(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             self._check(instruction)
-            self.under_way.append(Step(instruction))
+            self.under_way.append(Step(instruction, self.vm.bound.held_mib))
+        moving = (one.held_mib for one in self.under_way if moves_memory(one.instruction))
+        before_mib = next(moving, self.vm.bound.held_mib)
+        assert self.machine.bound.held_mib == pytest.approx(before_mib), "as it was before the step under way"
 
     def _check(self, instruction: Instruction) -> None:
         """What must hold when something is begun, whatever else is under way."""
@@ -104,7 +109,7 @@ class World:
                 begun = world.machine.handle(answer)
                 if world.machine.outcome is not None:
                     break
-            world.under_way = [Step(instruction) for instruction in begun]
+            world.under_way = [Step(instruction, bound.held_mib) for instruction in begun]
             yield world
         if self.reboots and self.under_way:
             world = self._copy()
