@@ -134,7 +134,7 @@ done
 echo '_ebb_completion "$@"' >>"$root/usr/share/zsh/vendor-completions/_ebb"
 install -m 755 packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm "$root/DEBIAN/"
 install -d "$root/usr/share/doc/ebbtide"
-git ls-files -z README.md CHANGELOG.md 'docs/*.md' 'docs/*.svg' 'docs/openapi' deploy examples |
+git ls-files -z README.md CHANGELOG.md 'docs/*.md' 'docs/*.svg' 'docs/*.png' 'docs/openapi' deploy examples |
     xargs -0 cp --parents --target-directory "$root/usr/share/doc/ebbtide"
 debian "$root" ebbtide "$(dpkg --print-architecture)" <<'EOF'
 Depends: python3, python3.11, libvirt0 (>= 9.0), libc6 (>= 2.28), libgcc-s1, libstdc++6, systemd | systemd-standalone-sysusers | systemd-sysusers

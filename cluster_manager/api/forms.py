@@ -28,7 +28,7 @@ WENT_OUT: Final = Answer(Operation, "It is under way; the same request again get
 CHANGED_SINCE: Final = Parameter(
     "changed_since",
     Annotated[int, Field(ge=0, le=2**53)],
-    "only what has changed since a page's `changes`; all, where that is not known any more",
+    "only what has changed since a page's `changes`; all, where that is not known any more, or beside a filter",
 )
 
 SELECTOR: Final = Parameter(

@@ -81,7 +81,9 @@ async def hosts(request: web.Request) -> web.Response:
     limit, after = query["limit"], key_of("hosts", query["after"], (str,))
     registry, since = request.app[MANAGER].hosts, query["changed_since"]
     changes = registry.changes.latest
-    if since is not None and not registry.changes.knows(since):
+    # What is not asked for any more has changed and is not gone: with a filter only the whole list is true.
+    chosen = any(query[name] is not None for name in ("state", "mode", "selector"))
+    if since is not None and (chosen or not registry.changes.knows(since)):
         since = None
     position = await request.app[MANAGER].feed.newest()
     found = await registry.page(

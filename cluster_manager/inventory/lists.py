@@ -74,7 +74,9 @@ class Lists:
         key = key_of("vms", after, (str,))
         changes = self._hosts.changes.latest
         position = await position_of(self._store)
-        names, gone = await self._changed(changed_since)
+        # What is not asked for any more has changed and is not gone: with a filter only the whole list is true.
+        chosen = any((host, state, priority, prefix, selector))
+        names, gone = await self._changed(None if chosen else changed_since)
         phases = None if state is None else _SHOWN_OF.get(state, [state])
 
         def show(row: Any) -> ClusterVM | None:
@@ -109,11 +111,12 @@ class Lists:
             return None, ()
         rows = changes.since("VM", since)
         names = set(rows)
-        changed = changes.since("host's VMs", since)
-        for host_id, host in self._hosts.items():
-            # Silence is no report: of these hosts' VMs one knows less from one moment to the next.
-            if host_id in changed or not self._hosts.is_ready(host_id):
+        for host_id in changes.since("host's VMs", since):
+            if (host := self._hosts.get(host_id)) is not None:
                 names.update(vm.name for vm in host.report.vms)
+        # Silence is no report: of these hosts' VMs one knows less from one moment to the next.
+        if quiet := [host_id for host_id in self._hosts.ids() if not self._hosts.is_ready(host_id)]:
+            names.update(row.name for row in await self._store.rows(queries.on_hosts(quiet)))
         if len(names) > _MOST_CHANGED:
             return None, ()
         living = {row.name for row in await self._store.rows(queries.living(rows))} if rows else set()

@@ -44,6 +44,11 @@ def living(names: Collection[str]) -> Select[Any]:
     return select(schema.vms.c.name).where(schema.LIVING, schema.vms.c.name.in_(names))
 
 
+def on_hosts(hosts: Collection[str]) -> Select[Any]:
+    """The names that are taken by VMs of these hosts."""
+    return select(schema.vms.c.name).where(schema.LIVING, schema.vms.c.host.in_(hosts))
+
+
 def plans(
     limit: int,
     after: int | None,

@@ -71,6 +71,8 @@ async def test_only_vms_that_have_changed_come_and_names_of_those_that_are_gone(
         news = await client.changed_vms(nothing.changes)
         assert news.gone == ("two",)
         assert "four" in {row.name for row in news.rows}
+        assert (await cluster.get(f"/v1/vms?prefix=f&changed_since={nothing.changes}"))["changed_since"] is None
+        assert (await cluster.get(f"/v1/hosts?state=ready&changed_since={nothing.changes}"))["changed_since"] is None
         assert not news.is_whole
         for agent in cluster.agents:
             agent.trouble.mute = True
@@ -131,6 +133,9 @@ async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_h
             agent.vms.clear()
             await agent.send_report()
             await cluster.until(lambda: tells("failed", but="silent"))
+            # Its host cannot say so any more.
+            agent.trouble.mute = True
+            await cluster.until(lambda: tells("is silent"))
 
 
 @pytest.mark.asyncio
