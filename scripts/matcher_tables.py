@@ -108,7 +108,7 @@ HEARTBEATS = {
         ("censored-3", "running intervals"),
         ("sized-3", "running intervals and sizes"),
     )
-    for threshold in (0, 10, 30, 50, 70, 90)
+    for threshold in (30, 50, 70)
 }
 
 #: Name, the paper's range, unit: Fig. 1 and 2 and §2.1.
@@ -172,7 +172,8 @@ def acquirer() -> Iterator[str]:
     yield from ("## The acquirer where servers persist (Fig. 16)", "", sweep.command, "")
     yield from (
         "Against CapacityScheduler (random node) without replacement; geometric mean of nJCT, p90, per cent. The",
-        "paper: 8 to 23 % by the acquirer alone, 16 to 24 % by the matcher alone, 27 to 32 % by both.",
+        "paper: 8 to 23 % by the acquirer alone, 16 to 24 % by the matcher alone, 27 to 32 % by both. All are asked to",
+        "hold as many cores; what they do hold differs, so that not all of a difference is the rule's.",
         "",
     )
     yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held")
@@ -328,11 +329,14 @@ def claims() -> Iterator[str]:
     ours = rival.against({"policy": "capacity-random"}, MEAN, policy="live")[0]
     for name, figure in (("checkpoint-1-min", "20"), ("checkpoint-2-min", "20"), ("replicas-3", "21")):
         theirs = rival.against({"policy": "capacity-random"}, MEAN, policy=name)
+        word = "met" if ours < theirs[0] else "missed"
+        if figure == "21" and word == "met" and theirs[0] < -10:
+            word = "partly met: replicas gain much"
         yield row(
             f"Fig. {figure}: {name} against `live`, mean",
-            "the matcher is better" if figure == "20" else "replicas gain slightly",
+            "the matcher is better" + (", replicas gain slightly" if figure == "21" else ""),
             f"{change(theirs)} against {ours:+.0f}",
-            ("met" if ours < theirs[0] else "missed") if figure == "20" else ("met" if theirs[0] < 0 else "missed"),
+            word,
         )
     base = {"policy": "capacity-random"}
     one, other = (change(rival.against(base, NJCT, policy=name)) for name in ("promises", "equation-3"))

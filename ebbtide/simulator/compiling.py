@@ -105,7 +105,8 @@ def _part_options() -> dict[str, Any]:
     """Numba's options for what only compiled loops call."""
     from ebbtide.simulator.parts import part_compiler
 
-    return {"no_cfunc_wrapper": True, "pipeline_class": part_compiler()}
+    pipeline = part_compiler()
+    return {"no_cfunc_wrapper": True} | ({"pipeline_class": pipeline} if pipeline is not None else {})
 
 
 @functools.cache

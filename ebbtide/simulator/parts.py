@@ -3,21 +3,30 @@
 Numba optimises each function with all that it calls, and makes machine code of it, before it does the same with what
 calls it: a function seven calls down is compiled seven times. Here that is done once, in the loop that is called from
 Python.
+
+What this changes in numba is no public interface of it: a numba that lacks it compiles as it always does.
 """
 
 from __future__ import annotations
 
 import functools
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
+
+#: Of numba's library of a function, and of what makes them.
+_OF_LIBRARY: Final = ("_optimize_final_module", "_finalize_final_module", "_finalize_dynamic_globals")
+_OF_CODEGEN: Final = ("_create_empty_module", "_add_module")
 
 
 @functools.cache
 def part_compiler() -> Any:
-    """The pipeline for such functions, for numba's `pipeline_class`."""
+    """The pipeline for such functions, for numba's `pipeline_class`; None: this numba has no place for it."""
     binding: Any = import_module("llvmlite.binding")
     codegen: Any = import_module("numba.core.codegen")
     compiler: Any = import_module("numba.core.compiler")
+    for name, parts in (("JITCodeLibrary", _OF_LIBRARY), ("JITCPUCodegen", _OF_CODEGEN)):
+        if not all(hasattr(getattr(codegen, name, None), part) for part in parts):
+            return None
 
     class Part(codegen.JITCodeLibrary):  # type: ignore[misc]
         def _optimize_final_module(self) -> None:

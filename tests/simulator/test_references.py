@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from ebbtide.simulator.compiling import compiled, plain
+from ebbtide.simulator.compiling import _part_options, compiled, plain
+from ebbtide.simulator.parts import part_compiler
 from ebbtide.simulator.references import by_reference
 
 
@@ -63,3 +65,12 @@ def rows_of(s: Outer) -> int:
 def test_a_field_that_is_not_there_is_an_error() -> None:
     with pytest.raises(Exception, match="nothing"):
         compiled(rows_of)(fresh())
+
+
+def test_a_numba_that_is_made_otherwise_compiles_as_it_always_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    codegen: Any = import_module("numba.core.codegen")
+    assert issubclass(part_compiler.__wrapped__(), import_module("numba.core.compiler").Compiler)
+    monkeypatch.delattr(codegen.CPUCodeLibrary, "_finalize_dynamic_globals")
+    assert part_compiler.__wrapped__() is None
+    monkeypatch.setattr("ebbtide.simulator.parts.part_compiler", lambda: None)
+    assert _part_options.__wrapped__() == {"no_cfunc_wrapper": True}

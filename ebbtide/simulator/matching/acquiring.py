@@ -18,7 +18,7 @@ import numpy as np
 from ebbtide.matcher.acquire.acquirer import Acquirer, Decommission, Emptied, Event, PeriodOver, Standing, advance_all
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions, View
 from ebbtide.matcher.acquire.provision import calls, news
-from ebbtide.matcher.acquire.stability import StabilityRecord
+from ebbtide.matcher.acquire.stability import StabilityRecord, median_duration_s
 from ebbtide.matcher.predict.changes import Change
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.simulator.errors import InvalidParameter
@@ -151,7 +151,7 @@ class AcquiredMachines:
         self._from_s = from_s
         self._meter = Meter(acquisition.kind, acquisition.prices, from_s)
         self._names = texts(f"machine-{number}" for number in range(pool.machines))
-        # By Eq. 1, as the acquirer has a predictor of its own whatever the scheme: a manager has one for both.
+        # By Eq. 1 and the size of shrinks, whatever the scheme predicts by.
         self._predictor = Predictor(float(pool.at_s[0]), PredictorOptions(sized=True))
         self._record = StabilityRecord(max(acquisition.options.evidence_s, 1.0))
         self._recorded_s = -math.inf
@@ -281,10 +281,11 @@ class AcquiredMachines:
 
     def _learn(self, server: int, at_s: float, cores: int, by_owner: bool = False) -> None:
         """What the acquirer's predictor hears of the machines that it holds."""
+        if self._acquisition.removal is not Removal.STABILITY:
+            return
         before = self._shown.get(server, 0)
         self._shown[server] = cores
-        if self._acquisition.removal is Removal.STABILITY:
-            self._predictor.observe(Change(str(server), at_s, float(before), float(cores), by_owner))
+        self._predictor.observe(Change(str(server), at_s, float(before), float(cores), by_owner))
 
     def _see(self, now_s: float) -> None:
         """Write down how stable the machines are, every quarter of an hour."""
@@ -294,7 +295,7 @@ class AcquiredMachines:
         names = [one.name for one in self.acquirer.kept]
         s = self.state()
         alive = s.tasks[:, TASK.machine] > -2
-        duration_s = float(np.median(s.times[alive, TIME.estimate])) if alive.any() else FALLBACK_S
+        duration_s = median_duration_s(s.times[alive, TIME.estimate].tolist(), FALLBACK_S)
         found = self._predictor.probabilities_of(names, now_s, duration_s)
         self._record.observe(now_s, dict(zip(names, found, strict=True)))
 
