@@ -36,12 +36,13 @@ export function requestId() {
 
 async function send(method, path, body) {
   if (!session) throw new DOMException("the token was forgotten", "AbortError");
+  const { signal } = session;
   const headers = { Authorization: `Bearer ${token}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(path, {
     method,
     headers,
-    signal: session.signal,
+    signal,
     cache: "no-store",
     credentials: "omit",
     redirect: "error",
@@ -49,6 +50,8 @@ async function send(method, path, body) {
   });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({ title: answer.statusText }));
+  // Several requests may be refused at once: the first one ends the session, and has said why.
+  signal.throwIfAborted();
   if (answer.status === 401) throw new Refused(said.detail || said.title);
   throw new Problem(answer.status, said);
 }

@@ -71,7 +71,8 @@ function drop(kind, key) {
 async function news(kind) {
   const list = lists[kind],
     mine = lists,
-    seen = new Set();
+    seen = new Set(),
+    gone = new Set();
   let after = "",
     first = null,
     whole = true;
@@ -80,6 +81,7 @@ async function news(kind) {
     if (mine !== lists) return;
     first ||= page;
     whole &&= page.changed_since === null;
+    for (const key of page.gone || []) gone.add(key);
     for (const item of page[kind]) {
       put(kind, item);
       seen.add(item[list.key]);
@@ -88,7 +90,7 @@ async function news(kind) {
     if (!list.whole) shown();
   } while (after);
   if (whole) for (const key of [...state[kind].keys()]) if (!seen.has(key)) drop(kind, key);
-  for (const key of first.gone || []) if (!seen.has(key)) drop(kind, key);
+  for (const key of gone) if (!seen.has(key)) drop(kind, key);
   list.since = first.changes || 0;
   list.whole = true;
 }

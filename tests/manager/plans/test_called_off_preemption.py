@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cluster_manager.plans.plans import HostFailed, Note
 from ebbtide.messages.operations import OperationState
-from tests.manager.plans.test_plans import FLOOR, LOW_1, LOW_2, chosen, ended, placement, read, run, spec_of, status_of
+from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
+from tests.manager.plans.test_plans import FLOOR, LOW_1, LOW_2, run
 
 
 def test_a_host_whose_preemption_was_called_off_gives_back_what_was_taken_meanwhile() -> None:
