@@ -10,10 +10,10 @@ from typing import Final
 
 import structlog
 
-from cluster_manager.errors import StoreError
 from cluster_manager.history.packs import HOST, Pack, decoded, encoded, folded
 from cluster_manager.history.tiers import DAY_S, TIERS, Tier, due, outlived
 from cluster_manager.store.history import BATCH, HistoryRow, homes_left, outdated
+from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
 
 log = structlog.get_logger()
@@ -39,27 +39,8 @@ class Ageing:
         self._pause_s = pause_s
         #: By length of step: up to where it has been folded; None: not recalled yet.
         self._folded: dict[int, int] | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="ageing of the history")
-
-    async def stop(self) -> None:
-        """Stop between two transactions."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.age()
-            except StoreError as error:
-                log.warning("the history was not made coarser", why=str(error))
-            except Exception:
-                log.exception("the history was not made coarser, by a defect of the manager")
-            await asyncio.sleep(EVERY_S)
+        self._task = Periodic("ageing of the history", self.age, EVERY_S, "the history was not made coarser")
+        self.start, self.stop = self._task.start, self._task.stop
 
     async def folded(self) -> Mapping[int, int]:
         """By length of step: up to where it has been folded."""

@@ -54,15 +54,7 @@ class Histories:
         figures = await self._figures([host], HOST, grid)
         if figures is None and self._registry.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "id")
-        return HostHistory(
-            host=host,
-            columns=HostColumns(**_series(figures, HostColumns, grid)),
-            from_=grid.start,
-            to=asked,
-            step_s=grid.step_s,
-            times=grid.times(),
-            marks=await self._marks(grid.start, asked, host=host),
-        )
+        return HostHistory(host=host, **await self._told(figures, HostColumns, grid, asked, host=host))
 
     async def of_vm(self, vm: str, begin: float | None, end: float | None, points: int) -> VMHistory:
         """As `of_host`, of a VM on whatever hosts it was."""
@@ -71,15 +63,20 @@ class Histories:
         figures = await self._figures(sorted(hosts), vm, grid)
         if figures is None and not hosts and not await self._store.vms(vm):
             raise RequestError(404, f"there is no VM named {vm}", "name")
-        return VMHistory(
-            vm=vm,
-            columns=Columns(**_series(figures, Columns, grid)),
-            from_=grid.start,
-            to=asked,
-            step_s=grid.step_s,
-            times=grid.times(),
-            marks=await self._marks(grid.start, asked, vm=vm),
-        )
+        return VMHistory(vm=vm, **await self._told(figures, Columns, grid, asked, vm=vm))
+
+    async def _told(
+        self, figures: Pack | None, columns: type[Columns], grid: Grid, asked: float, **of: str
+    ) -> dict[str, Any]:
+        """What the answers for hosts and VMs have in common."""
+        return {
+            "columns": columns(**_series(figures, columns, grid)),
+            "from_": grid.start,
+            "to": asked,
+            "step_s": grid.step_s,
+            "times": grid.times(),
+            "marks": await self._marks(grid.start, asked, **of),
+        }
 
     async def _grid(self, begin: float | None, end: float | None, points: int) -> tuple[Grid, float]:
         """The steps, and where they were asked to end."""

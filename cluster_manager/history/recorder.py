@@ -18,6 +18,7 @@ from cluster_manager.history.sampling import Sample, Step, Used, sample_of, used
 from cluster_manager.history.tiers import DAY_S, LONGEST_S, TIERS
 from cluster_manager.inventory.hosts import LOOKS, Hosts
 from cluster_manager.store.history import BATCH, HistoryRow
+from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
 from ebbtide.messages.history import SAMPLED_EVERY_S, HostUsage
 from ebbtide.messages.hosts import HostReport
@@ -74,32 +75,17 @@ class Recorder:
         self._unasked: set[str] = set()
         self._asked_at = 0
         self._written_at = clock()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="recorder of the history")
+        self._task = Periodic("recorder of the history", self.turn, SAMPLE_S, "the history was not kept")
+        self.start = self._task.start
 
     async def stop(self) -> None:
         """Stop, and write what there is, if this manager still leads."""
-        if self._task is None:
+        if not await self._task.stop():
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
         try:
             await self.write(under_way=True)
         except StoreError as error:
             log.info("the last minutes of the history were not kept", why=str(error))
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.turn()
-            except StoreError as error:
-                log.warning("the history was not kept", why=str(error))
-            except Exception:
-                log.exception("the history was not kept, by a defect of the manager")
-            await asyncio.sleep(SAMPLE_S)
 
     async def turn(self) -> None:
         """Add a sample of every host, and write what is over if it is time for that. Raises StoreError."""

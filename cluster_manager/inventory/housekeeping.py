@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cluster_manager.defaults import Retention
-from cluster_manager.errors import StoreError
+from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.pruning import statements
 from cluster_manager.store.store import Store
 
@@ -25,26 +25,8 @@ class Housekeeping:
         self._store = store
         self._retention = retention
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="housekeeping of the store")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.prune()
-            except StoreError as error:
-                log.warning("the store was not pruned", why=str(error))
-            except Exception:
-                log.exception("the store was not pruned, by a defect of the manager")
-            await asyncio.sleep(self._retention.every_s)
+        self._task = Periodic("housekeeping of the store", self.prune, retention.every_s, "the store was not pruned")
+        self.start, self.stop = self._task.start, self._task.stop
 
     async def prune(self) -> dict[str, int]:
         """Delete whatever is old enough now. Returns how many rows of each kind."""

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from cluster_manager.errors import LostLeadership, StoreError
+from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.core_changes import CoreChanges
 
@@ -26,8 +27,8 @@ class Knowledge:
     def __init__(self, store: Store, core_changes: CoreChanges, every_s: float = EVERY_S) -> None:
         self._store = store
         self._core_changes = core_changes
-        self._every_s = every_s
-        self._task: asyncio.Task[None] | None = None
+        self._task = Periodic("saves what was learned", self.save, every_s, "what was learned was not saved", every_s)
+        self.start = self._task.start
 
     async def recall(self) -> None:
         """Let the core changes go on with what was saved; what cannot be read is learned again. Raises StoreError."""
@@ -40,16 +41,10 @@ class Knowledge:
                 log.warning("what was learned is damaged, and is learned again", why=str(error))
         await self._core_changes.load(found if isinstance(found, dict) else None)
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="saves what was learned")
-
     async def stop(self) -> None:
         """Save once more, if this manager still leads."""
-        if self._task is None:
+        if not await self._task.stop():
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
         try:
             await self.save()
         except LostLeadership:
@@ -62,13 +57,3 @@ class Knowledge:
         document = self._core_changes.document()
         body = await asyncio.to_thread(lambda: json.dumps(document(), separators=(",", ":")))
         await self._store.save_knowledge(NAME, body)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            try:
-                await self.save()
-            except StoreError as error:
-                log.warning("what was learned was not saved", why=str(error))
-            except Exception:
-                log.exception("what was learned was not saved, by a defect of the manager")

@@ -267,9 +267,9 @@ async def test_a_damaged_pack_is_left_out_and_the_rest_is_read(term: Term, time:
 
 async def test_what_an_agent_said_counts_for_a_while_only(term: Term, time: list[float]) -> None:
     term.recorder.take("host-a", HostUsage(vms=(VMUsage(name="web", resident_memory_mib=700.0),)))
-    await term.passes(300, report("host-a", 4.0, sized(3.0)))
-    resident = (await term.vm(begin=BEGIN, end=BEGIN + 300))["resident_memory_mib"]
-    assert resident == [700.0, 700.0, 700.0, None, None]
+    await term.passes(480, report("host-a", 4.0, sized(3.0)))
+    resident = (await term.vm(begin=BEGIN, end=BEGIN + 480))["resident_memory_mib"]
+    assert resident == [700.0] * 5 + [None] * 3
     assert not math.isnan(sum(known(resident)))
 
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import structlog
 
 from cluster_manager.defaults import DAY_S, Retention
 from cluster_manager.inventory.housekeeping import Housekeeping
@@ -144,8 +145,9 @@ async def test_a_store_that_cannot_be_pruned_is_tried_again(database: Database) 
     store = Store(database, lambda: 0.0)
     housekeeping = Housekeeping(store, KEEP, lambda: 0.0)
     await store.close()
-    housekeeping.start()
-    await asyncio.sleep(3 * KEEP.every_s)
-    assert housekeeping._task is not None
-    assert not housekeeping._task.done()
-    await housekeeping.stop()
+    with structlog.testing.capture_logs() as logs:
+        housekeeping.start()
+        await asyncio.sleep(3.5 * KEEP.every_s)
+        assert await housekeeping.stop()
+    assert [log["event"] for log in logs] == ["the store was not pruned"] * 4
+    assert not await housekeeping.stop()
