@@ -21,7 +21,7 @@ from benchmarks.watching.metrics import checkouts
 
 #: As many as a busy machine of two cores keeps up with; what the history takes grows with hosts as reports do.
 HOSTS: Final = 300
-#: Long enough for two samples of each host.
+#: Two samples of each host by the manager, and from a quarter of them what their VMs use.
 WINDOW_S: Final = 30.0
 CHANGED: Final = 0.5
 
