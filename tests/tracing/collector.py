@@ -37,15 +37,37 @@ class Collector:
 
     spans: list[Sent] = field(default_factory=list)
     requests: int = 0
+    #: Requests that wait for an answer.
+    held: int = 0
     status: int = 200
     #: Set: answers come; unset, none ever does.
     answers: asyncio.Event = field(default_factory=asyncio.Event)
-    url: str = ""
+    port: int | None = None
+    _server: TestServer | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def come_back(self) -> None:
+        """Listen, always on the same port."""
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_post("/v1/traces", self.take)
+        self._server = TestServer(app, port=self.port)
+        await self._server.start_server(shutdown_timeout=0.0)
+        self.port = self._server.port
+
+    async def go_away(self) -> None:
+        """Whoever connects is refused."""
+        assert self._server is not None, "it listens"
+        await self._server.close()
 
     async def take(self, request: web.Request) -> web.Response:
         self.requests += 1
         body = await request.read()
+        self.held += 1
         await self.answers.wait()
+        self.held -= 1
         if self.status == 200:
             self.spans += spans_in(body)
         return web.Response(status=self.status)
@@ -89,13 +111,9 @@ async def collecting() -> AsyncIterator[Collector]:
     """A collector that answers, until the block ends."""
     made = Collector()
     made.answers.set()
-    app = web.Application(client_max_size=64 * 2**20)
-    app.router.add_post("/v1/traces", made.take)
-    server = TestServer(app)
-    await server.start_server(shutdown_timeout=0.0)
-    made.url = str(server.make_url("")).rstrip("/")
+    await made.come_back()
     try:
         yield made
     finally:
         made.answers.set()
-        await server.close()
+        await made.go_away()
