@@ -29,10 +29,9 @@ from guestagent.messages import (
     StatusResult,
     WithdrawalParams,
 )
-from guestagent.notices import Notices, make_run_dir, memory_state
+from guestagent.notices import Notices, PressureTrigger, make_run_dir, memory_state
 from guestagent.people import tell_people
 from guestagent.preemption import Preemption
-from guestagent.pressure import PressureTrigger
 from guestagent.rpc import (
     InvalidRequest,
     Params,
