@@ -21,6 +21,7 @@ from ebbtide.rest.gate import Gate
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import settings_of
 from ebbtide.rest.tokens import Principal, principal, read_token
+from ebbtide.tracing.exporting import check_tracing
 
 
 def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
@@ -35,6 +36,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         raise SettingsError("--url must begin with http:// or https://")
     if options.token_file is None and options.tokens_file is None:
         raise SettingsError("--token-file or --tokens-file must be given")
+    check_tracing(options.tracing)
     engine = read_settings(options.engine_file) if options.engine_file is not None else EngineSettings()
     # What it needs is missed now, not when the manager leads.
     engine_of(engine)

@@ -18,6 +18,7 @@ from ebbtide.rest.metrics.port import metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
 from ebbtide.rest.supervision import supervised
+from ebbtide.tracing.exporting import exporting
 
 log = structlog.get_logger()
 
@@ -41,7 +42,8 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
         metrics.metrics,
         {MANAGER: manager, metrics.LOOP: app[metrics.LOOP]},
     )
-    async with serving as listener, alone, reloading(gate, given):
+    tracing = given is not None and given.options.tracing
+    async with exporting(tracing, "ebb-manager"), serving as listener, alone, reloading(gate, given):
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         async with app[metrics.LOOP].watching(), supervised(manager.sentence):
             await stop.wait()

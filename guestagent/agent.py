@@ -29,10 +29,9 @@ from guestagent.messages import (
     StatusResult,
     WithdrawalParams,
 )
-from guestagent.notices import Notices, make_run_dir, memory_state
+from guestagent.notices import Notices, PressureTrigger, make_run_dir, memory_state
 from guestagent.people import tell_people
 from guestagent.preemption import Preemption
-from guestagent.pressure import PressureTrigger
 from guestagent.rpc import (
     InvalidRequest,
     Params,
@@ -48,6 +47,7 @@ from guestagent.rpc import (
     vector_param,
 )
 from guestagent.telling import Supervision, log
+from guestagent.tracing import carried
 
 CAPABILITIES = ("cpu", "memory", "application")
 REQUESTS_AT_ONCE = 8
@@ -233,7 +233,8 @@ class Agent:
     def _work(self, conversation: int, request: Request, method: Method) -> None:
         try:
             try:
-                answer = answer_line(request.id, asdict(method(request.params)))
+                result = asdict(carried(method, request.trace)(request.params))
+                answer = answer_line(request.id, result, request.trace)
             except RpcError as error:
                 answer = error_line(request.id, error)
             except Exception as error:  # the host gets an answer whatever happens

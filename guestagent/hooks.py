@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Tuple, TypeVar
 from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
 from guestagent.messages import AdapterCapabilities, SizeRange
 from guestagent.rpc import COMPONENTS, cleaned, is_amount, parse_json
+from guestagent.tracing import carried, here
 
 MODES = ("ask", "force")
 BODY_BYTES = 65536
@@ -139,7 +140,7 @@ class Hook:
 
         Raises: HookError.
         """
-        status, body = self._request("GET", "/deflation/v1/capabilities")
+        status, body = self._request("capabilities", "GET", "/deflation/v1/capabilities")
         resources = body.get("resources")
         if status != 200 or not isinstance(resources, dict):
             raise HookError(f"answered capabilities with {status} {_excerpt(body)}")
@@ -164,7 +165,7 @@ class Hook:
 
         Raises: HookError.
         """
-        status, answer = self._request("POST", "/deflation/v1/targets", body)
+        status, answer = self._request("target", "POST", "/deflation/v1/targets", body)
         state = answer.get("state")
         if status == 409 and state == "conflict":
             # The hook has this request from before a restart of this agent; its progress is told as ever.
@@ -187,7 +188,7 @@ class Hook:
         """
         from urllib.parse import quote
 
-        status, answer = self._request("GET", "/deflation/v1/targets/" + quote(request_id, safe=""))
+        status, answer = self._request("progress", "GET", "/deflation/v1/targets/" + quote(request_id, safe=""))
         if status == 404:
             return 404, {}
         if status != 200 or answer.get("state") not in ("running", "released", "failed"):
@@ -200,23 +201,28 @@ class Hook:
 
         Raises: HookError, also where the hook knows nothing of this.
         """
-        status, answer = self._request("POST", "/deflation/v1/preemptions", body)
+        status, answer = self._request("preemption", "POST", "/deflation/v1/preemptions", body)
         if status != 200:
             raise HookError(f"answered the notice of preemption with {status} {_excerpt(answer)}")
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+    def _request(self, name: str, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
         from guestagent.calls import Listener, call
 
         if not self._calls.acquire(blocking=False):
             raise HookTimeout(f"still busy with {CALLS_PER_HOOK} earlier calls")
+        trace, status = here(), 0
+        traced, ended = trace.begin(self.name, name) if trace is not None else ({}, None)
         try:
             headers = {"Authorization": "Bearer " + self._token(), "Content-Type": "application/json"}
+            headers.update(traced)
             data = None if body is None else json.dumps(body, allow_nan=False).encode("ascii")
             at = self.drop_in
             address = Listener(at.path, at.uid) if at.path else (at.host, at.port)
             status, text = call(address, (method, path), headers, data, CALL_LIMIT_S, BODY_BYTES)
         finally:
             self._calls.release()
+            if ended is not None:
+                ended(status)
         try:
             answer = cleaned(parse_json(text))
         except (ParseError, RecursionError):
@@ -262,7 +268,7 @@ def in_parallel(calls: dict[str, Callable[[], T]], limit_s: float) -> dict[str, 
             results[name] = HookError(f"{type(error).__name__}: {error}")
 
     threads = [
-        threading.Thread(target=run, args=(name, call), name=f"hook-{name}", daemon=True)
+        threading.Thread(target=carried(run), args=(name, call), name=f"hook-{name}", daemon=True)
         for name, call in calls.items()
     ]
     for thread in threads:

@@ -14,8 +14,8 @@ from guestagent.channel import PORT_NAME, find_port
 from guestagent.cpus import Cpus
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory, spare_this_process
+from guestagent.notices import PressureTrigger
 from guestagent.options import FILE, OptionsError, example, named, read_options
-from guestagent.pressure import PressureTrigger
 from guestagent.telling import Supervision, configure, log
 
 #: Exit status of `status` while a notice of preemption runs.

@@ -251,3 +251,22 @@ class WithdrawalResult:
     """Whether this guest had had that notice."""
 
     known: bool
+
+
+@dataclass
+class HookCall:
+    """One call of a hook, in a `CallTrace`; `at_s` after the request came. `status` of HTTP, 0: none, null: not yet."""
+
+    hook: str
+    call: str
+    at_s: float
+    seconds: float
+    status: int | None
+
+
+@dataclass
+class CallTrace:
+    """`trace` beside the result of a request that has a `traceparent`: how long it took, and the hooks called."""
+
+    seconds: float
+    hooks: list[HookCall]

@@ -12,11 +12,37 @@ from typing import Any, Callable
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
 from guestagent.messages import PressureNotice, RequestNotice
-from guestagent.pressure import PressureTrigger
 from guestagent.rpc import notification_line
 
 # The least time between two notifications of a kind.
 NOTICE_S = 1.0
+# Some task stalled for 150 ms within 1 s. The kernel wakes us once per window at most (Linux: psi.rst).
+TRIGGER = b"some 150000 1000000\0"
+
+
+class PressureTrigger:
+    """A trigger of the kernel for tasks that wait for memory; wait for `EVENTS` on `fileno()`.
+
+    Raises: OSError where the kernel has no pressure stall information or lets us set no trigger.
+    """
+
+    EVENTS = select.POLLPRI | select.POLLERR
+
+    def __init__(self, procfs: str = "/proc") -> None:
+        self._fd = os.open(os.path.join(procfs, "pressure", "memory"), os.O_RDWR | os.O_NONBLOCK)
+        try:
+            os.write(self._fd, TRIGGER)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def fileno(self) -> int:
+        """File descriptor, for poll()."""
+        return self._fd
+
+    def close(self) -> None:
+        """Remove the trigger."""
+        os.close(self._fd)
 
 
 class Notices:

@@ -15,6 +15,7 @@ from guestagent.errors import GuestFailure
 from guestagent.messages import PreemptionParams, PreemptionResult, WithdrawalParams, WithdrawalResult
 from guestagent.notices import make_run_dir
 from guestagent.rpc import parse_json
+from guestagent.tracing import carried
 
 if TYPE_CHECKING:
     import subprocess
@@ -170,7 +171,7 @@ class Preemption:
         if seconds_left is not None:
             sentence = f"This machine is preempted: {SAID.get(kind, kind)} in {seconds_left:.0f} s ({reason})."
         for name, tell, what in (("hooks", self._tell_applications, body), ("wall", self._tell_people, sentence)):
-            threading.Thread(target=tell, args=(what,), name=f"preemption-{name}", daemon=True).start()
+            threading.Thread(target=carried(tell), args=(what,), name=f"preemption-{name}", daemon=True).start()
 
     def _start(self, kind: str, seconds: float, reason: str) -> None:
         import subprocess  # seldom needed

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Dict, Union
 
 from guestagent.channel import LINE_BYTES
 from guestagent.errors import BadParams, BadRequest, GuestFailure, ParseError, RpcError
+from guestagent.tracing import Trace, trace_of
 
 COMPONENTS = ("cpu_cores", "memory_mib", "disk_mib_s", "network_mib_s")
 ID_LENGTH = 256
@@ -26,6 +27,7 @@ class Request:
     method: str
     params: Params
     notification: bool
+    trace: Trace | None = None
 
 
 class InvalidRequest(Exception):
@@ -99,12 +101,16 @@ def parse_request(line: bytes | None) -> Request:
     params = message.get("params", {})
     if not isinstance(params, dict):
         raise InvalidRequest(id_, BadParams("params", "must be an object"))
-    return Request(id_, method, params, "id" not in message)
+    return Request(id_, method, params, "id" not in message, trace_of(message.get("traceparent")))
 
 
-def answer_line(id: RequestId, result: Params) -> bytes:
-    """A result as a line without newline; one that is too long becomes an error."""
-    line = _encode({"jsonrpc": "2.0", "id": id, "result": result})
+def answer_line(id: RequestId, result: Params, trace: Trace | None = None) -> bytes:
+    """A result as a line without newline, with what is told of its trace; one that is too long becomes an error."""
+    message = {"jsonrpc": "2.0", "id": id, "result": result}
+    line = _encode(message)
+    if trace is not None:
+        traced = _encode(dict(message, trace=asdict(trace.told())))
+        line = traced if len(traced) < LINE_BYTES else line
     if len(line) >= LINE_BYTES:
         return error_line(id, GuestFailure("the answer is longer than a line may be"))
     return line

@@ -16,6 +16,7 @@ from ebbtide.messages.common import Address
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import Given
 from ebbtide.rest.settings import AccessSettings
+from ebbtide.tracing.exporting import exporting
 from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
 from hostagent.errors import HostAgentError
@@ -53,18 +54,19 @@ async def _serve(given: Given[HostAgentOptions], access: AccessSettings) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     address, port = address_of(options.listen)
-    await serve(
-        await _agent(options, access),
-        address.strip("[]"),
-        port,
-        options.token_file,
-        options.manager or None,
-        options.manager_token_file,
-        stop,
-        access,
-        options.manager_name,
-        given,
-    )
+    async with exporting(options.tracing, "ebb-hostagent", host=options.id):
+        await serve(
+            await _agent(options, access),
+            address.strip("[]"),
+            port,
+            options.token_file,
+            options.manager or None,
+            options.manager_token_file,
+            stop,
+            access,
+            options.manager_name,
+            given,
+        )
 
 
 async def _release(options: HostAgentOptions, access: AccessSettings) -> None:

@@ -31,6 +31,7 @@ from cluster_manager.manager import Manager
 from ebbtide.rest.access import Access, tokens_only
 from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
+from ebbtide.tracing.middleware import trace_middleware
 
 #: Each route carries a description (`rest.descriptions`), or the OpenAPI document cannot be made.
 ROUTES: Final = (
@@ -57,7 +58,7 @@ def make_app(manager: Manager, access: Access | None = None) -> web.Application:
     settings = manager.settings
     access = access or tokens_only(settings.token, settings.hosts_key)
     app = web.Application(
-        middlewares=[problem_middleware("manager", _known), access.middleware(), leader_middleware],
+        middlewares=[problem_middleware("manager", _known), access.middleware(), leader_middleware, trace_middleware],
         client_max_size=settings.body_limit,
     )
     app[MANAGER] = manager

@@ -17,6 +17,7 @@ import structlog
 from cluster_manager.defaults import GONE_S
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
+from cluster_manager.execution.plan_spans import of_plan, of_step, tell, traced, with_follow_ups
 from cluster_manager.execution.plan_totals import PlanTotals
 from cluster_manager.execution.running_plans import (
     acts,
@@ -169,7 +170,7 @@ class Operations:
 
     async def _record(self, state: Plan, fingerprint: str) -> Operation:
         """Store a plan, then run it."""
-        plan = await self._store.add_plan(state, fingerprint)
+        plan = await self._store.add_plan(traced(state), fingerprint)
         if isinstance(state, RemovalPlan):
             # It sees to a removal that is owed, too.
             self._owed.pop(state.vm, None)
@@ -187,11 +188,7 @@ class Operations:
             return start_placement(plan_id("create", vm.name), request_id, vm, request.deadline_s, policy)
 
         # What earlier versions did not know is no part of it, so that their requests can be repeated.
-        younger = {
-            field
-            for field in ("on_preemption", "preemption_notice_s", "labels")
-            if field not in request.vm.model_fields_set
-        }
+        younger = {"on_preemption", "preemption_notice_s", "labels"} - request.vm.model_fields_set
         fingerprint = f"create {request.model_dump_json(exclude={'request_id': True, 'dry_run': True, 'vm': younger})}"
         return await self.begin(request.request_id, fingerprint, prepare)
 
@@ -464,7 +461,8 @@ class Operations:
         plan_id = running.state.id
         self._running[plan_id] = running
         self._reserve(running)
-        task = asyncio.create_task(self._drive(running, resumed), name=f"plan {plan_id} of {running.state.vm}")
+        driving = of_plan(running, resumed, self._drive)
+        task = asyncio.create_task(driving, name=f"plan {plan_id} of {running.state.vm}")
         self._tasks[plan_id] = task
 
     async def _drive(self, running: StoredPlan, resumed: bool) -> None:
@@ -514,11 +512,14 @@ class Operations:
         """Carry out the plan's instruction and decide the next one."""
         assert self._executor is not None, "started"
         state, started_at = running.state, running.started_at
-        event = await self._executor.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+        with of_step(state, resumed) as one:
+            event = await self._executor.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+            tell(one, event)
         return state.next_step(event)
 
     async def _save(self, running: StoredPlan, step: Step) -> None:
         """Store the next state with its effects; only then does the plan go on."""
+        step = Step(step.state, with_follow_ups(step.effects))
         at = await self._store.save_step(step.state, step.effects)
         said, notices = len(running.state.progress), notices_of(running.state.instruction)
         self.totals.add(running.state, step, at - running.started_at)

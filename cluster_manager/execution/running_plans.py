@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Literal, TypeGuard
 
+from cluster_manager.execution.plan_spans import place_of
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
@@ -181,6 +182,7 @@ def operation_of(plan: StoredPlan, now: float) -> Operation:
         seconds=round((plan.updated_at if end is not None else now) - plan.started_at, 3),
         progress=state.progress,
         reason=_reason(state),
+        trace_id=trace.trace if (trace := place_of(state)) is not None and trace.sampled else None,
     )
 
 

@@ -28,6 +28,8 @@ from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import command_token
 from ebbtide.rest.descriptions import JSON, PROBLEM_JSON
 from ebbtide.rest.metrics import sheet
+from ebbtide.tracing.spans import NO_SPAN, Kind, Span, span
+from ebbtide.tracing.spans import headers as tracing_headers
 
 log = structlog.get_logger()
 
@@ -332,9 +334,12 @@ class Agents:
         answer_s = self._limits.answer_s
         timeout = aiohttp.ClientTimeout(total=held_s + answer_s, sock_connect=answer_s / 2)
         try:
-            async with self._session.request(method, url + path, timeout=timeout, **options) as response:
-                raw = await _read(response)
-                status = response.status
+            with _call_span(host, method, path) as call:
+                options["headers"] = {**options["headers"], **tracing_headers()}
+                async with self._session.request(method, url + path, timeout=timeout, **options) as response:
+                    raw = await _read(response)
+                    status = response.status
+                call.set(status=status)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=False) from error
         except TimeoutError as error:
@@ -350,6 +355,11 @@ class Agents:
         if status >= 300:
             raise AgentRefused(status, f"{host} refused {method} {path}: {_problem(raw)}", problem_in(status, raw))
         return raw
+
+
+def _call_span(host: str, method: str, path: str) -> Span:
+    """Of what is only read there is none: operations are asked after again and again."""
+    return NO_SPAN if method == "GET" else span(f"call {method}", Kind.CLIENT, host=host, path=path)
 
 
 def _unknown_field(error: AgentRefused) -> str | None:

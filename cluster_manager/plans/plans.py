@@ -446,10 +446,7 @@ class HostsChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class Forgotten(Event):
-    """The agent knows nothing of a command that may once have been sent to it.
-
-    ``lapse``: it had taken the command on in this run of the manager, so it is the agent that forgot.
-    """
+    """The agent does not know a command that may have been sent. ``lapse``: it took it on in this run, and forgot."""
 
     lapse: bool
 
@@ -507,6 +504,8 @@ class Plan(Record, ABC):
     #: What the last reclaim or reinflation did to each VM.
     outcomes: tuple[VMOutcome, ...] = ()
     shortfall: Vector = Vector()
+    #: Its span, and the one above it, as they travel (``traceparent``); empty: it is not traced.
+    trace: tuple[str, ...] = Field((), exclude_if=lambda trace: not trace)
 
     @property
     def finished(self) -> bool:

@@ -26,6 +26,8 @@ Cpu = Annotated[int, Field(ge=0, le=4095)]
 Online = Annotated[list[Cpu], Field(min_length=1, max_length=4096), AfterValidator(lambda cpus: sorted(set(cpus)))]
 Counter = Annotated[int, Field(ge=0, lt=2**64)]
 MAX_TEXT: Final = 1000
+#: Calls of hooks that one answer tells of.
+MOST_HOOK_CALLS: Final = 32
 MAX_REQUEST_REASON: Final = 200
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
@@ -205,3 +207,21 @@ class ApplicationRelease(GuestBody):
     released: GuestAmounts = GuestAmounts()
     measured_by: Text = ""
     reason: Text = ""
+
+
+class HookCall(GuestBody):
+    """One call of an application's hook, in a `GuestTrace`. ``at_s`` counts from when the guest had the request."""
+
+    hook: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    call: Literal["capabilities", "target", "progress", "preemption"]
+    at_s: Annotated[float, Field(ge=0, le=86_400)]
+    seconds: Annotated[float, Field(ge=0, le=86_400)]
+    #: Of HTTP; 0: there was no answer; None: there is none yet.
+    status: Annotated[int, Field(ge=0, le=999)] | None = None
+
+
+class GuestTrace(GuestBody):
+    """Beside an answer to a request with a ``traceparent``: how long the guest took, and which hooks it called."""
+
+    seconds: Annotated[float, Field(ge=0, le=86_400)]
+    hooks: Annotated[list[HookCall], Field(max_length=MOST_HOOK_CALLS)] = []

@@ -123,6 +123,9 @@ class Operation(Body):
     reason: Reason | None = Field(
         None, exclude_if=lambda reason: reason is None, description="failed or partial: why; left out otherwise"
     )
+    trace_id: str | None = Field(
+        None, exclude_if=lambda trace: trace is None, description="of its trace, where spans of it are sent"
+    )
 
 
 class OperationPage(WatchedPage):

@@ -82,6 +82,11 @@ class DaemonOptions(BaseSettings):
         description="answer GET /metrics on this port of 127.0.0.1, too, without a token; 0 takes a free one; "
         "default: only where all is served, with a token of the role metrics",
     )
+    tracing: bool = Field(
+        False,
+        description="send OpenTelemetry spans of operations, where OTEL_EXPORTER_OTLP_ENDPOINT says (needs the extra "
+        "otel; docs/reference/tracing.md)",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     log_json: bool = Field(False, description="log lines as JSON, not as key=value")
 

@@ -14,6 +14,7 @@ from ebbtide.rest.access import Access, tokens_only
 from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
 from ebbtide.rest.roles import Role
+from ebbtide.tracing.middleware import trace_middleware
 from hostagent.api import budget, explain, lifecycle, metrics, openapi
 from hostagent.api import routes as api_routes
 from hostagent.api.forms import AGENT, WOULD_BE
@@ -39,7 +40,7 @@ def make_app(agent: Agent, access: Access | str) -> web.Application:
     """
     if isinstance(access, str):
         access = tokens_only(access, role=Role.MANAGER)
-    middlewares = [problem_middleware("host agent", _known), access.middleware()]
+    middlewares = [problem_middleware("host agent", _known), access.middleware(), trace_middleware]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(put_headers)
     app[AGENT] = agent

@@ -19,6 +19,8 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.totals import OPERATION_S, Distributions
+from ebbtide.tracing.spans import Span, logged
+from ebbtide.tracing.spans import operation as tracing_operation
 from hostagent.errors import HostAgentError, RequestRefused
 
 #: Ended operations that are remembered.
@@ -102,10 +104,14 @@ class Operations:
             host=self._host,
             started_at=time.time() if started_at is None else started_at,
         )
+        # Here, since what asked for it may have had its answer before the task begins.
+        spanned = tracing_operation(f"operation {kind}", kind=kind, request_id=request_id, vm=vm or "", host=self._host)
+        if spanned.trace_id is not None:
+            operation = operation.model_copy(update={"trace_id": spanned.trace_id})
         record = self._records[request_id] = _Record(operation, body)
         while len(self._records) > REMEMBERED and next(iter(self._records.values())).ended.is_set():
             self._records.popitem(last=False)
-        task = asyncio.create_task(self._run(record, run), name=f"operation:{kind}:{request_id}")
+        task = asyncio.create_task(self._run(record, run, spanned), name=f"operation:{kind}:{request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return operation
@@ -142,7 +148,16 @@ class Operations:
         said = (*record.operation.progress, sentence)
         record.operation = record.operation.model_copy(update={"progress": said})
 
-    async def _run(self, record: _Record, run: Run) -> None:
+    async def _run(self, record: _Record, run: Run, spanned: Span) -> None:
+        with spanned, logged():
+            await self._carry_out(record, run)
+            ended = record.operation
+            spanned.set(state=ended.state.value, sentence=ended.sentence)
+            if ended.shortfall != Vector():
+                spanned.set(shortfall=str(ended.shortfall.vector()))
+            spanned.failure = ended.sentence if ended.state is OperationState.FAILED else ""
+
+    async def _carry_out(self, record: _Record, run: Run) -> None:
         began = time.monotonic()
         operation = record.operation
         try:

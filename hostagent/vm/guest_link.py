@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -31,7 +32,10 @@ from ebbtide.messages.guest import (
     Notice,
     cleaned,
 )
+from ebbtide.tracing.context import HEADER
+from ebbtide.tracing.spans import Kind, current, span
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
+from hostagent.vm.guest_spans import record_guest
 
 MESSAGES_PER_S: Final = 20
 #: The error of a guest agent that has had no hello (docs/internals/protocols.md).
@@ -71,6 +75,8 @@ class GuestLink:
         self._token = secrets.token_urlsafe(24)
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[str, asyncio.Future[Any]] = {}
+        #: What takes the guest's part of a trace, by the call whose answer brings it.
+        self._traced: dict[str, Callable[[Any], None]] = {}
         self._number = 0
         #: Whether the domain has a channel at all: without one no agent will ever answer.
         self.has_channel = True
@@ -109,7 +115,8 @@ class GuestLink:
         if not self.connected:
             raise GuestUnreachable(f"the guest agent of {self._vm} is not connected")
         try:
-            said = _checked(answer, await self._exchange(method, params, limit_s))
+            with span(f"call {method}", Kind.CLIENT, vm=self._vm):
+                said = _checked(answer, await self._exchange(method, params, limit_s))
         except TimeoutError:
             # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
             self.hang_up()
@@ -165,13 +172,19 @@ class GuestLink:
         number = f"{self._number}-{secrets.token_hex(4)}"
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n"
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        if (above := current()) is not None and above.sampled:
+            context = above.child()
+            message[HEADER] = context.header()
+            self._traced[number] = partial(record_guest, self._vm, method, above, context, time.time_ns())
+        line = json.dumps(message).encode() + b"\n"
         try:
             writer.write(line)
             async with asyncio.timeout(limit_s):
                 return await future
         finally:
             self._waiting.pop(number, None)
+            self._traced.pop(number, None)
             future.cancel()
 
     async def _read_lines(self, reader: asyncio.StreamReader) -> None:
@@ -202,6 +215,8 @@ class GuestLink:
         future = self._waiting.get(number) if isinstance(number, str) else None
         if future is None or future.done():
             return False
+        if (take := self._traced.pop(str(number), None)) is not None and "trace" in message:
+            take(message["trace"])
         if isinstance(error := message.get("error"), dict):
             if error.get("code") == HELLO_FIRST:
                 # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.

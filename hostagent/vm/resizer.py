@@ -24,6 +24,7 @@ from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
+from ebbtide.tracing.spans import span
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.intents import Phase
 from hostagent.vm.executor import Executor
@@ -240,8 +241,14 @@ class Resizer:
         self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)
 
     async def _run(self, machine: Cascade | Reinflation, executor: Executor) -> Outcome:
-        with structlog.contextvars.bound_contextvars(vm=self.record.intent.spec.name):
-            return await run(machine, executor, self._interrupt)
+        name, kind = self.record.intent.spec.name, type(machine).__name__.lower()
+        with structlog.contextvars.bound_contextvars(vm=name), span(f"vm {kind}", vm=name) as one:
+            outcome = await run(machine, executor, self._interrupt)
+            if not one.is_recorded:
+                return outcome
+            one.set(before=str(outcome.before.size), target=str(outcome.target), after=str(outcome.after.size))
+            one.set(shortfall="" if outcome.reached else str(outcome.shortfall), sentence=outcome.sentence)
+            return outcome
 
     def _moves_cpus(self, target: ResourceVector) -> bool:
         """Whether its CPUs are of interest: memory is not to wait for a qemu-guest-agent that does not answer."""

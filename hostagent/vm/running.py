@@ -24,6 +24,7 @@ from ebbtide.deflation.cascade.instructions import (
 from ebbtide.deflation.cascade.reinflation import Reinflation
 from hostagent.errors import HypervisorError
 from hostagent.vm.executor import Executor
+from hostagent.vm.step_spans import StepSpans
 
 log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ async def run(machine: Cascade | Reinflation, executor: Executor, interrupt: Int
     """
     stopping = asyncio.create_task(interrupt.wait(), name="interrupt")
     working: dict[asyncio.Task[Event], Instruction] = {}
+    spans, outcome = StepSpans(), None
     try:
         pending = machine.start(_now())
         while True:
@@ -63,7 +65,7 @@ async def run(machine: Cascade | Reinflation, executor: Executor, interrupt: Int
             for instruction in pending:
                 log.debug("step", machine=type(machine).__name__, instruction=str(instruction))
                 name = f"step:{type(instruction).__name__}"
-                working[asyncio.create_task(executor.carry_out(instruction), name=name)] = instruction
+                working[asyncio.create_task(spans.carry_out(executor, instruction), name=name)] = instruction
             await asyncio.wait({*working, stopping}, return_when=asyncio.FIRST_COMPLETED)
             # One by one: what the answer of one begins may change what the answer of another counts for.
             answered = next((task for task in working if task.done()), None)
@@ -72,9 +74,11 @@ async def run(machine: Cascade | Reinflation, executor: Executor, interrupt: Int
                 pending = machine.handle(answered.result())
                 continue
             await _call_off(working)
-            return await _stopped(machine, executor, list(working.values()), interrupt.reason)
+            outcome = await _stopped(machine, executor, list(working.values()), interrupt.reason)
+            return outcome
     finally:
         await _call_off([*working, stopping])
+        spans.end(outcome)
 
 
 async def _call_off(tasks: Iterable[asyncio.Task[Any]]) -> None:

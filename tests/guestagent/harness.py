@@ -15,7 +15,7 @@ from typing import Any
 from guestagent.agent import Agent
 from guestagent.cpus import Cpus
 from guestagent.memory import Memory
-from guestagent.pressure import PressureTrigger
+from guestagent.notices import PressureTrigger
 
 BOOT_ID = "6f1c7a52-0000-4000-8000-000000000001"
 TOKEN = "secret-of-this-vm"

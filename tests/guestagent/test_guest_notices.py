@@ -20,8 +20,7 @@ import pytest
 from app_adapters.errors import ApplicationError
 from app_adapters.request_more import ask_for_more
 from guestagent import requests
-from guestagent.notices import NOTICE_S
-from guestagent.pressure import PressureTrigger
+from guestagent.notices import NOTICE_S, PressureTrigger
 from tests.guestagent.harness import BOOT_ID, Bench, Host, bench
 
 

@@ -21,6 +21,7 @@ from ebbtide.messages.guest import (
     CpusSet,
     GuestBody,
     GuestStatus,
+    GuestTrace,
     Hello,
     PreemptionTold,
     PreemptionWithdrawn,
@@ -62,6 +63,8 @@ SAMPLES: list[tuple[Any, type[GuestBody]]] = [
     (guest.ReinflateResult("r-1", "promised", ""), ApplicationPromise),
     (guest.ApplicationStatusResult("r-1", "released", {"memory_mib": 119.5}, "RSS", ""), ApplicationRelease),
     (guest.ApplicationStatusResult("r-1", "unknown", {}, "", "never heard of it"), ApplicationRelease),
+    (guest.CallTrace(0.25, [guest.HookCall("shop", "target", 0.1, 0.05, 202)]), GuestTrace),
+    (guest.CallTrace(0.25, [guest.HookCall("shop", "target", 0.1, 0.05, None)]), GuestTrace),
 ]
 
 
