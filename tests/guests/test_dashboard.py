@@ -156,6 +156,7 @@ async def test_a_vm_placed_on_the_page_deflates_a_real_guest_and_the_page_shows_
             for row in explained["ledger"]:
                 assert written(row["verified"]) in told, row
 
+            assert tab.errors == []
             await tab.go("vm/placed")
             await tab.page.get_by_role("button", name="Delete").click()
             await tab.page.fill("#confirm", "placed")
@@ -171,5 +172,6 @@ async def test_a_vm_placed_on_the_page_deflates_a_real_guest_and_the_page_shows_
 
         await until(grown, bool, 300.0)
         await shows_what_the_api_says(tab, api)
-        assert tab.errors == []
+        # The view of a VM may ask for it once more after it is gone.
+        assert [error for error in tab.errors if "status of 404" not in error] == []
         assert not [url for url in tab.asked if token in url]

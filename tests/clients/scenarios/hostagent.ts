@@ -5,9 +5,10 @@ import type { components, paths } from "./generated_hostagent.js";
 declare const process: { argv: string[]; env: Record<string, string | undefined> };
 type Vm = components["schemas"]["VMStatus"];
 
+// With a manager's token and without Accept, problems would be told in the words of 0.1 (docs/reference/rest.md).
 const client = createClient<paths>({
   baseUrl: process.argv[2] ?? "",
-  headers: { Authorization: `Bearer ${process.env["TOKEN"]}` },
+  headers: { Accept: "application/json, application/problem+json", Authorization: `Bearer ${process.env["TOKEN"]}` },
 });
 
 function check(holds: boolean, what: unknown): asserts holds {
