@@ -202,6 +202,9 @@ async def test_an_address_that_is_none_of_the_pages_own_breaks_nothing(tmp_path:
         await tab.until("#view h1", "Overview")
         await tab.page.evaluate("location.hash = 'vm/%'")
         await tab.until("#view h1", "VM %")
+        for word in ("task", "operation"):
+            await tab.page.evaluate(f"location.hash = '{word}/none'")
+            await tab.until("#view .none", f"There is no such {word}.")
         await tab.page.evaluate("location.hash = 'vms'")
         await tab.until("#view h1", "VMs")
         assert [error for error in tab.errors if "status of 40" not in error] == []
