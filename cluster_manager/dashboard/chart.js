@@ -3,7 +3,7 @@
 
 /* global uPlot */
 import { ask } from "./api.js";
-import { el, iso, number } from "./dom.js";
+import { el, iso, number, table } from "./dom.js";
 import { eventList } from "./events.js";
 
 export const RANGES = { "1h": 3600, "6h": 21600, "1d": 86400, "7d": 604800 };
@@ -263,41 +263,11 @@ function figures(times, columns) {
   details.addEventListener("toggle", () => {
     if (!details.open || details.childNodes.length > 1) return;
     const rows = times
-      .map((at, index) => [at, index])
+      .map((at, index) => [at, [iso(at), ...names.map((name) => number(columns[name][index]))]])
       .slice(-LATEST)
       .reverse();
-    details.append(
-      el(
-        "div",
-        { class: "table", role: "region", "aria-label": "Figures", tabindex: 0 },
-        el(
-          "table",
-          { class: "wide" },
-          el(
-            "thead",
-            null,
-            el(
-              "tr",
-              null,
-              el("th", { scope: "col" }, "time"),
-              names.map((name) => el("th", { scope: "col" }, name.replaceAll("_", " "))),
-            ),
-          ),
-          el(
-            "tbody",
-            null,
-            rows.map(([at, index]) =>
-              el(
-                "tr",
-                null,
-                el("th", { scope: "row" }, iso(at)),
-                names.map((name) => el("td", null, number(columns[name][index]))),
-              ),
-            ),
-          ),
-        ),
-      ),
-    );
+    const heads = ["time", ...names.map((name) => name.replaceAll("_", " "))];
+    details.append(table("Figures", heads, rows, "", true));
   });
   return details;
 }

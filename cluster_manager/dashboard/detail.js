@@ -2,11 +2,11 @@
 
 import { ask } from "./api.js";
 import { historyOf, markList, mount, RANGES, readHistory, unmount } from "./chart.js";
-import { bar, button, definitions, el, link, number, RESOURCES, share, size, table, time } from "./dom.js";
+import { button, definitions, el, link, number, RESOURCES, share, size, table, time } from "./dom.js";
 import { eventList } from "./events.js";
 import { paged, pager } from "./lists.js";
 import { callOff, ledger, operationTable } from "./operations.js";
-import { figures, hostState, KEY, modeLine, sumOf, vmState, vmTable } from "./overview.js";
+import { figures, hostState, KEY, modeLine, sizeCell, sumOf, vmState, vmTable } from "./overview.js";
 import { isOff, lacks, state } from "./state.js";
 
 const rangeOf = (query) => (Object.hasOwn(RANGES, query.range) ? query.range : "6h");
@@ -118,20 +118,7 @@ function sizes(vm, bound) {
       [
         `${word}, ${unit}`,
         number(vm.nominal[name]),
-        isOff(vm)
-          ? "off"
-          : [
-              number(vm.current[name]),
-              bar(
-                [
-                  [vm.current[name], "used"],
-                  [lacks(vm, name), "deflated"],
-                ],
-                (vm.ceiling || vm.nominal)[name],
-                `${word}: ${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`,
-                [vm.minimum[name]],
-              ),
-            ],
+        sizeCell(vm, name, unit, true),
         bound ? number(bound[name]) : "–",
         number(vm.minimum[name]),
         vm.ceiling ? number(vm.ceiling[name]) : "–",

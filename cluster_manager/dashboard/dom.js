@@ -106,15 +106,15 @@ export function bar(parts, most, label, marks = []) {
   );
 }
 
-/** A table whose rows stand by themselves on a narrow screen. Rows: `[key, cells]`. */
-export function table(caption, heads, rows, none) {
+/** A table whose rows stand by themselves on a narrow screen, or which is scrolled there. Rows: `[key, cells]`. */
+export function table(caption, heads, rows, none, wide = false) {
   if (!rows.length) return el("p", { class: "none" }, none);
   return el(
     "div",
     { class: "table", role: "region", "aria-label": caption, tabindex: 0 },
     el(
       "table",
-      null,
+      { class: wide && "wide" },
       el("caption", null, caption),
       el(
         "thead",

@@ -209,15 +209,29 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "n" && RANK[state.role] >= RANK.operator) {
     event.preventDefault();
     start({ act: "create" });
-  } else if (event.key === "t") turn();
+  } else if (event.key === "t") next();
   else if (event.key === "?") keys();
 });
 
-function turn() {
-  theme = (theme + 1) % THEMES.length;
+function turn(to) {
+  theme = Math.max(THEMES.indexOf(to), 0);
   document.documentElement.dataset.theme = THEMES[theme];
   byId("theme").textContent = `Theme: ${THEMES[theme] || "as the system"}`;
   later();
+}
+
+/** The next theme, kept over a reload where the browser keeps anything; the system's leaves nothing behind. */
+function next() {
+  turn(THEMES[(theme + 1) % THEMES.length]);
+  stored((kept) => (theme ? kept.setItem("theme", THEMES[theme]) : kept.removeItem("theme")));
+}
+
+function stored(use) {
+  try {
+    return use(localStorage);
+  } catch {
+    return null; // the browser keeps nothing of this page
+  }
 }
 
 addEventListener("hashchange", () => {
@@ -236,10 +250,11 @@ byId("skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
 });
-byId("theme").addEventListener("click", turn);
+byId("theme").addEventListener("click", next);
 byId("keys").addEventListener("click", keys);
 byId("leave").addEventListener("click", () => out());
 onChange(later);
 onRefused(out);
+turn(stored((kept) => kept.getItem("theme")));
 reset();
 read();

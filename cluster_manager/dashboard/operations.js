@@ -31,7 +31,8 @@ export function operationTable(operations, caption, none) {
 }
 
 let listed = null,
-  shown = null;
+  shown = null,
+  missing = "";
 
 export const operations = {
   title: "Operations",
@@ -109,12 +110,13 @@ export const operation = {
   title: "Operation",
   async load(id) {
     shown = await ask(`/v1/operations/${encodeURIComponent(id)}`, true);
+    if (!shown) missing = id;
   },
   draw(id) {
     if (!shown || shown.request_id !== id)
       return [
         el("h1", null, `Operation ${id}`),
-        el("p", { class: "none" }, "There is no such operation, or it is still being read."),
+        el("p", { class: "none" }, missing === id ? "There is no such operation." : "Loading …"),
       ];
     return [
       el("h1", null, `${shown.kind} ${shown.vm || shown.host || ""}`),

@@ -151,24 +151,23 @@ export const overview = {
   },
 };
 
-/** A size beside its nominal one, with the minimum as a mark. */
-export function sizeCell(vm, name, unit) {
-  const most = (vm.ceiling || vm.nominal)[name];
-  if (!(most > 0)) return "–";
-  if (isOff(vm)) return vm.state === "placing" ? "not yet" : "off";
-  const said = `${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`;
-  return [
-    said,
-    bar(
-      [
-        [vm.current[name], "used"],
-        [lacks(vm, name), "deflated"],
-      ],
-      most,
-      `${vm.name}: ${said}, minimum ${number(vm.minimum[name])}`,
-      [vm.minimum[name]],
-    ),
+/** What a VM holds and lacks, as a bar with the minimum as a mark. */
+function sizeBar(vm, name, unit) {
+  const parts = [
+    [vm.current[name], "used"],
+    [lacks(vm, name), "deflated"],
   ];
+  const said = `${vm.name}: ${number(vm.current[name])} of ${number(vm.nominal[name])} ${unit}`;
+  const minimum = vm.minimum[name];
+  return bar(parts, (vm.ceiling || vm.nominal)[name], `${said}, minimum ${number(minimum)}`, [minimum]);
+}
+
+/** A size, beside the nominal one or alone, over its bar. */
+export function sizeCell(vm, name, unit, alone = false) {
+  if (!((vm.ceiling || vm.nominal)[name] > 0)) return "–";
+  if (isOff(vm)) return vm.state === "placing" ? "not yet" : "off";
+  const current = number(vm.current[name]);
+  return [alone ? current : `${current} of ${number(vm.nominal[name])} ${unit}`, sizeBar(vm, name, unit)];
 }
 
 export const vmState = (vm) =>

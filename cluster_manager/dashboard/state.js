@@ -194,7 +194,9 @@ export async function listening(mine) {
   }
 }
 
-export const isOff = (vm) => ["placing", "stopped", "preempted", "failed"].includes(vm.state);
+/** Whether it holds nothing; one that failed may be there still. `ebb top` has the same rule (columns.py). */
+export const isOff = (vm) =>
+  ["placing", "stopped", "preempted"].includes(vm.state) || (vm.state === "failed" && !vm.current.memory_mib);
 export const lacks = (vm, name) => (isOff(vm) ? 0 : Math.max(vm.nominal[name] - vm.current[name], 0));
 export const isDeflated = (vm) => lacks(vm, "cpu_cores") > 0.005 || lacks(vm, "memory_mib") > 0.5;
 

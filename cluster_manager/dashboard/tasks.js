@@ -5,7 +5,8 @@ import { bar, button, definitions, el, lasting, link, number, share, table, time
 import { filters, searched } from "./lists.js";
 
 let seen = null,
-  one = null;
+  one = null,
+  missing = "";
 const DURATIONS = ["600", "3600", "14400", "86400"];
 let duration = "3600";
 
@@ -162,12 +163,13 @@ export const task = {
   title: "Task",
   async load(name) {
     one = await ask(`/v1/tasks/${encodeURIComponent(name)}/explanation`, true);
+    if (!one) missing = name;
   },
   draw(name) {
     if (!one || one.task.name !== name)
       return [
         el("h1", null, `Task ${name}`),
-        el("p", { class: "none" }, "There is no such task, or it is still being read."),
+        el("p", { class: "none" }, missing === name ? "There is no such task." : "Loading …"),
       ];
     const it = one.task,
       ended = ["done", "failed", "cancelled"].includes(it.state);

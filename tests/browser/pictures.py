@@ -38,6 +38,8 @@ VIEWS: Final = {
     "events": "events",
     "host": "host/host-a?range=6h",
     "vm": "vm/shop?range=6h",
+    "task": "task/vacuum",
+    "operation": "operation/OPERATION",
 }
 STEP_S: Final = 60
 STEPS: Final = 6 * 60
@@ -112,13 +114,14 @@ async def take(folder: Path) -> None:
         async with staged(Path(place)) as hosts, chromium() as browser:
             await remember(hosts)
             home = next(row["host"] for row in (await hosts.cluster.get("/v1/vms"))["vms"] if row["name"] == "shop")
+            (placed, *_) = (await hosts.cluster.get("/v1/operations?vm=database"))["operations"]
             for theme in THEMES:
                 for width in WIDTHS:
                     tab = await tab_of(browser, viewport={"width": width, "height": HEIGHTS[width]}, color_scheme=theme)
                     await tab.page.route("**/v1/calibration", drawn_up)
                     await tab.enter(hosts.url)
                     for name, view in VIEWS.items():
-                        await tab.go(view.replace("host-a", home))
+                        await tab.go(view.replace("host-a", home).replace("OPERATION", placed["request_id"]))
                         if "range" in view:
                             await tab.page.locator(".chart canvas").first.wait_for()
                         if name == "vm":

@@ -64,7 +64,7 @@ async def test_nothing_is_cut_off_on_a_phone(tmp_path: Path, browser: Browser) -
             assert await tab.page.evaluate(f"{wide}.length") == 0, view
 
 
-async def test_the_switch_of_the_theme_wins_over_the_system(tmp_path: Path, browser: Browser) -> None:
+async def test_the_switch_of_the_theme_wins_over_the_system_and_is_kept(tmp_path: Path, browser: Browser) -> None:
     async with staged(tmp_path) as hosts:
         tab = await tab_of(browser, color_scheme="light")
         await tab.enter(hosts.url)
@@ -72,6 +72,11 @@ async def test_the_switch_of_the_theme_wins_over_the_system(tmp_path: Path, brow
         light = await tab.page.evaluate(ground)
         await tab.page.click("#theme")
         dark = await tab.page.evaluate(ground)
+        assert (await tab.page.reload(), await tab.page.evaluate(ground))[1] == dark
+        assert await tab.text("#theme") == "Theme: dark"
+        assert await tab.page.evaluate("JSON.stringify(localStorage)") == '{"theme":"dark"}', "and nothing else is kept"
         await tab.page.emulate_media(color_scheme="dark")
         await tab.page.click("#theme")
         assert (await tab.page.evaluate(ground), dark) == (light, "rgb(17, 22, 28)")
+        await tab.page.click("#theme")
+        assert await tab.page.evaluate("localStorage.length") == 0

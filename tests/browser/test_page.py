@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from playwright.async_api import Browser, Error, Route
 
+from ebbtide.cli.top.columns import is_off
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import ManagedState
 from tests.browser.chromium import Tab, tab_of
 from tests.browser.stage import place, staged
+from tests.cli.top.pictures import vm as make_vm
 from tests.manager.cluster import vm
 from tests.manager.two_agents import TwoHosts, two_hosts
 
@@ -198,6 +202,9 @@ async def test_an_address_that_is_none_of_the_pages_own_breaks_nothing(tmp_path:
         await tab.until("#view h1", "Overview")
         await tab.page.evaluate("location.hash = 'vm/%'")
         await tab.until("#view h1", "VM %")
+        for word in ("task", "operation"):
+            await tab.page.evaluate(f"location.hash = '{word}/none'")
+            await tab.until("#view .none", f"There is no such {word}.")
         await tab.page.evaluate("location.hash = 'vms'")
         await tab.until("#view h1", "VMs")
         assert [error for error in tab.errors if "status of 40" not in error] == []
@@ -250,3 +257,20 @@ async def test_no_text_becomes_an_element_and_no_script_but_the_pages_own_is_run
         assert await tab.page.evaluate(stores) == [0, 0, 0]
         await tab.page.reload()
         assert await tab.page.locator("#enter").is_visible(), "the token is gone with the page"
+
+
+async def test_the_page_and_ebb_top_take_the_same_vms_to_be_off(tmp_path: Path, browser: Browser) -> None:
+    rows = [
+        make_vm("x", state=state, current=Vector(cpu_cores=1.0, memory_mib=held))
+        for state in get_args(ManagedState)
+        for held in (0.0, 512.0)
+    ]
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.page.goto(hosts.url)
+        told: Any = await tab.page.evaluate(
+            "async (rows) => { const { isOff } = await import('/page/state.js'); return rows.map(isOff); }",
+            [row.model_dump(mode="json") for row in rows],
+        )
+    assert told == [is_off(row) for row in rows]
+    assert 0 < sum(told) < len(told)

@@ -8,31 +8,22 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import pytest_asyncio
-import structlog
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from cluster_manager.api.app import make_app
 from ebbtide.cli import main
 from ebbtide.cli.commands.options import Output
-from ebbtide.cli.main import COMMANDS, app
+from ebbtide.cli.main import app
 from ebbtide.cli.schemas import DOCUMENTS, schema_of
 from ebbtide.client import ManagerClient
 from ebbtide.errors import EbbError
 from ebbtide.rest.descriptions import description_of
-from tests import schema_run
-from tests.manager import cluster as tests_cluster
-from tests.manager.with_agent import Lab, lab_of
+from tests.cli.running import SIZES, Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,7 +38,6 @@ PAGE = {("GET", "/"), ("GET", "/page/{file}")}
 METRICS = {("GET", "/metrics"), ("GET", "/v1/hosts/{id}/metrics"), ("GET", "/v1/prometheus/targets")}
 #: For `ebb-hostagent join`.
 JOINING = {("GET", "/v1/ca"), ("POST", "/v1/enrolments")}
-SIZES = ["--cpu-cores", "1", "--memory-mib", "512"]
 #: The client's method and the command of each route, in an order that works: ``web`` is made first and deleted last.
 COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms"): ("create", ["vm", "create", "web", *SIZES]),
@@ -106,42 +96,6 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
 }
 
 
-@dataclass
-class Running:
-    """A manager with a host, and the answers that it gave."""
-
-    lab: Lab
-    seen: schema_run.Seen
-
-    def options(self) -> list[str]:
-        return ["--manager", self.lab.url, "--token-file", str(self.lab.token_file)]
-
-    async def ebb(self, *words: str, exit_code: int = 0) -> str:
-        """What a command prints; it must succeed, if nothing else is said."""
-        argv = [*words, *self.options()]
-        result = await asyncio.to_thread(CliRunner().invoke, app, argv)
-        assert result.exit_code == exit_code, (argv, result.output, result.exception)
-        return str(result.stdout)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    seen: schema_run.Seen = Counter()
-    # Logs of the manager must not stand between what a command prints in the same process.
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tests_cluster, "make_app", lambda manager: schema_run.watch(make_app(manager), seen))
-        async with lab_of(tmp_path_factory.mktemp("coverage")) as lab:
-            # Somebody else's domains.
-            for name in ("old", "other"):
-                await lab.world.create(name, "")
-                lab.world.domains[name].state = "running"
-                lab.world.domains[name].stats_period_s = 0
-            await lab.add_old_host()
-            yield Running(lab, seen)
-    structlog.reset_defaults()
-
-
 async def test_every_route_that_clients_may_ask_is_in_the_table(running: Running) -> None:
     assert running.lab.cluster.server is not None
     routes = {
@@ -197,41 +151,6 @@ async def test_every_table_can_be_printed_too(running: Running) -> None:
         ("health", "the manager runs"), ("machine calibration", "Brier"), ("task engine", "machine"),
     ):  # fmt: skip
         assert said in await running.ebb(*words.split()), words
-
-
-#: What a command needs beside the name of its thing.
-NEEDED = {
-    "vm label": "a=b", "host label": "a=b",
-    "vm shrink": "--cpu-cores 1", "vm target": "--cpu-cores 1", "vm resize": "--cpu-cores 1",
-    "wait vm": "--for running", "wait host": "--for ready", "wait task": "--for done",
-}  # fmt: skip
-#: They make, or foretell, what does not exist yet; or ask for nothing by its name, or not the manager.
-MAKING = {"vm create", "vm adopt", "host invite", "task submit", "backup", "context add", "conformance"}
-
-
-def named_things() -> list[str]:
-    """The commands that ask the manager for one thing by its name."""
-    found = []
-    for words, _, _ in COMMANDS:
-        command: Any = typer.main.get_command(app)
-        for word in words.split():
-            command = command.get_command(None, word)
-        options = {option for parameter in command.params for option in parameter.opts}
-        if "--token-file" in options and any(option[0] != "-" for option in options) and words not in MAKING:
-            found.append(words)
-    return found
-
-
-@pytest.mark.parametrize("words", named_things())
-async def test_a_thing_that_is_missing_is_one_sentence_and_exit_3(running: Running, words: str) -> None:
-    yes = ["--yes"] if words in ("vm delete", "vm release", "host forget", "host revoke") else []
-    argv = [*words.split(), "not-there", *NEEDED.get(words, "").split(), *yes, *running.options()]
-    result = await asyncio.to_thread(CliRunner().invoke, app, argv)
-    assert isinstance(result.exception, EbbError), result.output
-    assert main.exit_code_of(result.exception) == 3
-    assert "not-there" in str(result.exception)
-    assert "\n" not in str(result.exception)
-    assert result.stdout == ""
 
 
 @pytest.mark.parametrize("words", ["vm delete web", "vm release web", "host forget host-a", "host revoke host-a"])

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from ebbtide.cli import main
 from ebbtide.cli.main import COMMANDS, app
 from ebbtide.cli.schemas import DOCUMENTS, schema_of
-from hostagent.state.journal import Journal
-
-WORDS = [words.split() for words, _, _ in COMMANDS]
 
 
 def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -37,55 +32,10 @@ def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_every_command_has_a_help_page_with_an_example_and_output(words: list[str]) -> None:
-    result = CliRunner().invoke(app, [*words, "--help"])
-    assert result.exit_code == 0
-    assert "-o, --output" in result.output
-    assert f"Example: ebb {' '.join(words)}" in " ".join(result.output.split())
-
-
 def test_every_command_has_a_schema_and_every_schema_a_command() -> None:
     assert list(DOCUMENTS) == [words for words, _, _ in COMMANDS]
     for words in DOCUMENTS:
         jsonschema.Draft202012Validator.check_schema(schema_of(words))
-
-
-#: Commands that need neither a manager nor a libvirt.
-LOCAL = {
-    "config example": "manager",
-    "config check": "DIRECTORY/hostagent.toml",
-    "token new": "--role operator --name ci",
-    "host tokens": "host-b --key-file DIRECTORY/key --directory DIRECTORY",
-    "host epoch": "--state-dir DIRECTORY",
-    "certificates": "DIRECTORY/tls",
-    "context add": "a --manager http://x --token-file t",
-    "context list": "",
-    "lab down": "",
-}
-
-
-@pytest.mark.parametrize("words", LOCAL)
-def test_what_is_printed_is_one_document_of_its_schema(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("EBB_STATE_DIR", str(tmp_path / "no-lab"))
-    Journal(tmp_path).raise_epoch(3)
-    (tmp_path / "token").write_text("secret")
-    (tmp_path / "token").chmod(0o600)
-    (tmp_path / "hostagent.toml").write_text(
-        f'id = "host-a"\ncapacity = "cpu_cores=1,memory_mib=512"\ntoken_file = "{tmp_path}/token"\n'
-    )
-    argv = [*words.split(), *LOCAL[words].replace("DIRECTORY", str(tmp_path)).split()]
-    table, found, same = (CliRunner().invoke(app, [*argv, "-o", form]) for form in ("table", "json", "yaml"))
-    for result in (table, found, same):
-        assert result.exit_code == 0, (result.output, result.exception)
-    document = json.loads(found.stdout)
-    jsonschema.validate(document, schema_of(words))
-    assert table.stdout != found.stdout
-    if words != "token new":
-        assert yaml.safe_load(same.stdout) == document
 
 
 def test_the_list_of_commands_says_what_their_functions_say() -> None:

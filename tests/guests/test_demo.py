@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from ebbtide.cli.schemas import schema_of
 from tests.guests.conftest import RunningLab
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
@@ -131,6 +133,7 @@ def run(lab: RunningLab) -> tuple[dict[str, Any], Sampler]:
         )
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
+    jsonschema.validate(document, schema_of("demo"))
     failed = [check for check in document["checks"] if not check["ok"]]
     assert done.returncode == (1 if failed else 0), done.stderr
     return document, sampler

@@ -49,12 +49,12 @@ class Lab:
         assert self.cluster.server is not None
         return str(self.cluster.server.make_url("")).rstrip("/")
 
-    async def add_old_host(self) -> None:
-        """host-old, which has not reported since an earlier manager."""
+    async def add_old_host(self, name: str = "host-old") -> None:
+        """One that has not reported since an earlier manager."""
         assert self.cluster.manager is not None
-        report = report_of("host-old")
+        report = report_of(name)
         await self.cluster.manager.store.save_hosts([report])
-        self.cluster.manager.hosts._hosts["host-old"] = ManagedHost(report, 0.0, None, False)
+        self.cluster.manager.hosts._hosts[name] = ManagedHost(report, 0.0, None, False)
 
     async def create(self, name: str, **fields: Any) -> Domain:
         """A VM of 3 cores and 1000 MiB whose guest is connected."""

@@ -13,8 +13,8 @@ from ebbtide.messages.vms import ClusterVM
 Row = TypeVar("Row")
 
 MIB_PER_GIB: Final = 1024.0
-#: A VM that holds nothing.
-OFF: Final = ("placing", "stopped", "preempted")
+#: States of VMs that hold nothing.
+_OFF: Final = ("placing", "stopped", "preempted")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,15 @@ def table_line(shown: Sequence[tuple[Column[Any], int]], row: Any, style: Style)
     return joined(found)
 
 
+def is_off(vm: ClusterVM) -> bool:
+    """Whether it holds nothing; one that failed may be there still. The dashboard has the same rule (state.js)."""
+    return vm.state in _OFF or (vm.state == "failed" and vm.current.memory_mib == 0)
+
+
 def taken(vm: ClusterVM, name: str) -> float:
     """What it lacks of nominal; 0 where it is off."""
     lacks: float = getattr(vm.nominal, name) - getattr(vm.current, name)
-    return 0.0 if vm.state in OFF else max(lacks, 0.0)
+    return 0.0 if is_off(vm) else max(lacks, 0.0)
 
 
 def taken_share(vm: ClusterVM) -> float:
@@ -105,7 +110,7 @@ def vm_bar(name: str) -> Callable[[ClusterVM, int], Line]:
 
     def cell(vm: ClusterVM, width: int) -> Line:
         most = getattr(vm.ceiling or vm.nominal, name)
-        current = 0.0 if vm.state in OFF else getattr(vm.current, name)
+        current = 0.0 if is_off(vm) else getattr(vm.current, name)
         parts: list[tuple[float, str, Style]] = [(current, "#", "held"), (taken(vm, name), "-", "taken")]
         return bar(width, most, parts, getattr(vm.minimum, name))
 
@@ -117,11 +122,11 @@ def _host_memory(host: HostStatus, width: int) -> str:
 
 
 def _vm_memory(vm: ClusterVM, width: int) -> str:
-    return "-" if vm.state in OFF else pair(vm.current.memory_mib / MIB_PER_GIB, vm.nominal.memory_mib / MIB_PER_GIB)
+    return "-" if is_off(vm) else pair(vm.current.memory_mib / MIB_PER_GIB, vm.nominal.memory_mib / MIB_PER_GIB)
 
 
 def _vm_cores(vm: ClusterVM, width: int) -> str:
-    return "-" if vm.state in OFF else pair(vm.current.cpu_cores, vm.nominal.cpu_cores)
+    return "-" if is_off(vm) else pair(vm.current.cpu_cores, vm.nominal.cpu_cores)
 
 
 def _host_state(host: HostStatus, width: int) -> str:

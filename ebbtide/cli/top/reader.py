@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ebbtide.cli.top.model import Top
 from ebbtide.errors import EbbError
+from ebbtide.messages.problem_codes import ProblemCode
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
@@ -89,6 +90,7 @@ class Reader:
                     self._top.put_event(event)
             except EbbError as error:
                 self._top.fail(str(error))
-                # The log of another store may be shorter.
-                last = last if getattr(error, "status", None) != 400 else None
+                if getattr(error, "code", None) == ProblemCode.AHEAD_OF_LOG:
+                    # A store that was put back to an earlier state counts from there.
+                    last = None
             await asyncio.sleep(STEP_S)

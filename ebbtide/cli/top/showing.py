@@ -1,4 +1,4 @@
-"""Course of `ebb top`: one picture, or a terminal until somebody quits."""
+"""Course of `ebb top`: one picture, or a terminal until the user quits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show(to: Asking, vms: bool, once: bool) -> None:
-    """Show hosts, or VMs: once, or until somebody quits. Raises EbbError."""
+    """Show hosts, or VMs: once, or until the user quits. Raises EbbError."""
     view = View.VMS if vms else View.HOSTS
     if once or to.for_programs:
         model = to.ask(lambda client: _once(client, view))

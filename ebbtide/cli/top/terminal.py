@@ -147,7 +147,7 @@ def curses_window() -> Iterator[curses.window]:
 
 
 async def until_quit(terminal: Terminal, top: Top, work: Coroutine[Any, Any, None]) -> None:
-    """Keep the screen up to date until somebody quits, or the process is to end."""
+    """Keep the screen up to date until the user quits, or the process is to end."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
