@@ -15,7 +15,6 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, is_protected, key_pair, settings_of
-from ebbtide.tracing.exporting import check_tracing
 from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
 #: The common name of the manager's certificate.
@@ -146,5 +145,9 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
         raise AccessError(
             "--manager needs --manager-token-file: a host has a token for each direction (`ebb host tokens`)"
         )
-    check_tracing(options.tracing)
+    if options.tracing:
+        # Imported here, so that --help and a wrong option are answered at once.
+        from ebbtide.tracing.exporting import check_tracing
+
+        check_tracing(options.tracing)
     return replace(settings, server_ca=options.manager_ca, caller=caller)
