@@ -14,7 +14,7 @@ from benchmarks.deflating import cascade, cpu, idle, latency, throughput
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document
 from benchmarks.host.bench_host import terminable
-from benchmarks.matching import matcher, tasks
+from benchmarks.matching import matcher, tasks, tasks_twin
 from benchmarks.passes import Pass
 from benchmarks.placing import placement, policies
 from benchmarks.simulating import simulator
@@ -42,6 +42,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "jvm": jvm.run,
     "spark": spark.run,
     "tasks": tasks.run,
+    "tasks-simulated": tasks_twin.run,
 }
 
 #: Benchmarks that are read more easily as a table: what NAME.csv holds.

@@ -26,7 +26,7 @@ PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontro
 #: Whose tasks they are.
 USER: Final = "nobody"
 #: How long a daemon may take to come up, seconds.
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = 180.0
 
 CONFIGURATION: Final = """\
 ClusterName=ebbtide
@@ -57,9 +57,19 @@ AccountingStorageType=accounting_storage/none
 KillWait=2
 MessageTimeout=10
 SlurmdTimeout={slurmd_timeout_s}
-SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1,bf_min_prio_reserve=4294967000
 {nodes}
 PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+{more}
+"""
+#: When a job's room is free again stands in slurmctld's log, why it waits in sched.log, what became of it in jobs.txt.
+TELLING: Final = """\
+SlurmctldDebug=debug2
+SlurmSchedLogFile={directory}/sched.log
+SlurmSchedLogLevel=7
+JobCompType=jobcomp/filetxt
+JobCompLoc={directory}/jobs.txt
+MinJobAge=60
 """
 NODE: Final = "NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs={cores} Gres=vcore:{cores}"
 
@@ -72,10 +82,12 @@ class SlurmCluster:
     """Use as a context manager; what it started is gone at the end.
 
     :param cores: of each node.
+    :param telling: its log says of each job why it waits.
     """
 
-    def __init__(self, nodes: int = 4, cores: int = 4, slurmd_timeout_s: int = 10) -> None:
-        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+    def __init__(self, nodes: int = 4, cores: int = 4, slurmd_timeout_s: int = 10, telling: bool = False) -> None:
+        self.names = [f"n{number:0{len(str(nodes))}}" for number in range(1, nodes + 1)]
+        self._telling = telling
         self.cores = cores
         self._slurmd_timeout_s = slurmd_timeout_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -155,6 +167,7 @@ class SlurmCluster:
                 slurmd_timeout_s=self._slurmd_timeout_s,
                 nodes="\n".join(nodes),
                 names=",".join(self.names),
+                more=TELLING.format(directory=directory) if self._telling else "",
             )
         )
         (directory / "gres.conf").write_text(f"Name=vcore Count={self.cores} Flags=CountOnly\n")
@@ -208,7 +221,15 @@ class SlurmCluster:
     def wait_ready(self) -> None:
         """Until the controller knows every node as idle."""
         wanted = set(self.names)
-        self._until("all nodes", lambda: wanted <= self.idle())
+
+        def ready() -> bool:
+            for name in self.names:
+                # On a busy machine slurmctld may hang up on a slurmd that registers, which ends by that.
+                if self._processes[name].poll() == -signal.SIGPIPE:
+                    self.start_daemon(name)
+            return wanted <= self.idle()
+
+        self._until("all nodes", ready)
 
     def idle(self) -> set[str]:
         """Nodes that wait for work."""
@@ -226,7 +247,7 @@ class SlurmCluster:
         deadline = time.monotonic() + LIMIT_S
         while not condition():
             for name, process in self._processes.items():
-                if process.poll() is not None:
+                if process.poll() not in (None, -signal.SIGPIPE):
                     raise SlurmError(f"{name} ended with {process.returncode}: {self._last_words(name)}")
             if time.monotonic() > deadline:
                 raise SlurmError(f"{what} did not come up within {LIMIT_S:g} s: {self._last_words('slurmctld')}")

@@ -1,19 +1,25 @@
-"""`tasks`: the same tasks and core changes on a real Slurm of four nodes, matched by us and as Slurm itself chooses.
+"""`tasks`: the same tasks and core changes on two real Slurm clusters, matched by us and as Slurm itself chooses.
 
-On both sides tasks are sleeps that may be begun again, and who must make room when cores go is found by the same rule.
-The core changes are a replay (one calm machine, one restless one, two in between), not deflations of guests.
+On both sides tasks are sleeps that may be begun again, who must make room when cores go is found by the same function,
+and a task that was broken off is submitted anew and keeps its place in the line. The core changes are a replay, not
+deflations of guests. All figures come from the logs of the slurmctlds, which are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import lzma
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,29 +28,51 @@ import structlog
 
 from benchmarks.figures import Figure, Figures, ratios
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
-from benchmarks.matching.tasks_replay import Plan, cores_at, plan_of
+from benchmarks.matching.tasks_log import completed_at, excerpt, lost_core_s, read, waits
+from benchmarks.matching.tasks_replay import (
+    CORES,
+    LIMIT_S,
+    MACHINES,
+    PREDICTION,
+    TASKS,
+    WITHIN_S,
+    Plan,
+    cores_at,
+    p90,
+    plan_for,
+)
 from benchmarks.passes import Pass
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.tasks import TaskService
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.match.rounds import LIVE_PREDICTION, Pool
+from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import TaskPhase
+from ebbtide.matcher.policies.victims import NEWEST, choose_victims
 from ebbtide.matcher.predict.predictor import Predictor
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
 
-TASKS, WITHIN_S, LIMIT_S = 60, 60.0, 900.0
-QUICK_TASKS, QUICK_WITHIN_S = 8, 6.0
-PERIOD_S: Final = 0.25
+QUICK_TASKS, QUICK_WITHIN_S = 8, 10.0
+#: So many pairs run at the same time; both sides of a pair always do, so that they have the same machine.
+AT_ONCE: Final = 5
+PERIOD_S: Final = 1.0
+_FORK: Final = multiprocessing.get_context("fork")
+#: Clusters come up one after another: so many daemons at once do not find free ports.
+_COMING_UP: Final = _FORK.Lock()
+#: What no job's priority is below, for jobs that keep their place in the line.
+_FIRST: Final = 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one side of one run."""
+    """Of one side of one run, by the log of its slurmctld."""
 
     preemptions: int
-    #: Seconds from each task's submission to its end.
+    lost_core_s: float
+    #: Seconds from the moment at which each task was to come to its end.
     completions_s: tuple[float, ...]
+    #: Seconds that each start waited though there was room.
+    waited_s: tuple[float, ...]
 
 
 class Replay:
@@ -52,53 +80,127 @@ class Replay:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._began = time.time()
+        self.began = time.time()
         self._left = deque(plan.changes)
-        self._predictor = Predictor(self._began + plan.changes[0].at, LIVE_PREDICTION)
+        self._predictor = Predictor(self.began + plan.changes[0].at, PREDICTION)
 
     def changed(self) -> None:
         """It is looked up each time."""
 
     async def cores(self, names: Collection[str]) -> dict[str, int]:
-        return cores_at(self._plan, time.time() - self._began)
+        return cores_at(self._plan, time.time() - self.began)
 
     def pool(self) -> Pool:
         now = time.time()
-        while self._left and self._began + self._left[0].at <= now:
+        while self._left and self.began + self._left[0].at <= now:
             change = self._left.popleft()
-            self._predictor.observe(replace(change, at=self._began + change.at))
-        return Pool(self._predictor.copy(), frozenset(cores_at(self._plan, now - self._began)))
+            self._predictor.observe(replace(change, at=self.began + change.at))
+        return Pool(self._predictor.copy(), frozenset(cores_at(self._plan, now - self.began)))
 
     def settle(self, predicted: float, completed: bool) -> None:
-        """Completions are counted by the plan."""
+        """Completions are counted by the log."""
 
 
 class Side(Protocol):
-    async def __call__(self, cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> Result: ...
+    async def __call__(self, cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> None: ...
 
 
 def run(how: Pass) -> Figures:
-    """Both sides in turn, each run with another plan."""
+    """Pairs of both sides, each with another plan."""
     many, within_s = (QUICK_TASKS, QUICK_WITHIN_S) if how.quick else (TASKS, WITHIN_S)
-    results: dict[str, list[Result]] = {"matched": [], "own": []}
-    sides: dict[str, Side] = {"matched": matched, "own": own}
+    kept: dict[str, list[str]] = {name: [] for name in SIDES}
+    with ProcessPoolExecutor(2 * AT_ONCE, _FORK) as processes:
+        # Both sides of a pair begin one after the other, so they run beside each other.
+        running: list[tuple[int, str, Future[str]]] = [
+            (number, name, processes.submit(one_side, name, number, many, within_s))
+            for number in range(how.runs)
+            for name in (SIDES if number % 2 == 0 else reversed(SIDES))
+        ]
+        for number, name, future in running:
+            text = future.result()
+            kept[name].append(text)
+            if how.output is not None:
+                keep(how.output, name, number, text)
+            result = result_of(text, plan_for(number, many, within_s))
+            how.report(
+                f"run {number}, {name}: {result.preemptions} preemptions, {result.lost_core_s:.0f} core-seconds lost, "
+                f"mean completion {statistics.mean(result.completions_s):.1f} s"
+            )
+    return figures_of(kept, many, within_s)
+
+
+def one_side(name: str, number: int, many: int, within_s: float) -> str:
+    """Run it in this process; what is kept of it."""
     # The service's log must not stand between what a command prints.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    for number in range(how.runs):
-        # The side that comes first in one run comes last in the next.
-        for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
-            # A cluster for each: one side leaves nodes drained or mistrusted, which no node may become in the middle by
-            # registering (docs/reference/tasks.md).
-            with SlurmCluster(slurmd_timeout_s=600) as cluster:
-                plan = plan_of(cluster.names, many, within_s, LIMIT_S, seed=number)
-                result = asyncio.run(sides[name](cluster, plan, Replay(plan), f"{name}-{number}"))
-            results[name].append(result)
-            mean_s = statistics.mean(result.completions_s)
-            how.report(f"run {number}, {name}: {result.preemptions} preemptions, mean completion {mean_s:.1f} s")
-    return _figures(results, many)
+    # A long SlurmdTimeout: no node may come to be mistrusted in the middle by registering (docs/reference/tasks.md).
+    with contextlib.ExitStack() as stack:
+        with _COMING_UP:
+            cluster = stack.enter_context(SlurmCluster(MACHINES, CORES, slurmd_timeout_s=600, telling=True))
+        plan = plan_for(number, many, within_s)
+        replay = Replay(plan)
+        asyncio.run(SIDES[name](cluster, plan, replay, name))
+        log, sched, jobs = (
+            (cluster.directory / file).read_text(errors="replace")
+            for file in ("slurmctld.log", "sched.log", "jobs.txt")
+        )
+        head = json.dumps({"side": name, "seed": number, "began": replay.began})
+        return f"# {head}\n" + excerpt(log, jobs, sched)
+
+
+def keep(directory: Path, name: str, number: int, text: str) -> Path:
+    """Write what is kept of one side of one run."""
+    path = directory / "tasks" / f"{number:02}-{name}.log.xz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
+    return path
+
+
+def result_of(text: str, plan: Plan) -> Result:
+    """What the log says of a run."""
+    began = float(json.loads(text.partition("\n")[0].removeprefix("# "))["began"])
+    log = read(text, CORES)
+    ended = completed_at(log)
+    return Result(
+        sum(job.killed for job in log.started),
+        lost_core_s(log),
+        tuple(ended[arrival.name] - began - arrival.at_s for arrival in plan.arrivals),
+        tuple(wait.seconds for wait in waits(log)),
+    )
+
+
+def figures_of(kept: Mapping[str, Sequence[str]], many: int = TASKS, within_s: float = WITHIN_S) -> Figures:
+    """What the logs of all runs say.
+
+    :param kept: by side, in the order of the runs.
+    """
+    of = f"{many} tasks on {MACHINES} Slurm nodes, replayed core changes"
+    results = {
+        name: [result_of(text, plan_for(number, many, within_s)) for number, text in enumerate(texts)]
+        for name, texts in kept.items()
+    }
+    figures: Figures = {}
+    values: dict[tuple[str, str], Callable[[Result], float]] = {
+        ("preemptions", "preemptions"): lambda one: float(one.preemptions),
+        ("lost_core_s", "core-seconds"): lambda one: one.lost_core_s,
+        ("mean_completion_s", "s"): lambda one: statistics.mean(one.completions_s),
+        ("p90_completion_s", "s"): lambda one: p90(one.completions_s),
+        ("mean_wait_with_room_s", "s"): lambda one: statistics.mean(one.waited_s),
+        ("longest_wait_with_room_s", "s"): lambda one: max(one.waited_s),
+    }
+    for (key, unit), value in values.items():
+        rows = {name: [value(one) for one in runs] for name, runs in results.items()}
+        for name, row in rows.items():
+            figures[f"{name}_{key}"] = Figure.over(row, unit, of)
+        if "wait_with_room" not in key and all(rows["own"]):
+            same = "Slurm's own choice in the same run"
+            figures[f"{key.removesuffix('_s')}_ratio"] = Figure.over(
+                ratios(rows["matched"], rows["own"]), "ratio", same
+            )
+    return figures
 
 
 def _settings(cluster: SlurmCluster, label: str) -> EngineSettings:
@@ -107,26 +209,7 @@ def _settings(cluster: SlurmCluster, label: str) -> EngineSettings:
     )
 
 
-def _figures(results: dict[str, list[Result]], many: int) -> Figures:
-    of = f"{many} tasks on 4 Slurm nodes, replayed core changes"
-    figures: Figures = {}
-    means = {name: [statistics.mean(one.completions_s) for one in runs] for name, runs in results.items()}
-    tails = {name: [_p90(one.completions_s) for one in runs] for name, runs in results.items()}
-    for name, runs in results.items():
-        figures[f"{name}_preemptions"] = Figure.over([one.preemptions for one in runs], "preemptions", of)
-        figures[f"{name}_mean_completion_s"] = Figure.over(means[name], "s", of)
-        figures[f"{name}_p90_completion_s"] = Figure.over(tails[name], "s", of)
-    same = "Slurm's own choice in the same run"
-    figures["mean_completion_ratio"] = Figure.over(ratios(means["matched"], means["own"]), "ratio", same)
-    figures["p90_completion_ratio"] = Figure.over(ratios(tails["matched"], tails["own"]), "ratio", same)
-    return figures
-
-
-def _p90(values: Collection[float]) -> float:
-    return sorted(values)[int(0.9 * (len(values) - 1))]
-
-
-async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> Result:
+async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> None:
     """By the tasks' service, as in the manager."""
     settings = _settings(cluster, label)
     with tempfile.TemporaryDirectory(prefix="ebb-tasks-") as directory:
@@ -136,9 +219,8 @@ async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str)
         await service.recall()
         service.start()
         try:
-            began = asyncio.get_running_loop().time()
             for arrival in plan.arrivals:
-                await _sleep_until(began + arrival.at_s)
+                await asyncio.sleep(max(replay.began + arrival.at_s - time.time(), 0.0))
                 spec = TaskSpec(
                     name=arrival.name,
                     command=("sleep", f"{arrival.duration_s:g}"),
@@ -158,44 +240,41 @@ async def matched(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str)
     for task in tasks:
         if task.phase is not TaskPhase.DONE or task.ended_at is None:
             raise RuntimeError(f"{task.name}: {task.sentence}")
-    return Result(
-        sum(task.preemptions for task in tasks),
-        tuple((task.ended_at or 0.0) - task.submitted_at for task in tasks),
-    )
 
 
-async def own(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> Result:
-    """Slurm chooses; whom a shrink hits is requeued, and begins where Slurm thinks best."""
-    slurm = _OwnChoice(cluster, label)
-    began = asyncio.get_running_loop().time()
-    arrivals = list(plan.arrivals)
+async def own(cluster: SlurmCluster, plan: Plan, replay: Replay, label: str) -> None:
+    """Slurm chooses; whom a shrink hits is ended and submitted anew, and begins where Slurm thinks best."""
+    slurm = _OwnChoice(cluster, plan, label)
+    arrivals = deque(plan.arrivals)
     async with asyncio.timeout(LIMIT_S + WITHIN_S):
-        while arrivals or len(slurm.ended) < len(plan.arrivals):
-            while arrivals and arrivals[0].at_s <= asyncio.get_running_loop().time() - began:
-                arrival = arrivals.pop(0)
-                await slurm.submit(arrival.name, arrival.cores, arrival.duration_s)
+        while len(slurm.ended) < len(plan.arrivals):
+            while arrivals and replay.began + arrivals[0].at_s <= time.time():
+                await slurm.submit(arrivals.popleft().name)
             await slurm.follow(await replay.cores(cluster.names))
-            await asyncio.sleep(PERIOD_S)
-    return Result(slurm.preemptions, tuple(slurm.ended.values()))
+            # As the service does, for the next task or the next look.
+            until = replay.began + arrivals[0].at_s - time.time() if arrivals else PERIOD_S
+            await asyncio.sleep(min(max(until, 0.0), PERIOD_S))
 
 
 class _OwnChoice:
     """Plain jobs, and the same rule for shrinks."""
 
-    def __init__(self, cluster: SlurmCluster, label: str) -> None:
+    def __init__(self, cluster: SlurmCluster, plan: Plan, label: str) -> None:
         self._cluster = cluster
         self._label = label
-        self._cores: dict[str, int] = {}
-        self._submitted: dict[str, float] = {}
-        self.ended: dict[str, float] = {}
-        self.preemptions = 0
+        self._tasks = {arrival.name: (number, arrival) for number, arrival in enumerate(plan.arrivals)}
+        self._cores: dict[str, int] = dict.fromkeys(cluster.names, CORES)
+        self.ended: set[str] = set()
+        #: Jobs that were ended to make room.
+        self._gone: set[str] = set()
 
-    async def submit(self, name: str, cores: int, duration_s: float) -> None:
-        self._submitted[name] = time.time()
+    async def submit(self, name: str) -> None:
+        """Also anew: the earlier a task came, the earlier it gets its turn."""
+        number, arrival = self._tasks[name]
         await self._run(
-            "sbatch", "--requeue", f"--job-name={self._label}.{name}", f"--uid={USER}", "--output=/dev/null",
-            f"--cpus-per-task={cores}", f"--gres=vcore:{cores}", f"--chdir={self._cluster.runs}",
-            f"--wrap=sleep {duration_s:g}",
+            "sbatch", "--no-requeue", f"--job-name={self._label}.{name}", f"--uid={USER}", "--output=/dev/null",
+            f"--cpus-per-task={arrival.cores}", f"--gres=vcore:{arrival.cores}", f"--chdir={self._cluster.runs}",
+            f"--priority={_FIRST - number}", f"--wrap=sleep {arrival.duration_s:g}",
         )  # fmt: skip
 
     async def follow(self, cores: dict[str, int]) -> None:
@@ -205,28 +284,27 @@ class _OwnChoice:
                 await self._run("scontrol", "update", f"NodeName={machine}", f"Gres=vcore:{number}")
         self._cores = cores
         rows = await self._run("squeue", "--noheader", "--states=all", "--format=%A|%j|%T|%N|%C|%S")
-        running: dict[str, list[tuple[str, str, int]]] = {}
+        running: dict[str, list[tuple[str, int, str, int]]] = {}
         for row in rows.splitlines():
-            number_, name, state, node, cpus, started = row.split("|")
-            if not name.startswith(f"{self._label}."):
-                continue
-            if state == "RUNNING":
-                running.setdefault(node, []).append((started, number_, int(cpus)))
+            job, name, state, node, cpus, started = row.split("|")
+            task = name.removeprefix(f"{self._label}.")
+            if state == "RUNNING" and job not in self._gone:
+                running.setdefault(node, []).append((started, int(job), task, int(cpus)))
             elif state == "COMPLETED":
-                task = name.removeprefix(f"{self._label}.")
-                self.ended.setdefault(task, time.time() - self._submitted[task])
+                self.ended.add(task)
         for node, jobs in running.items():
-            over = sum(held for _, _, held in jobs) - cores[node]
-            for _, number_, held in sorted(jobs, reverse=True):
-                if over <= 0:
-                    break
-                over -= held
-                self.preemptions += 1
-                await self._run("scontrol", "requeue", number_)
+            jobs.sort()
+            held = [cpus for _, _, _, cpus in jobs]
+            goes, none = [1] * len(jobs), [0.0] * len(jobs)
+            choose_victims(held, none, none, goes, len(jobs), sum(held) - cores[node], 0, NEWEST)
+            for (_, number, task, _), gone in reversed(list(zip(jobs, goes, strict=True))):
+                if gone:
+                    self._gone.add(str(number))
+                    await self._run("scancel", str(number))
+                    await self.submit(task)
 
     async def _run(self, *argv: str) -> str:
         return await asyncio.to_thread(self._cluster.command, *argv)
 
 
-async def _sleep_until(at: float) -> None:
-    await asyncio.sleep(max(at - asyncio.get_running_loop().time(), 0.0))
+SIDES: Final[dict[str, Side]] = {"matched": matched, "own": own}

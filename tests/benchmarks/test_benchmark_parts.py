@@ -80,7 +80,7 @@ def test_every_benchmark_can_be_run_by_name() -> None:
     hosts = {"policies", "cascade", "cpu", "throughput", "latency", "idle", "metrics-agent"}
     adapters = {"memcached", "jvm", "spark"}
     managers = {"placement", "decisions", "metrics-manager", "history", "history-cost", "page", "top"}
-    assert set(benchmarks.ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks"}
+    assert set(benchmarks.ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
 
 
 # --- recorder --------------------------------------------------------------------------------------------------------

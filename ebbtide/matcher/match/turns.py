@@ -11,6 +11,7 @@ from ebbtide.matcher.match.attempts import RECOUNTED, EngineMachine, Look, task_
 from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed
 from ebbtide.matcher.match.rounds import Choice, Pool, choose
 from ebbtide.matcher.match.tasks import (
+    Cancel,
     Drain,
     Instruction,
     Release,
@@ -71,12 +72,17 @@ def turn(
     for task in tasks:
         after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
         instructions += steps
+        if after.attempt != task.attempt:
+            # It is to be begun again: by an attempt that is given to the engine now, and may be released now.
+            after, steps = observe(after, look.attempts.get(after.attempt_name(label)), now, label)
+            instructions += steps
         where = machines.get(after.occupies or "")
         gone = where is None or where.usable_cores == 0
         states[task.name], steps = noticed(after, notices.get(after.occupies or ""), gone, now, label)
         instructions += steps
     for task in preempted(states.values(), machines):
         states[task.name] = task
+        instructions.append(Cancel(task.attempt_name(label)))
     waiting = [task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop]
     choices = choose(waiting, states.values(), machines, pool, now)
     for task in waiting:

@@ -266,6 +266,20 @@ def test_a_machine_that_is_to_be_given_back_takes_no_task_and_the_next_of_its_na
     assert again.choices["t"].machine == "n1"
 
 
+def test_who_must_make_room_is_ended_in_the_turn_that_sees_it_and_begun_again_in_the_one_that_sees_it_gone() -> None:
+    task = replace(RUNNING, order=SAFE)
+    machines = {"n1": EngineMachine("n1", 4, 4), "n2": EngineMachine("n2", 4, 4)}
+    made = turn([task], Look(machines, {NAME: BEGUN}), {"n1": 1}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert made.instructions == (SetCores("n1", 1), Cancel(NAME))
+    (ending,) = made.changed
+    gone = {NAME: Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, reason="cancelled")}
+    made = turn([ending], Look(made.machines, gone), {"n1": 1}, Pool(Predictor(11.0)), 11.0, "ebb")
+    (again,) = made.changed
+    anew = again.attempt_name("ebb")
+    assert (again.preemptions, again.attempt, again.machine) == (1, 2, "n2")
+    assert made.instructions == (Forget(NAME), Submit(anew, SAFE), Release(anew, "n2"))
+
+
 def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
     tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
     done = replace(RUNNING, order=replace(ORDER, name="c"))
