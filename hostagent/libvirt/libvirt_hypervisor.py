@@ -273,10 +273,15 @@ class LibvirtHypervisor:
             there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
             if there is not None and there.owner != intent.owner:
                 raise DomainGone(f"domain {domain} belongs to {there.owner} now")
-            flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
-            if d.isActive():
-                flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
-            d.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE, flags)
+            stored = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            arguments = libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE
+            try:
+                d.setMetadata(*arguments, stored | libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            except libvirt.libvirtError as error:
+                # Tried rather than asked for: nearly all of them run.
+                if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID or d.isActive():
+                    raise
+                d.setMetadata(*arguments, stored)
 
         await self._connection.change(domain, write)
 
