@@ -211,6 +211,13 @@ class LibvirtConnection:
         """Run ``function(domain)``, which changes it, in the pool. Raises as `call`."""
         return await self.call(lambda c: function(c.lookupByName(domain)), modifies=domain, limit_s=limit_s)
 
+    async def adjust(self, domain: str, function: Callable[[Any], T]) -> T:
+        """As `change`, for what is about a running domain only, whose name is not looked up again within `KNOWN_S`.
+
+        One that runs cannot be renamed; one that is gone by its UUID is looked up anew, as `change` does.
+        """
+        return await self.call(lambda c: c.read(domain, function), modifies=domain)
+
     def forget(self, domain: str) -> None:
         """Keep no lock for a domain that is gone."""
         lock = self._locks.get(domain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import Given, read_options
@@ -45,6 +45,9 @@ def main() -> None:
         given = options_of(words[1:] if releases else words)
     except AccessError as error:
         _refuse(str(error), 2)
+    if "structlog" not in sys.modules:
+        # It would import it for coloured tracebacks, which are not wanted here: 4 MiB.
+        cast(dict[str, Any], sys.modules).setdefault("rich", None)
     # Imported here, so that --help and a wrong option are answered at once.
     from ebbtide.rest.logs import configure_logs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,9 @@ async def serve(
                             ),
                             name="renewal of the certificate",
                         )
+                # What is there now stays: it is not to be gone through with each full collection.
+                gc.collect()
+                gc.freeze()
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
                 async with (
                     app[metrics.LOOP].watching(),

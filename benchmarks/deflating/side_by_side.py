@@ -17,26 +17,19 @@ from pathlib import Path
 import structlog
 
 from benchmarks.figures import BenchmarkFailed, Figure, Figures
-from benchmarks.host.slow_libvirt import BOOT_MIB, DEVICE_MIB, VCPUS, SlowLibvirt, Slowness
+from benchmarks.host.fake_agent import HOST, agent_over, settled_intent
+from benchmarks.host.slow_libvirt import SlowLibvirt, Slowness
 from benchmarks.passes import Pass
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.vms import VMSpec
-from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.hypervisor import domain_name
-from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
-from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.operations.agent import Agent
-from hostagent.state.intents import Cause, Intent, Phase, to_qualified_element
-from hostagent.state.journal import Journal
-from hostagent.vm.host import Host, Slice
+from hostagent.state.intents import to_qualified_element
 
-HOST = "bench-fake"
 VMS = 64
 CALL_S = 1.0
-NOMINAL = ResourceVector(cpu_cores=VCPUS, memory_mib=BOOT_MIB + DEVICE_MIB)
 #: What each VM has to give, as in the deflation of the real guest.
 GIVES = ResourceVector(cpu_cores=1.75, memory_mib=640)
 DEADLINE_S = 7200.0
@@ -112,8 +105,10 @@ async def _deflate(vms: int, how: Slowness) -> Pair:
         try:
             for number in range(vms):
                 name = domain_name(HOST, f"vm-{number}")
-                await world.add(name, Path(directory) / f"{number}.sock", _intent(f"vm-{number}"))
-            agent = _agent(world, Path(directory), vms)
+                await world.add(
+                    name, Path(directory) / f"{number}.sock", to_qualified_element(settled_intent(f"vm-{number}"))
+                )
+            agent = agent_over(world, Path(directory), vms)
             await agent.start()
             try:
                 await _all_greeted(agent)
@@ -148,27 +143,3 @@ async def _all_greeted(agent: Agent) -> None:
         for vm in agent.host.vms.values():
             async with vm.lock:
                 pass
-
-
-def _agent(world: SlowLibvirt, directory: Path, vms: int) -> Agent:
-    settings = LibvirtSettings(HOST, "fake:///", "qemu", directory, directory)
-    part = Slice(HOST, "http://127.0.0.1:0", NOMINAL * vms, "qemu", 0.0)
-    host = Host(part, LibvirtHypervisor(settings, world.open), Journal(directory / "state"), lambda: 1e6)
-    return Agent(host, usable_boot_mib)
-
-
-def _intent(name: str) -> str:
-    spec = VMSpec(name=name, nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB)
-    size = Vector.of(NOMINAL)
-    cause = Cause(request_id=f"create-{name}", kind="create", body={}, started_at=0.0, before=Vector())
-    intent = Intent(
-        owner=HOST,
-        spec=spec,
-        boot_mib=BOOT_MIB,
-        generation=1,
-        phase=Phase.SETTLED,
-        target=size,
-        committed=size,
-        cause=cause,
-    )
-    return to_qualified_element(intent)

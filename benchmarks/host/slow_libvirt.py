@@ -32,6 +32,8 @@ DEVICE_MIB = 512.0
 USED_MIB = 80.0
 CACHE_MIB = 340.0
 KEPT_MIB = 150.0
+#: What libvirt says of a balloon besides its size and what would tell of pressure.
+BALLOON = ("maximum", "rss", "unused", "available", "disk_caches", "hugetlb_pgalloc", "hugetlb_pgfail")
 #: What libvirt reads where there is no memory limit (VIR_DOMAIN_MEMORY_PARAM_UNLIMITED).
 NO_LIMIT_KIB = 9_007_199_254_740_991
 
@@ -80,6 +82,7 @@ class SlowDomain:
     online: set[int] = field(default_factory=lambda: set(range(VCPUS)))
     cache_mib: float = CACHE_MIB
     polls_left: dict[str, int] = field(default_factory=dict)
+    stats_period_s: int = 1
     scheduler: dict[str, int] = field(
         default_factory=lambda: {"cpu_shares": 1024, "vcpu_period": 100_000, "vcpu_quota": -1}
     )
@@ -119,7 +122,8 @@ class SlowDomain:
           <devices><disk type='file' device='disk'><source file='/nowhere'/><target dev='vda' bus='virtio'/></disk>
           <channel type='unix'><source mode='bind' path='{self.socket}'/>
             <target type='virtio' name='{GUEST_CHANNEL}' state='connected'/></channel>
-          <memballoon model='virtio' autodeflate='off' freePageReporting='on'/>
+          <memballoon model='virtio' autodeflate='off' freePageReporting='on'><stats period='{self.stats_period_s}'/>
+            </memballoon>
           <memory model='virtio-mem'><target><size unit='KiB'>{DEVICE_MIB * 1024:.0f}</size><node>0</node>
             <block unit='KiB'>2048</block><requested unit='KiB'>{self.plugged.goal_mib * 1024:.0f}</requested>
             <current unit='KiB'>{current_mib * 1024:.0f}</current></target><alias name='ua-ebbtide-memory'/></memory>
@@ -162,6 +166,10 @@ class SlowDomain:
         self.slow("setMemoryFlags")
         with self._lock:
             self.balloon.ask(kib / 1024, self.how.looks)
+
+    def setMemoryStatsPeriod(self, period_s: int, flags: int = 0) -> None:
+        self.slow("setMemoryStatsPeriod")
+        self.stats_period_s = period_s
 
     def updateDeviceFlags(self, xml: str, flags: int = 0) -> None:
         self.slow("updateDeviceFlags")
@@ -315,11 +323,11 @@ class SlowConnection:
 
     def getAllDomainStats(self, stats: int, flags: int = 0) -> list[tuple[SlowDomain, dict[str, Any]]]:
         self._slow()
-        times = {f"vcpu.{cpu}.time": 10**9 for cpu in range(VCPUS)}
+        # As many entries as libvirt 9.0 has with a QEMU domain's balloon and vCPUs.
+        row = {f"balloon.{name}": 1000 for name in BALLOON} | {"state.state": 1, "state.reason": 1}
+        row |= {f"vcpu.{cpu}.{name}": 10**9 for cpu in range(VCPUS) for name in ("state", "time", "wait", "delay")}
+        row |= {"vcpu.current": VCPUS, "vcpu.maximum": VCPUS}
         return [
-            (
-                domain,
-                {"state.state": 1, "vcpu.current": VCPUS, "balloon.current": domain.balloon.size_mib * 1024} | times,
-            )
+            (domain, row | {"balloon.current": domain.balloon.size_mib * 1024})
             for domain in self._world.domains.values()
         ]

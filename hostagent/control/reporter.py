@@ -18,7 +18,7 @@ import structlog
 from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.common import Vector, problem_in
 from ebbtide.messages.history import SAMPLED_EVERY_S, UsageReply
-from ebbtide.messages.hosts import ReportReply
+from ebbtide.messages.hosts import HostReport, ReportReply
 from hostagent.control.usage import usage_of
 from hostagent.errors import JournalError
 from hostagent.vm.earlier_manager import unknown_field, without
@@ -54,6 +54,8 @@ class Reporter:
         self._managers = [url.rstrip("/") for url in ([manager] if isinstance(manager, str) else manager)]
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._acknowledged = 0
+        #: The last body, and what it was made of: as long as nothing changes it is the same.
+        self._body: tuple[HostReport | None, frozenset[tuple[str, ...]], str] = None, frozenset(), ""
         self._silent = False
         #: When what VMs use is told next, by the loop's clock, and when at the soonest; with which sizes it was last.
         self._usage_due = self._usage_soonest = 0.0
@@ -101,7 +103,10 @@ class Reporter:
 
     async def _send(self, session: aiohttp.ClientSession, manager: str) -> None:
         url = f"{manager}/v1/hosts/{self._host.slice.host_id}/report"
-        async with session.post(url, data=without(self._host.report(), self._host.unknown_fields)) as response:
+        report, unknown = self._host.report(), frozenset(self._host.unknown_fields)
+        if self._body[0] is not report or self._body[1] != unknown:
+            self._body = report, unknown, without(report, unknown)
+        async with session.post(url, data=self._body[2]) as response:
             if response.status >= 400:
                 sentence = (await response.content.read(_LONGEST)).decode(errors="replace")
                 field = unknown_field(sentence) if response.status == 400 else None

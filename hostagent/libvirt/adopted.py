@@ -22,6 +22,7 @@ from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Candidate, domain_name
 from hostagent.libvirt.libvirt_readings import limit_cpu, reading_of, state_of
 from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.limits import burst
 from hostagent.state import intents
 from hostagent.state.files import replace
 from hostagent.state.intents import Before, Intent
@@ -208,6 +209,7 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
     """Shares, quota and statistics as they were, and our metadata out, now and in the definition. Blocks."""
     domain = connection.lookupByName(name)
     flags = _CONFIG | (_LIVE if domain.isActive() else 0)
+    burst.drop(name)
     # One after the other: the binding reads the present ones by the same flags, and only one may be read.
     for flag in (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,):
         limit_cpu(domain, before.quota_per_cpu, before.cap_cores, flag)

@@ -87,6 +87,12 @@ class LibvirtHypervisor:
         self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
         self._moves = LibvirtMoves(settings, self._connection, self._definitions)
         self._adoption = LibvirtAdoption(settings.host_id, self._connection, settings.adopted)
+        #: Whether QEMU's version was asked for since the connection was opened: another libvirtd may bring another one.
+        self._version_known = False
+        self._connection.on_open(self._forget_version)
+
+    def _forget_version(self, _connection: Any) -> None:
+        self._version_known = False
 
     @property
     def sizes(self) -> LibvirtSizes:
@@ -135,7 +141,9 @@ class LibvirtHypervisor:
         flags = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
         def look(connection: Any) -> dict[str, DomainSummary]:
-            self._moves.qemu_version = connection.getVersion()
+            if not self._version_known:
+                self._moves.qemu_version = connection.getVersion()
+                self._version_known = True
             rows, taken = connection.getAllDomainStats(what, flags), self._adoption.names.names()
             ours = ((d, stats) for d, stats in rows if d.name().startswith(prefix) or d.name() in taken)
             return {d.name(): summary_of(d, stats) for d, stats in ours}
@@ -273,10 +281,15 @@ class LibvirtHypervisor:
             there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
             if there is not None and there.owner != intent.owner:
                 raise DomainGone(f"domain {domain} belongs to {there.owner} now")
-            flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
-            if d.isActive():
-                flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
-            d.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE, flags)
+            stored = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            arguments = libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE
+            try:
+                d.setMetadata(*arguments, stored | libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            except libvirt.libvirtError as error:
+                # Tried rather than asked for: nearly all of them run.
+                if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID or d.isActive():
+                    raise
+                d.setMetadata(*arguments, stored)
 
         await self._connection.change(domain, write)
 

@@ -70,10 +70,9 @@ def limit_cpu(domain: Any, cores_per_cpu: float | None, cap_cores: float | None,
         domain.setSchedulerParametersFlags(step, flag)
 
 
-def reading_of(domain: Any) -> tuple[HostSideReading, str]:
+def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
     """What libvirt knows, and the domain's XML; limits on interfaces are read by ``tc``."""
-    xml = domain.XMLDesc()
-    root = ElementTree.fromstring(xml)
+    root = ElementTree.fromstring(domain.XMLDesc())
     memory = plugged.Plugged.of(root)
     vcpu = root.find("vcpu")
     scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -99,7 +98,7 @@ def reading_of(domain: Any) -> tuple[HostSideReading, str]:
         stats_period_s=stats_period_s(root),
         qemu_agent=has_qemu_agent(root),
     )
-    return reading, xml
+    return reading, root
 
 
 def has_qemu_agent(root: ElementTree.Element) -> bool:

@@ -173,8 +173,7 @@ async def _bring_device(connection: LibvirtConnection, domain: str, goal_mib: fl
 
 
 async def _request(connection: LibvirtConnection, domain: str, size_mib: float) -> None:
-    def request(c: Any) -> None:
-        found = c.lookupByName(domain)
+    def request(found: Any) -> None:
         device = Plugged.of(ElementTree.fromstring(found.XMLDesc())).device
         requested = device.find("target/requested") if device is not None else None
         if device is None or requested is None:
@@ -183,7 +182,7 @@ async def _request(connection: LibvirtConnection, domain: str, size_mib: float) 
         requested.text = str(round(size_mib * 1024))
         found.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-    await connection.call(request, modifies=domain)
+    await connection.adjust(domain, request)
 
 
 def request_no_more(domain: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +24,10 @@ async def to_save(connection: LibvirtConnection, domain: str, directory: Path) -
 
     def look(c: Any) -> ToSave:
         found = c.lookupByName(domain)
-        reading, xml = reading_of(found)
+        reading, root = reading_of(found)
         memory_mib = reading.balloon_mib + reading.plugged_mib
         try:
-            state_mib = min(guest_resident_mib(domain, ElementTree.fromstring(xml)) or memory_mib, memory_mib)
+            state_mib = min(guest_resident_mib(domain, root) or memory_mib, memory_mib)
         except CgroupError:
             state_mib = memory_mib
         return ToSave(state_mib, memory_mib, _free_mib(directory))

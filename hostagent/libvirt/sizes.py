@@ -26,7 +26,7 @@ from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.settling import settled
 from hostagent.libvirt_connection import LibvirtConnection
-from hostagent.limits import bandwidth, cgroups
+from hostagent.limits import bandwidth, burst, cgroups
 from hostagent.limits.footprints import qemu_pid
 from hostagent.limits.memory_limit import MemoryLimits
 from hostagent.limits.network import Networks
@@ -54,8 +54,8 @@ class LibvirtSizes:
         self._versions = None
 
     async def read(self, domain: str) -> HostSideReading:
-        reading, xml = await self._connection.read(domain, reading_of)
-        return replace(reading, network_mib_s=await self._networks.read(xml))
+        reading, root = await self._connection.read(domain, reading_of)
+        return replace(reading, network_mib_s=await self._networks.read(root))
 
     async def cpu_seconds(self, domain: str) -> float:
         return await self._connection.read(domain, cpu_seconds_of)
@@ -81,7 +81,11 @@ class LibvirtSizes:
 
     async def set_quota(self, domain: str, cores_per_cpu: float | None, cap_cores: float | None) -> None:
         live = libvirt.VIR_DOMAIN_AFFECT_LIVE
-        await self._connection.change(domain, lambda d: limit_cpu(d, cores_per_cpu, cap_cores, live))
+        await asyncio.to_thread(burst.drop, domain)
+        try:
+            await self._connection.adjust(domain, lambda d: limit_cpu(d, cores_per_cpu, cap_cores, live))
+        finally:
+            await asyncio.to_thread(burst.give, domain)
 
     async def set_shares(self, domain: str, shares: int) -> None:
         def set_shares(found: Any) -> None:
@@ -121,7 +125,7 @@ class LibvirtSizes:
     async def _request_balloon(self, domain: str, mib: float) -> None:
         # setMemory takes boot memory and DIMMs together, although currentMemory reads the sum with virtio-mem.
         live = libvirt.VIR_DOMAIN_AFFECT_LIVE
-        await self._connection.change(domain, lambda d: d.setMemoryFlags(round(mib * 1024), live))
+        await self._connection.adjust(domain, lambda d: d.setMemoryFlags(round(mib * 1024), live))
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return await plugged.bring(self._connection, domain, plugged_mib, limit_s)
@@ -137,7 +141,7 @@ class LibvirtSizes:
             plugged.request_no_more(d)
             d.setMemoryFlags(d.memoryStats()["actual"], libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-        await self._connection.change(domain, call_off)
+        await self._connection.adjust(domain, call_off)
 
     async def set_disk(self, domain: str, disk_mib_s: float | None) -> str:
         return await _in_words(self._connection.change(domain, lambda d: bandwidth.limit_disks(d, disk_mib_s)))

@@ -54,7 +54,12 @@ def network_blocked(domain_xml: str) -> str:
 
     One interface that cannot be limited is enough: the limit is on all of them together.
     """
-    interfaces = ElementTree.fromstring(domain_xml).findall("./devices/interface")
+    return network_blocked_in(ElementTree.fromstring(domain_xml))
+
+
+def network_blocked_in(root: ElementTree.Element) -> str:
+    """As `network_blocked`, of XML that has been read already."""
+    interfaces = root.findall("./devices/interface")
     for number, interface in enumerate(interfaces, 1):
         kind = interface.get("type", "")
         if kind not in WITH_DEVICE:

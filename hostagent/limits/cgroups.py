@@ -318,14 +318,11 @@ def _swap_room(version: int, directory: str) -> int | None:
     return None if limit == "max" or int(limit) >= _UNLIMITED_BYTES else max(int(limit) - int(used), 0)
 
 
-class VcpuGroup:
-    """The CPU group of one vCPU's thread.
+class CpuGroup:
+    """One group of the CPU controller."""
 
-    :raises CgroupError: the thread is in no CPU group.
-    """
-
-    def __init__(self, pid: int, thread: int, proc: str = "/proc") -> None:
-        self.version, self.path = group_directory("cpu", os.path.join(str(pid), "task", str(thread)), proc)
+    def __init__(self, version: int, path: str) -> None:
+        self.version, self.path = version, path
 
     def quota(self) -> float | None:
         """Quota over period, in cores; None where there is no limit."""
@@ -339,6 +336,49 @@ class VcpuGroup:
         """Periods and throttling: zero where the group never had a quota."""
         stat = keyed(read(os.path.join(self.path, "cpu.stat")))
         return VcpuTimes(stat.get("nr_periods", 0), stat.get("nr_throttled", 0))
+
+    def burst_us(self) -> int | None:
+        """What of earlier periods may be used in one, us; None where the kernel has no bursts."""
+        try:
+            return int(read(self._burst))
+        except FileNotFoundError:
+            return None
+
+    def set_burst(self, share: float) -> None:
+        """Let it burst by a share of its quota: nothing without a quota, or where the kernel has no bursts.
+
+        :raises CgroupError: it reads otherwise afterwards.
+        :raises OSError: the kernel refused it.
+        """
+        before, quota = self.burst_us(), self.quota()
+        if before is None:
+            return
+        wanted = 0 if quota is None else int(share * quota * self._period_us())
+        if before == wanted:
+            return
+        write(self._burst, str(wanted))
+        has = self.burst_us()
+        if has != wanted:
+            raise CgroupError(f"{self._burst} is {has} instead of {wanted}")
+
+    @property
+    def _burst(self) -> str:
+        return os.path.join(self.path, "cpu.max.burst" if self.version == 2 else "cpu.cfs_burst_us")
+
+    def _period_us(self) -> int:
+        if self.version == 2:
+            return int(read(os.path.join(self.path, "cpu.max")).split()[1])
+        return int(read(os.path.join(self.path, "cpu.cfs_period_us")))
+
+
+class VcpuGroup(CpuGroup):
+    """The CPU group of one vCPU's thread.
+
+    :raises CgroupError: the thread is in no CPU group.
+    """
+
+    def __init__(self, pid: int, thread: int, proc: str = "/proc") -> None:
+        super().__init__(*group_directory("cpu", os.path.join(str(pid), "task", str(thread)), proc))
 
 
 def vcpu_groups(pid: int, proc: str = "/proc") -> dict[int, VcpuGroup]:

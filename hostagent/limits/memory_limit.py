@@ -51,6 +51,8 @@ class MemoryLimits:
         #: Swap claimed by limits that are on their way, MiB by domain.
         self._claims: dict[str, float] = {}
         self._claiming = asyncio.Lock()
+        #: The group of each running domain, and which run of it that is.
+        self._groups: dict[str, tuple[tuple[int, int], MemoryGroup]] = {}
         #: Domains that stood still at their limits when they were last looked at.
         self._still: set[str] = set()
 
@@ -240,11 +242,19 @@ class MemoryLimits:
     def _limited(self, prefix: str) -> list[str]:
         """Running domains of ours that have a memory limit, by the files of their cgroups."""
         found = []
+        # A group is looked for once in a domain's run: it takes ten times as long as to read its limit.
+        known, self._groups = self._groups, {}
         for file in sorted(self._pid_files.glob(f"{prefix}*.pid")):
             try:
-                if MemoryGroup(qemu_pid(file.stem, self._pid_files)).limit() is not None:
+                stat = file.stat()
+                run = (stat.st_ino, stat.st_mtime_ns)
+                before = known.get(file.stem)
+                group = before[1] if before is not None and before[0] == run else None
+                group = group or MemoryGroup(qemu_pid(file.stem, self._pid_files))
+                if group.limit() is not None:
                     found.append(file.stem)
-            except CgroupError:
+                self._groups[file.stem] = run, group
+            except (CgroupError, OSError):
                 continue  # it has ended
         return found
 

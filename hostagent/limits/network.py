@@ -20,7 +20,7 @@ import structlog
 from ebbtide.deflation.floors import HARD_FLOOR
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, TrafficControlError
 from hostagent.libvirt_connection import LibvirtConnection
-from hostagent.limits.bandwidth import MIB, network_blocked
+from hostagent.limits.bandwidth import MIB, network_blocked, network_blocked_in
 from hostagent.limits.tc import LIBVIRTS_ROOT, Shape, Tap, TrafficControl
 
 #: libvirt calls its unit of bandwidth a kilobyte and hands it to tc as `kbps`, which is 1000 bytes/s.
@@ -94,12 +94,15 @@ class Networks:
                 return f"the interfaces have {'no limit' if has is None else f'{has:g} MiB/s'} instead of {wanted:g}"
             return ""
 
-    async def read(self, domain_xml: str) -> float | None:
-        """What a running domain's interfaces can move each way, MiB/s, as ``tc`` says; None without a limit."""
-        if network_blocked(domain_xml):
+    async def read(self, root: ElementTree.Element) -> float | None:
+        """What a running domain's interfaces can move each way, MiB/s, as ``tc`` says; None without a limit.
+
+        :param root: the domain's XML.
+        """
+        if network_blocked_in(root):
             return None
         try:
-            return await self._rate(interfaces_of(ElementTree.fromstring(domain_xml)))
+            return await self._rate(interfaces_of(root))
         except TrafficControlError as error:
             # Read at every check: logged where a limit is asked for.
             log.debug("a limit on interfaces cannot be read, so none is counted", why=str(error))

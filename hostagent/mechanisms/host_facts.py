@@ -12,6 +12,7 @@ import libvirt
 import psutil
 
 from ebbtide.deflation.cascade.mechanisms import Finding
+from hostagent.limits import burst
 from hostagent.limits.cgroups import cgroup_layout
 from hostagent.mechanisms import acpi_probe
 from hostagent.mechanisms.layers import HostFacts, examine
@@ -50,6 +51,7 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT) -> HostFacts:
         # Emulated domains have a verdict of their own, which is always no.
         acpi_unplug=acpi_probe.why_not(verdict, versions.key("kvm")),
         qemu_version=versions.qemu,
+        no_burst=burst.kernel_lacks_it(),
     )
 
 

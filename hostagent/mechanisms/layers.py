@@ -13,6 +13,7 @@ from typing import Final
 
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from hostagent.limits import burst
 from hostagent.limits.bandwidth import disk_blocked, network_blocked
 from hostagent.mechanisms import fixes
 from hostagent.mechanisms.fixes import CHANNEL, MOVABLE, QEMU_AGENT, DomainFacts
@@ -57,6 +58,8 @@ class HostFacts:
     acpi_unplug: str
     #: As libvirt counts: 7.2.11 is 7002011; 0 is not known.
     qemu_version: int = 0
+    #: Why vCPUs under a quota have no bursts; empty where they have.
+    no_burst: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class _Domain:
             Mechanism.CPU_UNPLUG: (f"{self._hotpluggable()} of {self.vcpus} vCPUs, one at a time", self._unplug()),
             Mechanism.VIRTIO_MEM: (self._device_words(), [*self.agent, *self._virtio_mem()]),
             Mechanism.DIMM: (self._dimm_words(), [*self.agent, *self._dimm()]),
-            Mechanism.QUOTA: (f"on {self.vcpus} vCPU threads, cgroup {self.facts.cgroups}", self._quota()),
+            Mechanism.QUOTA: (self._quota_words(), self._quota()),
             # Of a guest without our agent it takes by the balloon's own statistics.
             Mechanism.BALLOON: (self._balloon_words(), [*(self.agent if self.channel else []), *self._balloon()]),
             Mechanism.MEMORY_LIMIT: (
@@ -239,6 +242,11 @@ class _Domain:
     def _dimm_words(self) -> str:
         sizes = [f"{_mib(dimm.find('target/size')):g}" for dimm in self._dimms()]
         return f"{len(sizes)} of {', '.join(dict.fromkeys(sizes))} MiB, each as a whole" if sizes else ""
+
+    def _quota_words(self) -> str:
+        lacks = self.facts.no_burst
+        bursts = f"without bursts: {lacks}" if lacks else f"with bursts of {100 * burst.SHARE:g} % of it"
+        return f"on {self.vcpus} vCPU threads, cgroup {self.facts.cgroups}, {bursts}"
 
     def _quota(self) -> list[_Obstacle]:
         if self.facts.cgroups != "none":

@@ -104,6 +104,8 @@ class Host:
     _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     #: The last report that was made.
     _last_report: HostReport | None = None
+    #: What all VMs are charged with, and the rows that it is the sum of.
+    _charged: tuple[list[Allocation], ResourceVector] = ([], ZERO)
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Fields of a report that the manager, of an earlier version, does not know (`hostagent.vm.earlier_manager`).
@@ -141,7 +143,7 @@ class Host:
         return allocation.charge.fits_in(room.larger(undeclared(self.slice.capacity, allocation.upper)))
 
     def report(self) -> HostReport:
-        """What the manager hears of this host."""
+        """What the manager hears of this host: the same object as before where nothing has changed."""
         report = HostReport(
             id=self.slice.host_id,
             url=self.slice.url,
@@ -167,11 +169,11 @@ class Host:
             migration=self.hypervisor.moves.address,
             moves_by_command_only=self.hypervisor.moves.by_command_only,
         )
-        if self._last_report is not None and report != self._last_report:
+        if self._last_report is None or report != self._last_report:
             # Counted where something changed only: the same body again tells the manager that there is no news.
-            report = report.model_copy(update={"sequence": report.sequence + 1})
-        self._last_report = report
-        return report
+            number = report.sequence + (self._last_report is not None)
+            self._last_report = report.model_copy(update={"sequence": number})
+        return self._last_report
 
     def vm(self, name: str) -> ManagedVM:
         """:raises RequestRefused: there is no such VM here (404)."""
@@ -345,7 +347,11 @@ class Host:
 
     def overcommitted(self) -> ResourceVector:
         """What the VMs are charged beyond what the host may hand out."""
-        return overcommitment(self.slice.capacity, sum((vm.allocation().charge for vm in self.vms.values()), ZERO))
+        # Asked with each look at a VM: added up anew only where a row is another one.
+        rows = [vm.allocation() for vm in self.vms.values()]
+        if rows != self._charged[0]:
+            self._charged = rows, sum((row.charge for row in rows), ZERO)
+        return overcommitment(self.slice.capacity, self._charged[1])
 
     def hypervisor_answers(self, why_not: str = "") -> None:
         """Take note of whether the hypervisor answers.

@@ -33,9 +33,17 @@ class IntentRecord:
         self.uncertain = False
         #: The largest size that such a write would commit: the VM is charged with it until the domain holds ours.
         self._attempted = ZERO
+        #: The row, and what it was made of: it is asked for far more often than it changes.
+        self._row: tuple[Intent, bool, ResourceVector, Allocation] | None = None
 
     def allocation(self) -> Allocation:
-        """The row that policies read; its current size is what is committed, or may yet be."""
+        """The row that policies read, the same until it changes; its current size is committed, or may yet be."""
+        known = self._row
+        if known is None or (known[0], known[1], known[2]) != (self.intent, self.uncertain, self._attempted):
+            known = self._row = (self.intent, self.uncertain, self._attempted, self._allocation())
+        return known[3]
+
+    def _allocation(self) -> Allocation:
         if self.intent.phase is Phase.STOPPED:
             return self.intent.spec.allocation(ZERO)
         row = self.intent.spec.allocation(self.intent.committed.vector(), self._overhead_mib)

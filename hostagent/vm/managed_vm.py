@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from typing import Any
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.cascade.instructions import GuestKind, Mode
@@ -78,6 +79,8 @@ class ManagedVM:
         self.asks = ZERO
         self.resizer = Resizer(domain, self.record, self.link, self.pressure, host)
         self.drift_repair = DriftRepair(self.resizer)
+        #: What was said of it last, and what that was made of.
+        self._told: tuple[dict[str, Any], VMStatus | None] = {}, None
         self._hello = asyncio.Event()
         self._readiness = Readiness()
         self._telling: asyncio.Task[None] | None = None
@@ -169,42 +172,48 @@ class ManagedVM:
         return NotYetDeflatable(memory_mib=memory_mib, in_s=math.ceil(soon.in_s), why=soon.why)
 
     def status(self) -> VMStatus:
-        """What the API says of this VM."""
+        """What the API says of this VM: the same object as before where nothing has changed."""
         spec, allocation = self.intent.spec, self.allocation()
         stopped = self.intent.phase is Phase.STOPPED
-        return VMStatus(
-            name=self.name,
-            host=self.host.host_id,
-            domain=self.domain,
-            state=self._state(),
-            priority=spec.priority,
-            nominal=spec.nominal,
-            minimum=Vector.of(allocation.minimum),
-            ceiling=spec.ceiling,
-            current=Vector() if stopped else self.intent.committed,
-            overhead_mib=allocation.overhead_mib,
-            generation=self.intent.generation,
-            guest_connected=self.link.connected and self.host.is_available(),
-            guest_kind=GuestKind.AGENT if self.link.has_channel else self.resizer.ordinary.kind,
-            template=spec.template,
-            boot_memory_mib=self.intent.boot_mib,
-            not_yet=self._not_yet_deflatable(),
-            pressure=self.pressure.sentence or None,
-            asks=Vector.of(self.asks if self.pressure.sentence else ZERO),
-            pressure_budget_s=30.0 * round(self.pressure.budget_s / 30),
-            drift_total=self.drift_repair.drift_total,
-            contention=self.drift_repair.contention.sentence or None,
-            broken_offline_total=self.drift_repair.broken_offline_total,
-            throttled_share=self.drift_repair.throttled_share,
-            held=self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
-            start_size=self.intent.committed if stopped else None,
-            saved_mib=self.intent.saved_mib if stopped else None,
-            started_at=None if stopped else self.intent.started_at,
-            off_reason=self._off_reason(),
-            at_next_start=self.intent.at_next_start,
-            adopted=self.intent.adopted is not None,
-            uuid=self.uuid,
-        )
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "host": self.host.host_id,
+            "domain": self.domain,
+            "state": self._state(),
+            "priority": spec.priority,
+            "nominal": spec.nominal,
+            "minimum": allocation.minimum,
+            "ceiling": spec.ceiling,
+            "current": None if stopped else self.intent.committed,
+            "overhead_mib": allocation.overhead_mib,
+            "generation": self.intent.generation,
+            "guest_connected": self.link.connected and self.host.is_available(),
+            "guest_kind": GuestKind.AGENT if self.link.has_channel else self.resizer.ordinary.kind,
+            "template": spec.template,
+            "boot_memory_mib": self.intent.boot_mib,
+            "not_yet": self._not_yet_deflatable(),
+            "pressure": self.pressure.sentence or None,
+            "asks": self.asks if self.pressure.sentence else ZERO,
+            "pressure_budget_s": 30.0 * round(self.pressure.budget_s / 30),
+            "drift_total": self.drift_repair.drift_total,
+            "contention": self.drift_repair.contention.sentence or None,
+            "broken_offline_total": self.drift_repair.broken_offline_total,
+            "throttled_share": self.drift_repair.throttled_share,
+            "held": self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
+            "start_size": self.intent.committed if stopped else None,
+            "saved_mib": self.intent.saved_mib if stopped else None,
+            "started_at": None if stopped else self.intent.started_at,
+            "off_reason": self._off_reason(),
+            "at_next_start": self.intent.at_next_start,
+            "adopted": self.intent.adopted is not None,
+            "uuid": self.uuid,
+        }
+        before, status = self._told
+        if status is None or fields != before:
+            vectors = {name: Vector.of(fields[name]) for name in ("minimum", "asks")}
+            status = VMStatus(**{**fields, **vectors, "current": fields["current"] or Vector()})
+            self._told = fields, status
+        return status
 
     def _state(self) -> VMState:
         if self.intent.phase in MOVING:

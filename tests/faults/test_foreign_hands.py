@@ -19,6 +19,8 @@ import pytest
 from ebbtide.lab.guest_link import channel_path
 from ebbtide.lab.readings import qemu_pid, vcpu_quotas
 from ebbtide.lab.services import open_libvirt
+from hostagent.limits import burst
+from hostagent.limits.cgroups import vcpu_groups
 from tests.faults.invariants import SLACK
 from tests.faults.ward import HIGH, LOW, PERIOD_S, URI, Ward
 
@@ -84,6 +86,26 @@ async def test_a_quota_that_somebody_lowers_is_given_back(ward: Ward) -> None:
         lambda domain: domain.setSchedulerParametersFlags({"vcpu_period": 100_000, "vcpu_quota": 20_000}, LIVE)
     )
     await drift.put_right()
+    await ward.hold()
+
+
+async def test_vcpus_under_a_quota_burst_and_a_quota_below_the_burst_is_refused_to_others(ward: Ward) -> None:
+    if why := burst.kernel_lacks_it():
+        pytest.skip(why)
+
+    def bursts() -> dict[int, tuple[float | None, int | None]]:
+        groups = vcpu_groups(qemu_pid(ward.domain())).items()
+        return {number: (group.quota(), group.burst_us()) for number, group in groups}
+
+    assert {has[1] for has in bursts().values()} == {0}
+    assert (await ward.target(1.5, 768)).state.value == "done"
+    limited = bursts()
+    assert set(limited.values()) == {(0.75, 37_500)}
+    least = {"vcpu_period": 100_000, "vcpu_quota": 1_000}
+    with pytest.raises(libvirt.libvirtError, match="Invalid argument"):
+        await ward.foreign(lambda domain: domain.setSchedulerParametersFlags(least, LIVE))
+    assert (await ward.target(3.0, 768)).state.value == "done"
+    assert {has[1] for has in bursts().values()} == {0}
     await ward.hold()
 
 

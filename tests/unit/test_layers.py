@@ -309,7 +309,7 @@ AVAILABLE = {
     M.CPU_UNPLUG: "3 of 4 vCPUs, one at a time",
     M.VIRTIO_MEM: "up to 1024 MiB, in blocks of 2 MiB",
     M.DIMM: "1 of 256 MiB, each as a whole",
-    M.QUOTA: "on 4 vCPU threads, cgroup v2",
+    M.QUOTA: "on 4 vCPU threads, cgroup v2, with bursts of 50 % of it",
     M.BALLOON: "model virtio, with free page reporting",
     M.MEMORY_LIMIT: "backed by 2048 MiB of swap, 2000 MiB free",
     M.DISK: "on all disks together",

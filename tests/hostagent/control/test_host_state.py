@@ -102,3 +102,26 @@ async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_wit
     assert status.contention is not None
     assert status.contention.startswith("another program undoes what is put right: 3 times in")
     assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))
+
+
+async def test_what_has_not_changed_is_not_reckoned_again_and_what_has_is(
+    two_vms: list[Domain], host: Host, client: Client
+) -> None:
+    await report(client)
+    told_before = host.report()
+    first, second = host.vms.values()
+    rows, statuses = [vm.allocation() for vm in (first, second)], [vm.status() for vm in (first, second)]
+    assert host.report() is told_before
+    assert [vm.allocation() for vm in (first, second)] == rows
+    assert second.allocation() is rows[1]
+    assert second.status() is statuses[1]
+    committed = first.intent.committed.model_copy(update={"memory_mib": first.intent.committed.memory_mib - 100})
+    await first.record.store(committed=committed)
+    assert first.allocation().current == committed.vector()
+    assert first.status().current == committed
+    assert second.status() is statuses[1]
+    told_now = host.report()
+    assert told_now.sequence == told_before.sequence + 1
+    assert told_now.vms[0].current == committed
+    host.slice = replace(host.slice, capacity=ResourceVector(cpu_cores=0.5, memory_mib=100.0))
+    assert host.overcommitted().memory_mib == sum(vm.allocation().charge.memory_mib for vm in (first, second)) - 100

@@ -26,6 +26,8 @@ class OneDomain:
     async def read(self, domain: str, function: Callable[[Any], Any]) -> Any:
         return await self.call(lambda _: function(self._domain))
 
+    adjust = read
+
     def told_of(self, domain: str) -> asyncio.Event:
         """Nothing is told of."""
         return asyncio.Event()

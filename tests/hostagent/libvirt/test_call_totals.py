@@ -103,3 +103,19 @@ async def test_what_is_changed_is_the_domain_that_has_the_name_now() -> None:
         assert changed == [2]
     finally:
         await connection.close()
+
+
+async def test_a_running_domain_is_adjusted_without_another_look_and_another_one_of_its_name_is_found() -> None:
+    named = _Named()
+    connection = LibvirtConnection("test:///", lambda _: named)
+    try:
+        await connection.read("web", named.look)
+        assert await connection.adjust("web", named.look) == 1
+        assert named.lookups == 1
+        named.there = 2
+        assert await connection.adjust("web", named.look) == 2
+        named.there = 0
+        with pytest.raises(DomainGone):
+            await connection.adjust("web", named.look)
+    finally:
+        await connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ async def test_libvirt_does_it_where_tc_shows_the_limit(tmp_path: Path) -> None:
     limits = networks(domain, tmp_path)
     for mib_s in (8.0, 2.0):
         assert await limits.limit("vm", mib_s) == ""
-        assert await limits.read(domain.XMLDesc()) == pytest.approx(mib_s, rel=0.01)
+        assert await limits.read(ElementTree.fromstring(domain.XMLDesc())) == pytest.approx(mib_s, rel=0.01)
         live, stored = domain.averages["mac0", 1], domain.averages["mac0", 2]
         # libvirt hands its averages to tc as thousands of bytes.
         assert live == stored == dict.fromkeys(("inbound.average", "outbound.average"), int(mib_s * MIB) // 1000)
@@ -119,7 +120,7 @@ async def test_what_libvirt_cannot_do_is_taken_back_and_done_by_us(tmp_path: Pat
     assert all(averages["inbound.average"] == 0 for averages in domain.averages.values())
     calls = domain.calls
     assert await limits.limit("vm", 4.0) == ""
-    assert await limits.read(domain.XMLDesc()) == 4.0
+    assert await limits.read(ElementTree.fromstring(domain.XMLDesc())) == 4.0
     assert domain.calls == calls, "libvirt is not tried again"
     assert await limits.limit("vm", None) == ""
     assert domain.kernel.state() == ({"vnet0": FREE}, {})
@@ -150,7 +151,7 @@ async def test_libvirt_is_not_asked_for_a_tap_in_another_namespace(tmp_path: Pat
     domain = FakeDomain(FakeKernel({"vnet0": FREE}))
     limits = networks(domain, tmp_path, namespace="other")
     assert await limits.limit("vm", 8.0) == ""
-    assert await limits.read(domain.XMLDesc()) == 8.0
+    assert await limits.read(ElementTree.fromstring(domain.XMLDesc())) == 8.0
     assert domain.calls == 0
 
 
@@ -159,7 +160,7 @@ async def test_two_interfaces_have_equal_shares_of_the_limit(tmp_path: Path) -> 
     limits = networks(domain, tmp_path)
     assert await limits.limit("vm", 8.0) == ""
     assert {domain.kernel.devices[tap][2] for tap in ("vnet0", "vnet1")} == {4 * MIB}
-    assert await limits.read(domain.XMLDesc()) == 8.0
+    assert await limits.read(ElementTree.fromstring(domain.XMLDesc())) == 8.0
 
 
 async def test_one_interface_without_a_limit_makes_the_whole_unlimited(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ async def test_one_interface_without_a_limit_makes_the_whole_unlimited(tmp_path:
     limits = networks(domain, tmp_path)
     await limits.limit("vm", 8.0)
     domain.kernel.devices["vnet1"] = FREE
-    assert await limits.read(domain.XMLDesc()) is None
+    assert await limits.read(ElementTree.fromstring(domain.XMLDesc())) is None
 
 
 async def test_a_limit_is_never_zero(tmp_path: Path) -> None:
@@ -197,6 +198,6 @@ async def test_what_cannot_be_limited_is_said_in_words(
 async def test_a_tap_that_is_gone_reads_as_no_limit_and_cannot_be_limited(tmp_path: Path) -> None:
     domain = FakeDomain(FakeKernel({}))
     limits = networks(domain, tmp_path)
-    assert await limits.read(domain.XMLDesc()) is None
+    assert await limits.read(ElementTree.fromstring(domain.XMLDesc())) is None
     with pytest.raises(HypervisorError, match="holds a device vnet0"):
         await limits.limit("vm", 8.0)
