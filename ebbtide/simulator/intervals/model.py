@@ -1,6 +1,6 @@
 """Interval-aware scheduling as a model of experiments: machines that are switched off, jobs.
 
-See docs/research/task-policies.md.
+See docs/research/interval-aware.md.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ METRICS: Final = (
 
 
 class IntervalsModel:
-    """See docs/research/task-policies.md for the settings."""
+    """See docs/research/interval-aware.md for the settings."""
 
     name: Final = "intervals"
     version: Final = 1
