@@ -92,12 +92,15 @@ class Sweep:
         return interval(100.0 * (self.of(metric, **case) - self.of(metric, **other)))
 
     def relative(self, other: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
-        """The mean of the changes, seed by seed, over the mean of the other case, per cent; half of its 95 % interval.
+        """The change of the sum over seeds against another case, per cent; half of its 95 % interval (jackknife).
 
         For what differs much from seed to seed, and may be 0 for one.
         """
-        base = self.of(metric, **other)
-        return interval(100.0 * (self.of(metric, **case) - base) / base.mean())
+        ours, theirs = self.of(metric, **case), self.of(metric, **other)
+        count = len(ours)
+        without = (ours.sum() - ours) / (theirs.sum() - theirs)
+        spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+        return 100.0 * (float(ours.sum() / theirs.sum()) - 1.0), 100.0 * T[count] * spread
 
     def values(self, name: str) -> list[Any]:
         """Of an axis, in order."""
