@@ -64,6 +64,20 @@ def recognise(path: Path) -> AnyFormat:
     raise TraceError(str(path), f"{problem}; there are {', '.join(ALL)}", line=1, field="format")
 
 
+def reads(path: Path, name: str) -> bool:
+    """Whether a format reads at least half of a file's first lines.
+
+    :raises InvalidParameter: there is no such format.
+    :raises TraceError: the file cannot be read.
+    """
+    form = named(name)
+    if isinstance(form, parquet.ParquetFormat):
+        return sources.magic(path) == parquet.MAGIC
+    if sources.magic(path) == parquet.MAGIC:
+        return False
+    return not isinstance(form, Format) or _share(form, sources.head(path, _TRIED)) >= _LEAST
+
+
 def _share(form: Format, lines: Sequence[bytes]) -> float:
     """Which share of the lines the format reads; 1 for a header that it knows and nothing else."""
     data = [line for line in lines if not reading.is_comment(line, form.comment)]
