@@ -14,7 +14,7 @@ from ebbtide.simulator.experiments import plotting
 from ebbtide.simulator.experiments.experiment import BOUND, RESERVED, Axis, Experiment, Policy, Value
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import INPUTS, MADE, MODELS, POLICY, WITH_JOBS, Input
-from ebbtide.simulator.inputs.recognise import reads
+from ebbtide.simulator.inputs.recognise import is_another
 
 TABLES: Final = ("experiment", INPUTS, "settings", "sweep", "plots")
 #: The setting that ``--rows`` sets.
@@ -395,7 +395,7 @@ def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str 
         fields.end()
         if not path.is_file():
             raise InvalidParameter(place, f"is {path}, which is no file; --input {name}=PATH states another")
-        if form and not stated and not reads(path, form):
+        if form and not stated and is_another(path, form):
             # What the file says of the format is of the trace that it was written for; the content tells.
             form, options = "", {}
         found[name] = Input(path, form or None, dict(options), order or None)

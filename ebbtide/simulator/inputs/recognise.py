@@ -64,18 +64,19 @@ def recognise(path: Path) -> AnyFormat:
     raise TraceError(str(path), f"{problem}; there are {', '.join(ALL)}", line=1, field="format")
 
 
-def reads(path: Path, name: str) -> bool:
-    """Whether a format reads at least half of a file's first lines.
+def is_another(path: Path, name: str) -> bool:
+    """Whether a file is in another format than this one, which reads less than half of its first lines.
 
     :raises InvalidParameter: there is no such format.
-    :raises TraceError: the file cannot be read.
     """
     form = named(name)
-    if isinstance(form, parquet.ParquetFormat):
-        return sources.magic(path) == parquet.MAGIC
-    if sources.magic(path) == parquet.MAGIC:
+    try:
+        if isinstance(form, Format) and sources.magic(path) != parquet.MAGIC:
+            return _share(form, sources.head(path, _TRIED)) < _LEAST and recognise(path) is not form
+        return recognise(path) is not form
+    except TraceError:
+        # Whoever reads it says what is wrong.
         return False
-    return not isinstance(form, Format) or _share(form, sources.head(path, _TRIED)) >= _LEAST
 
 
 def _share(form: Format, lines: Sequence[bytes]) -> float:
