@@ -1,4 +1,4 @@
-"""Writes the tables on CloudCoaster into docs/research/task-policies.md, of experiments/results/*.json.
+"""Writes the tables on CloudCoaster into docs/research/cloudcoaster.md, of experiments/results/*.json.
 
 ``coaster_tables.py [RESULTS...]``: directories that ``ebb sim run`` wrote are first kept as such files, without what
 belongs to the machine.
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "experiments" / "results"
-PAGE = ROOT / "docs" / "research" / "task-policies.md"
+PAGE = ROOT / "docs" / "research" / "cloudcoaster.md"
 BEGIN, END = "<!-- from here on: written by scripts/coaster_tables.py -->", "<!-- up to here -->"
 
 #: Mean and longest waits of short tasks on YH1 that Eagle's published simulator gave (epfl-labos/eagle), s.

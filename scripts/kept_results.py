@@ -14,9 +14,11 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "experiments" / "results"
 #: Kept by seed, so that schemes are compared seed by seed.
 BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "cost_total")
+BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "wait_p90_s", "wait_p99_s", "intervals")
+BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
 MEAN, P90, NJCT = BY_SEED[:3]
-#: Of t with 9 degrees of freedom: ten seeds.
-T_9 = 2.262
+#: Of Student's t, by the number of seeds.
+T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 20: 2.093, 30: 2.045}
 
 
 def keep(directory: Path) -> None:
@@ -38,7 +40,9 @@ def keep(directory: Path) -> None:
         found = {name: [_short(x) for x in column] for name, column in values.items() if name in BY_SEED}
         found |= {name: _short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
         cases.append(
-            json.dumps(case | {name: value for name, value in found.items() if value not in (None, [None] * 10)})
+            json.dumps(
+                case | {name: value for name, value in found.items() if value not in (None, [None] * len(order))}
+            )
         )
     text = f'{json.dumps(kept)[:-1]},\n"cases": [\n' + ",\n".join(cases) + "\n]}\n"
     (KEPT / f"{meta['name']}.json").write_text(text, encoding="utf-8")
@@ -81,7 +85,22 @@ class Sweep:
         count = len(ours)
         without = np.array([(ours.sum() - a) / (theirs.sum() - b) for a, b in zip(ours, theirs, strict=True)])
         spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        return float(ours.sum() / theirs.sum()), T_9 * spread
+        return float(ours.sum() / theirs.sum()), T[count] * spread
+
+    def points(self, other: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
+        """The change of a share in points against another case, and half of its 95 % interval, seed by seed."""
+        return interval(100.0 * (self.of(metric, **case) - self.of(metric, **other)))
+
+    def relative(self, other: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
+        """The change of the sum over seeds against another case, per cent; half of its 95 % interval (jackknife).
+
+        For what differs much from seed to seed, and may be 0 for one.
+        """
+        ours, theirs = self.of(metric, **case), self.of(metric, **other)
+        count = len(ours)
+        without = (ours.sum() - ours) / (theirs.sum() - theirs)
+        spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+        return 100.0 * (float(ours.sum() / theirs.sum()) - 1.0), 100.0 * T[count] * spread
 
     def values(self, name: str) -> list[Any]:
         """Of an axis, in order."""
@@ -98,7 +117,7 @@ class Sweep:
 
 
 def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
-    return float(values.mean()), T_9 * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()), T[len(values)] * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def change(found: tuple[float, float]) -> str:

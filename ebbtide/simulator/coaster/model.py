@@ -1,4 +1,4 @@
-"""Transient servers for short tasks as a model of experiments (docs/research/task-policies.md)."""
+"""Transient servers for short tasks as a model of experiments (docs/research/cloudcoaster.md)."""
 
 from __future__ import annotations
 

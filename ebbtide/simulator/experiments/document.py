@@ -14,6 +14,7 @@ from ebbtide.simulator.experiments import plotting
 from ebbtide.simulator.experiments.experiment import BOUND, RESERVED, Axis, Experiment, Policy, Value
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import INPUTS, MADE, MODELS, POLICY, WITH_JOBS, Input
+from ebbtide.simulator.inputs.recognise import is_another
 
 TABLES: Final = ("experiment", INPUTS, "settings", "sweep", "plots")
 #: The setting that ``--rows`` sets.
@@ -187,6 +188,10 @@ def _without_made(
             if isinstance(given, Mapping):
                 gone += [key for key in made[name] if key in given]
                 found[table] = {key: value for key, value in given.items() if key not in made[name]}
+        if isinstance(found["experiment"].get("policies"), list):
+            policies, without = _policies_without(found["experiment"]["policies"], made[name])
+            found["experiment"] = {**found["experiment"], "policies": policies}
+            gone += [key for key in made[name] if key in without and key not in gone]
         if isinstance(found.get("plots"), list):
             found["plots"] = [_plot_without(plot, made[name]) for plot in found["plots"]]
             if not found.get("sweep") and not found["experiment"].get("policies"):
@@ -194,6 +199,22 @@ def _without_made(
         if gone:
             notes.append(f"the input {name} stands in place of what the file makes: without {', '.join(gone)}")
     return found, tuple(notes)
+
+
+def _policies_without(policies: Sequence[Any], keys: Sequence[str]) -> tuple[list[Any], set[str]]:
+    """Policies without these settings, those that are the same then once; and which settings there were."""
+    found: list[Any] = []
+    gone: set[str] = set()
+    for policy in policies:
+        rest = policy
+        if isinstance(policy, Mapping):
+            gone |= policy.keys() & set(keys)
+            rest = {key: value for key, value in policy.items() if key not in keys}
+            same = [{**one, "name": rest.get("name")} for one in found if isinstance(one, Mapping)]
+            if len(rest) < len(policy) and rest in same:
+                continue
+        found.append(rest)
+    return found, gone
 
 
 def _plot_without(plot: Any, axes: Sequence[str]) -> Any:
@@ -374,6 +395,9 @@ def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str 
         fields.end()
         if not path.is_file():
             raise InvalidParameter(place, f"is {path}, which is no file; --input {name}=PATH states another")
+        if form and not stated and is_another(path, form):
+            # What the file says of the format is of the trace that it was written for; the content tells.
+            form, options = "", {}
         found[name] = Input(path, form or None, dict(options), order or None)
     for name in others:
         if name not in given:

@@ -24,8 +24,11 @@ def random_walk(
     least: float = 0.4,
     most: float = 1.0,
     start: float = 0.7,
+    stays: bool = True,
 ) -> SeriesBatch:
     """Shares of full capacity: at each interval up, down or the same, a third each, by exactly ``step`` (001 §4.1).
+
+    :param stays: False: up or down, half each, as in the simulator variableResources.
 
     A step that would leave [least, most] ends at the bound. Defaults are the thesis': mean 70 %, dynamic range 60 %, a
     change an hour.
@@ -44,7 +47,7 @@ def random_walk(
             "interval_s", f"makes {until_s / interval_s:.3g} steps; at most {_MOST_STEPS} are allowed"
         )
     count = math.ceil(until_s / interval_s)
-    moves = rng.integers(-1, 2, count - 1) * step
+    moves = (rng.integers(-1, 2, count - 1) if stays else 2 * rng.integers(0, 2, count - 1) - 1) * step
     values = np.empty(count)
     share = start
     for i in range(count):

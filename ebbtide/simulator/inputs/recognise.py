@@ -64,6 +64,21 @@ def recognise(path: Path) -> AnyFormat:
     raise TraceError(str(path), f"{problem}; there are {', '.join(ALL)}", line=1, field="format")
 
 
+def is_another(path: Path, name: str) -> bool:
+    """Whether a file is in another format than this one, which reads less than half of its first lines.
+
+    :raises InvalidParameter: there is no such format.
+    """
+    form = named(name)
+    try:
+        if isinstance(form, Format) and sources.magic(path) != parquet.MAGIC:
+            return _share(form, sources.head(path, _TRIED)) < _LEAST and recognise(path) is not form
+        return recognise(path) is not form
+    except TraceError:
+        # Whoever reads it says what is wrong.
+        return False
+
+
 def _share(form: Format, lines: Sequence[bytes]) -> float:
     """Which share of the lines the format reads; 1 for a header that it knows and nothing else."""
     data = [line for line in lines if not reading.is_comment(line, form.comment)]

@@ -69,6 +69,9 @@ NUMBER: Final = NumberPlaces()
 #: Machines that have grown since the last look are asked about one by one, if they are no more than this.
 GROWN: Final = 16
 
+#: Kills are also counted of jobs that run shorter; hours (Fig. 6.1b and 4.10b have such classes).
+SHORTER_H: Final = (1.0, 5.0, 30.0)
+
 #: Tasks that ask for the same in one look: on stable machines, on others, on others under a condition.
 STABLE_ONES: Final = 0
 OTHERS: Final = 1
@@ -90,6 +93,8 @@ class Intervals(NamedTuple):
     tree: Ints
     known: Ints
     spare: Ints
+    #: Kills within what is measured: all, and of jobs shorter than each of `SHORTER_H`.
+    killed: Floats
     #: The band of each machine.
     bands: Ints
     #: Where each class of core-time begins (`intake.length_class`); one more than there are.

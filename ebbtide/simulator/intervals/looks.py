@@ -28,10 +28,11 @@ from ebbtide.simulator.intervals.arrays import (
     NUMBER,
     ON_CONDITION,
     OTHERS,
+    SHORTER_H,
     STABLE_ONES,
     Intervals,
 )
-from ebbtide.simulator.jobs.columns import COUNT, MACHINE, MACHINE_TIME, QUEUE, SUM, TASK, TIME, State
+from ebbtide.simulator.jobs.columns import COUNT, JOB_TIME, MACHINE, MACHINE_TIME, QUEUE, SUM, TASK, TIME, State
 from ebbtide.simulator.jobs.machines import free_cores, free_mib
 from ebbtide.simulator.jobs.running import start
 from ebbtide.simulator.nodes.tree import change as change_tree
@@ -49,6 +50,17 @@ def changed(s: State, p: Intervals, machine: int, now_s: float, cores_before: in
     steps = int((now_s - s.machine_times[machine, MACHINE_TIME.changed]) / p.numbers[NUMBER.every_s] + 0.5)
     p.ended[p.bands[machine], min(max(steps, 0), p.ended.shape[1] - 1)] += 1.0
     p.facts[FACT.news] = 1
+
+
+def ended(s: State, p: Intervals, task: int, machine: int, now_s: float, completed: bool) -> None:
+    """Count a kill, within the window in which work is measured, by how long the job runs."""
+    if completed or not s.sums[SUM.from_s] <= now_s < s.sums[SUM.to_s]:
+        return
+    runtime_s = s.job_times[s.tasks[task, TASK.job], JOB_TIME.longest]
+    p.killed[0] += 1.0
+    for place in range(len(SHORTER_H)):
+        if runtime_s < SHORTER_H[place] * 3600.0:
+            p.killed[1 + place] += 1.0
 
 
 def moved(s: State, p: Intervals, machine: int) -> None:

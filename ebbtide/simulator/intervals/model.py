@@ -1,6 +1,6 @@
 """Interval-aware scheduling as a model of experiments: machines that are switched off, jobs.
 
-See docs/research/task-policies.md.
+See docs/research/interval-aware.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
 from ebbtide.simulator.generators import capacity
 from ebbtide.simulator.inputs.batches import JobBatch, SeriesBatch
+from ebbtide.simulator.intervals.arrays import SHORTER_H, Intervals
 from ebbtide.simulator.intervals.history import big_from, intervals
 from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
 from ebbtide.simulator.jobs.columns import Floats
@@ -25,7 +26,7 @@ from ebbtide.simulator.jobs.facts import Facts, known
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, Walk, made
 from ebbtide.simulator.jobs.results import Results
 from ebbtide.simulator.jobs.rows import JobRowsTable
-from ebbtide.simulator.jobs.settings import Settings
+from ebbtide.simulator.jobs.settings import LOOKS, REQUEUE, Settings
 
 _DAY_S: Final = 86_400.0
 #: Jobs that are looked at to find out which are big, and which are long.
@@ -90,14 +91,17 @@ class Case:
 
 #: What a run gives.
 METRICS: Final = (
-    *("goodput", "wasted_share", "idle_share", "kills", "failure_rate", "jobs", "jobs_left", "jobs_refused"),
-    *("refused_work_share", "offered_load", "big_core_h", "intervals_known", "wait_mean_s", "wait_p50_s"),
-    *("wait_p90_s", "wait_p95_s", "completion_mean_s", "slowdown_mean", "changes"),
+    *("goodput", "wasted_share", "idle_share", "kills", "kills_all", "failure_rate", "jobs", "jobs_measured"),
+    *("jobs_left", "jobs_refused", "refused_work_share", "offered_load", "big_core_h", "intervals_known"),
+    *(f"kills_under_{hours:g}_h" for hours in SHORTER_H),
+    *("intervals", "interval_mean_h", "interval_variation"),
+    *("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s", "wait_p99_s"),
+    *("completion_mean_s", "slowdown_mean", "changes"),
 )
 
 
 class IntervalsModel:
-    """See docs/research/task-policies.md for the settings."""
+    """See docs/research/interval-aware.md for the settings."""
 
     name: Final = "intervals"
     version: Final = 1
@@ -120,6 +124,7 @@ class IntervalsModel:
                 least=least,
                 most=g.number("capacity_most", 1.0, above=least, most=1),
                 start=mean,
+                stays=g.flag("capacity_stays", True),
             )
         days = g.number("days", above=0)
         case = Case(
@@ -143,6 +148,10 @@ class IntervalsModel:
             engine=Settings(
                 memory=False,
                 by_length=True,
+                requeue=g.choice("requeue", tuple(REQUEUE), "tail"),
+                looks=g.choice("looks", tuple(LOOKS), "instants"),
+                checkpoint_every_s=g.number("checkpoint_every_s", 0.0, least=0),
+                checkpoint_cost_s=g.number("checkpoint_cost_s", 0.0, least=0),
                 from_s=g.number("from_s", -math.inf),
                 to_s=g.number("to_s", days * _DAY_S),
                 validate=g.flag("validate", False),
@@ -192,7 +201,8 @@ def simulate(
         load = facts.mean_cores / (case.mean * case.machines.count * case.machines.cpu_cores)
     options = _options(case, seed, load)
     rows = JobRowsTable() if case.rows else None
-    jobs = _jobs(case, seed, _RUN_JOBS)
+    measured = _Measured(case.engine.from_s, case.engine.to_s)
+    jobs = measured.counted(_jobs(case, seed, _RUN_JOBS))
     engine = Engine(
         jobs if rows is None else rows.named(jobs),
         None,
@@ -210,7 +220,21 @@ def simulate(
     tables = {} if rows is None else {"jobs": rows.columns()}
     beyond = () if facts is None else facts.beyond(case.engine.to_s)
     warnings = (*found.too_wide(case.machines.cpu_cores), *beyond)
-    return Outcome(_figures(found, options, load), tables, warnings)
+    return Outcome(_figures(found, engine.policy_state, options, load, measured.jobs), tables, warnings)
+
+
+@dataclass
+class _Measured:
+    """Counts the jobs that are submitted within what is measured."""
+
+    from_s: float
+    to_s: float
+    jobs: int = 0
+
+    def counted(self, batches: Iterable[JobBatch]) -> Iterator[JobBatch]:
+        for batch in batches:
+            self.jobs += int(((batch.submit_s >= self.from_s) & (batch.submit_s < self.to_s)).sum())
+            yield batch
 
 
 def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
@@ -227,18 +251,7 @@ def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
 def _shares(case: Case, seed: int, which: int, for_s: float) -> Iterable[SeriesBatch]:
     if isinstance(case.platform, Carbon):
         return case.platform.shares(for_s)
-    walk = case.platform
-    return [
-        capacity.random_walk(
-            np.random.default_rng([seed, which]),
-            for_s,
-            interval_s=walk.interval_s,
-            step=walk.step,
-            least=walk.least,
-            most=walk.most,
-            start=walk.start,
-        )
-    ]
+    return [case.platform.shares(np.random.default_rng([seed, which]), for_s)]
 
 
 def _options(case: Case, seed: int, load: float) -> Options:
@@ -260,14 +273,25 @@ def _options(case: Case, seed: int, load: float) -> Options:
     )
 
 
-def _figures(found: Results, options: Options, load: float) -> dict[str, float]:
+def _figures(found: Results, state: Intervals, options: Options, load: float, measured: int) -> dict[str, float]:
     there = found.there_core_s
+    killed = state.killed.tolist()
+    ended = (state.ended - options.ended).sum(axis=0) if options.learns else np.zeros(1)
+    count, hours = float(ended.sum()), np.arange(len(ended)) * options.every_s / 3600
+    mean_h = float(ended @ hours) / count if count else math.nan
+    spread_h = math.sqrt(float(ended @ (hours - mean_h) ** 2) / count) if count else math.nan
     return {
         "goodput": found.goodput,
         "wasted_share": found.lost_core_s / there if there else math.nan,
         "idle_share": 1.0 - (found.useful_core_s + found.lost_core_s) / there if there else math.nan,
-        "kills": float(found.kills),
-        "failure_rate": found.kills / found.jobs if found.jobs else math.nan,
+        "kills": killed[0],
+        "kills_all": float(found.kills),
+        "failure_rate": killed[0] / measured if measured else math.nan,
+        "jobs_measured": float(measured),
+        **{f"kills_under_{limit:g}_h": kills for limit, kills in zip(SHORTER_H, killed[1:], strict=True)},
+        "intervals": count,
+        "interval_mean_h": mean_h,
+        "interval_variation": spread_h / mean_h if count else math.nan,
         "jobs": float(found.jobs),
         "jobs_left": float(found.jobs_left),
         "jobs_refused": float(found.jobs_refused),
@@ -275,7 +299,10 @@ def _figures(found: Results, options: Options, load: float) -> dict[str, float]:
         "offered_load": load,
         "big_core_h": options.big_core_s / 3600,
         "intervals_known": float(options.ended.sum()),
-        **{name: found.measures[name] for name in ("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s")},
+        **{
+            name: found.measures[name]
+            for name in ("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s", "wait_p99_s")
+        },
         "completion_mean_s": found.measures["completion_mean_s"],
         "slowdown_mean": found.measures["slowdown_mean"],
         "changes": float(found.changes),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.intervals.arrays import GROWN, HEURISTICS, Intervals
-from ebbtide.simulator.intervals.looks import changed, moved, schedule
+from ebbtide.simulator.intervals.arrays import GROWN, HEURISTICS, SHORTER_H, Intervals
+from ebbtide.simulator.intervals.looks import changed, ended, moved, schedule
 from ebbtide.simulator.jobs.columns import Floats, State
 from ebbtide.simulator.jobs.intake import CLASS_GROWTH, CLASSES
 from ebbtide.simulator.jobs.policy import Policy
@@ -66,13 +66,13 @@ def policy(options: Options) -> Policy:
 
     def resized(s: State, p: Any, most_cores: int, seed: int) -> Intervals:
         machines, bands = len(s.machines), len(options.ended)
-        ended = np.array(options.ended, np.float64) if p is None else p.ended
+        past = np.array(options.ended, np.float64) if p is None else p.ended
         return Intervals(
             facts=np.array([HEURISTICS[options.heuristics], options.stable, 1, options.learns, 1, 0, 0, 0], np.int64),
             numbers=np.array(
                 [options.every_s, options.big_core_s, options.long_s, options.aggressiveness, -np.inf, 0.0, np.inf]
             ),
-            ended=ended,
+            ended=past,
             tails=np.zeros(options.ended.shape),
             sums=np.zeros(options.ended.shape),
             hopeless=np.full((3, most_cores + 1), np.inf),
@@ -80,9 +80,10 @@ def policy(options: Options) -> Policy:
             known=np.full(machines, -1, np.int64),
             spare=np.zeros(machines, np.int64),
             edges=np.concatenate([[0.0], CLASS_GROWTH ** np.arange(1.0, CLASSES) * (1 - 1e-9), [np.inf]]),
+            killed=np.zeros(1 + len(SHORTER_H)) if p is None else p.killed,
             bands=np.array([band(i, options.stable, machines, bands) for i in range(machines)], np.int64),
             grown=np.zeros(GROWN, np.int64),
         )
 
-    kernels: dict[str, Any] = {"moved": moved, "changed": changed, "schedule": schedule}
+    kernels: dict[str, Any] = {"moved": moved, "changed": changed, "ended": ended, "schedule": schedule}
     return Policy("intervals", kernels, Intervals, resized, by_demand=False)

@@ -36,6 +36,8 @@ class TaskColumns(NamedTuple):
     kills: int = 10
     #: The next replica of the same task, in a ring; itself where it has none.
     twin: int = 11
+    #: TASK.order when its job came.
+    came: int = 12
 
 
 TASK: Final = TaskColumns()
@@ -161,7 +163,7 @@ class Counts(NamedTuple):
     #: The last and the first place that was given in the order of what waits.
     tail: int = 8
     head: int = 9
-    #: 1: something has happened at this instant, and there was no look at the queue since.
+    #: 1: something has happened at this instant, and there was no look at the queue since; 2: the look comes at once.
     due: int = 10
     jobs_in: int = 11
     jobs_done: int = 12
@@ -216,6 +218,8 @@ class Options(NamedTuple):
     replicas: int = 8
     #: Whether a policy that finds no machine for a task finds none for any other that wants the same.
     by_demand: int = 9
+    #: 1: the queue is looked at after every end of a task, not only once an instant is over.
+    looks: int = 10
 
 
 OPTION: Final = Options()
@@ -277,6 +281,7 @@ EASY: Final = 2
 # Where a killed task waits.
 TAIL: Final = 0
 HEAD: Final = 1
+SUBMISSION: Final = 2
 
 # Why the loop came back; GOES_ON: it does not.
 GOES_ON: Final = -1

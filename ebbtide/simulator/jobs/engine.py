@@ -24,7 +24,7 @@ from ebbtide.simulator.jobs.columns import Floats, State
 from ebbtide.simulator.jobs.intake import Demands, change_rows, job_rows, skipped
 from ebbtide.simulator.jobs.policy import HOOKS, Policy, kernel_of, register
 from ebbtide.simulator.jobs.results import Results, results
-from ebbtide.simulator.jobs.settings import DISCIPLINES, KILLS, REQUEUE, Settings
+from ebbtide.simulator.jobs.settings import DISCIPLINES, KILLS, LOOKS, REQUEUE, Settings
 from ebbtide.simulator.jobs.validation import RULES
 
 #: Events between two looks at the clock of the outside: progress, Ctrl-C.
@@ -32,7 +32,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 6
+_VERSION: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +243,7 @@ class Engine:
         s.options[c.OPTION.discipline] = DISCIPLINES[given.discipline]
         s.options[c.OPTION.kills] = KILLS[given.kills]
         s.options[c.OPTION.requeue] = REQUEUE[given.requeue]
+        s.options[c.OPTION.looks] = LOOKS[given.looks]
         s.options[c.OPTION.depth] = given.depth
         s.options[c.OPTION.validate] = given.validate
         s.options[c.OPTION.replicas] = given.replicas

@@ -37,6 +37,28 @@ def enqueue(s: State, task: int, order: int, first: bool) -> None:
         s.counts[COUNT.most_waiting] = s.counts[COUNT.waiting]
 
 
+def enqueue_by_submission(s: State, task: int) -> None:
+    """Let a task that was killed wait where it did when its job came: behind all that came before it."""
+    order = s.tasks[task, TASK.came]
+    after = s.queues[s.tasks[task, TASK.queue], QUEUE.first]
+    # Who runs has come before most that wait: a few steps.
+    while after >= 0 and s.tasks[after, TASK.order] < order:
+        after = s.tasks[after, TASK.next]
+    if after < 0 or s.tasks[after, TASK.before] < 0:
+        enqueue(s, task, order, after >= 0)
+        return
+    enqueue(s, task, order, False)
+    before = s.tasks[after, TASK.before]
+    queue = s.tasks[task, TASK.queue]
+    last = s.tasks[task, TASK.before]
+    s.queues[queue, QUEUE.last] = last
+    s.tasks[last, TASK.next] = -1
+    s.tasks[before, TASK.next] = task
+    s.tasks[task, TASK.before] = before
+    s.tasks[task, TASK.next] = after
+    s.tasks[after, TASK.before] = task
+
+
 def dequeue(s: State, task: int) -> None:
     """Take a task out of its queue."""
     queue = s.tasks[task, TASK.queue]

@@ -2,6 +2,7 @@
 
 Events of one instant come in this order: ends of tasks by the order of their starts, changes of machines and then
 arrivals by their inputs; then one look at the queue. What starts there and takes no time ends at the same instant.
+Where `Settings.looks` says so, there is a look after every end, too.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def admit(s: State, row: int, now_s: float) -> bool:
         s.tasks[task, TASK.cores] = cores
         s.tasks[task, TASK.memory] = s.queues[queue, QUEUE.memory]
         s.tasks[task, TASK.kills] = 0
+        s.tasks[task, TASK.came] = s.counts[COUNT.tail]
         s.times[task, TIME.left] = runtime_s
         s.times[task, TIME.estimate] = s.in_estimate[first + number]
         s.times[task, TIME.since] = now_s
@@ -147,8 +149,10 @@ def stops(s: State, at_s: float, stop_at: int) -> int:
 def happens(s: State, p: Any, at_s: float) -> bool:
     """The next event, at its time; False: a job has no room in the arrays, and nothing has happened."""
     counts = s.counts
+    due = 1
     if counts[COUNT.running] > 0 and s.heap_at[0] <= at_s:
         finish(s, p, s.heap_task[0], at_s)
+        due += s.options[OPTION.looks]
     elif counts[COUNT.next_change] < len(s.change_at) and s.change_at[counts[COUNT.next_change]] <= at_s:
         row = counts[COUNT.next_change]
         resize(s, p, s.changes[row, 0], s.changes[row, 1], s.changes[row, 2], at_s)
@@ -159,7 +163,7 @@ def happens(s: State, p: Any, at_s: float) -> bool:
         counts[COUNT.next_job] += 1
     else:
         s.sums[SUM.wake] = math.inf
-    counts[COUNT.due] = 1
+    counts[COUNT.due] = due
     counts[COUNT.events] += 1
     return True
 
@@ -180,7 +184,7 @@ def advance(s: State, p: Any, most_events: int) -> int:
             return ended_well(s)
         at_s = next_event(s)
         now_s = s.sums[SUM.now]
-        if counts[COUNT.due] != 0 and at_s > now_s:
+        if counts[COUNT.due] > 1 or (counts[COUNT.due] != 0 and at_s > now_s):
             counts[COUNT.due] = 0
             s.sums[SUM.wake] = math.inf
             schedule(s, p, now_s)

@@ -15,14 +15,14 @@ from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
 from ebbtide.simulator.generators import arrivals, capacity
 from ebbtide.simulator.generators.durations import BoundedPareto, ClampedZipf, Durations, Gaussian, Uniform
 from ebbtide.simulator.generators.quantiles import SURF_HALF_YEAR
-from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
+from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch, SeriesBatch
 from ebbtide.simulator.jobs.engine import Engine, Machines
 from ebbtide.simulator.jobs.facts import Facts, Supply, since, supplied
 from ebbtide.simulator.jobs.facts import known as known_of
 from ebbtide.simulator.jobs.nodes import KINDS
 from ebbtide.simulator.jobs.results import METRICS
 from ebbtide.simulator.jobs.rows import JobRowsTable
-from ebbtide.simulator.jobs.settings import DISCIPLINES, ESTIMATES, KILLS, REQUEUE, Settings
+from ebbtide.simulator.jobs.settings import DISCIPLINES, ESTIMATES, KILLS, LOOKS, REQUEUE, Settings
 
 _DURATIONS: Final = ("uniform", "gaussian", "pareto", "zipf", "surf")
 _DAY_S: Final = 86400.0
@@ -56,6 +56,7 @@ class Walk:
     least: float
     most: float
     start: float
+    stays: bool = True
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter, by the names of the settings."""
@@ -66,10 +67,21 @@ class Walk:
                 "capacity_start", f"must be from capacity_least to capacity_most, but is {self.start:g}"
             )
 
-    def batches(self, rng: np.random.Generator, until_s: float, machines: Machines) -> Iterator[CapacityBatch]:
-        shares = capacity.random_walk(
-            rng, until_s, interval_s=self.interval_s, step=self.step, least=self.least, most=self.most, start=self.start
+    def shares(self, rng: np.random.Generator, until_s: float) -> SeriesBatch:
+        """Of the machines that are on."""
+        return capacity.random_walk(
+            rng,
+            until_s,
+            interval_s=self.interval_s,
+            step=self.step,
+            least=self.least,
+            most=self.most,
+            start=self.start,
+            stays=self.stays,
         )
+
+    def batches(self, rng: np.random.Generator, until_s: float, machines: Machines) -> Iterator[CapacityBatch]:
+        shares = self.shares(rng, until_s)
         memory_mib = math.inf if machines.memory_mib is None else float(machines.memory_mib)
         yield from capacity.machines([shares], machines.count, machines.cpu_cores, min(memory_mib, 2.0**39))
 
@@ -109,6 +121,7 @@ class JobsModel:
                 least=g.number("capacity_least", 0.4, least=0.0, most=1.0),
                 most=g.number("capacity_most", 1.0, least=0.0, most=1.0),
                 start=g.number("capacity_start", 0.7, least=0.0, most=1.0),
+                stays=g.flag("capacity_stays", True),
             )
         engine = _engine(g)
         if isinstance(jobs, Made) and engine.from_s >= jobs.until_s:
@@ -249,6 +262,7 @@ def _engine(g: Given) -> Settings:
         discipline=g.choice("discipline", tuple(DISCIPLINES), "conserving"),
         kills=g.choice("kills", tuple(KILLS), "oldest"),
         requeue=g.choice("requeue", tuple(REQUEUE), "tail"),
+        looks=g.choice("looks", tuple(LOOKS), "instants"),
         estimates=g.choice("estimates", ESTIMATES, "exact"),
         priorities=g.flag("priorities", False),
         memory=g.flag("memory", True),

@@ -16,6 +16,7 @@ from ebbtide.simulator.jobs.columns import (
     MACHINE_TIME,
     OPTION,
     SLOWDOWN,
+    SUBMISSION,
     SUM,
     TASK,
     TASK_WAIT,
@@ -24,7 +25,7 @@ from ebbtide.simulator.jobs.columns import (
     State,
 )
 from ebbtide.simulator.jobs.heap import push, remove
-from ebbtide.simulator.jobs.lists import dequeue, enqueue, put_on, take_off
+from ebbtide.simulator.jobs.lists import dequeue, enqueue, enqueue_by_submission, put_on, take_off
 from ebbtide.simulator.jobs.measures import add, note, overlap
 from ebbtide.simulator.jobs.policy import changed, ended, moved, started, withdrawn
 
@@ -284,6 +285,9 @@ def resize(s: State, p: Any, machine: int, cores: int, memory_mib: int, now_s: f
         s.counts[COUNT.head] -= count
         for i in range(count - 1, -1, -1):
             enqueue(s, s.scratch[i], s.counts[COUNT.head] + i, True)
+    elif s.options[OPTION.requeue] == SUBMISSION:
+        for i in range(count):
+            enqueue_by_submission(s, s.scratch[i])
     else:
         for i in range(count):
             enqueue(s, s.scratch[i], s.counts[COUNT.tail], False)

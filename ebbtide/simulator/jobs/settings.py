@@ -13,8 +13,10 @@ from ebbtide.simulator.jobs import columns as c
 
 DISCIPLINES: Final[Mapping[str, int]] = {"strict": c.STRICT, "conserving": c.CONSERVING, "easy": c.EASY}
 KILLS: Final[Mapping[str, int]] = ORDERS
-REQUEUE: Final[Mapping[str, int]] = {"tail": c.TAIL, "head": c.HEAD}
+REQUEUE: Final[Mapping[str, int]] = {"tail": c.TAIL, "head": c.HEAD, "submission": c.SUBMISSION}
 ESTIMATES: Final = ("exact", "requested")
+#: After all that happens at one instant, or after every end as well.
+LOOKS: Final[Mapping[str, int]] = {"instants": 0, "ends": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,9 @@ class Settings:
         CapacityScheduler does (Agarwal et al. 2023 §4.1), the ``newest``, or the one that loses the least work
         (``least-lost``; `matcher.policies.victims`).
     :param requeue: where a killed task waits: at the ``tail`` of the queue, or at its ``head``, in the order of the
-        kills.
+        kills; or where its job's ``submission`` puts it, as if it had never started (variableResources).
+    :param looks: when the queue is looked at: once all that happens at an instant is over (``instants``), or also after
+        every single end before (``ends``: variableResources): whoever is small takes each room as it comes.
     :param estimates: what the scheduler believes of runtimes: the ``exact`` ones, or what the trace says was
         ``requested``, and the exact ones where it says nothing. Of an `EstimatedJobBatch` it believes what that says.
     :param priorities: whether jobs of high priority go before others, and those of low priority after them.
@@ -48,6 +52,7 @@ class Settings:
     discipline: str = "conserving"
     kills: str = "oldest"
     requeue: str = "tail"
+    looks: str = "instants"
     estimates: str = "exact"
     priorities: bool = False
     by_length: bool = False
@@ -66,6 +71,7 @@ class Settings:
             ("discipline", DISCIPLINES),
             ("kills", KILLS),
             ("requeue", REQUEUE),
+            ("looks", LOOKS),
             ("estimates", ESTIMATES),
         ):
             if getattr(self, name) not in known:

@@ -1,6 +1,6 @@
 """Waiting policies as a model of experiments: jobs, fixed machines, machines on demand.
 
-See docs/research/task-policies.md.
+See docs/research/waiting.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ METRICS: Final = (
 
 
 class WaitingModel:
-    """See docs/research/task-policies.md for the settings."""
+    """See docs/research/waiting.md for the settings."""
 
     name: Final = "waiting"
     version: Final = 1
