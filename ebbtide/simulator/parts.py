@@ -56,9 +56,9 @@ def part_compiler() -> Any:
 def runtime_later() -> None:
     """Let numba compile its runtime when it is first linked into a function. To be called before all compiling."""
     runtime: Any = import_module("numba.core.runtime.nrtdynmod")
-    compile_now = getattr(runtime, "compile_nrt_functions", None)
-    if compile_now is None:
+    if not hasattr(runtime, "compile_nrt_functions"):
         return
+    compile_now = runtime.compile_nrt_functions
 
     class Library:
         """Numba's own, from the first look at it on."""
