@@ -1,9 +1,4 @@
-"""Benchmarks: medians of several runs, as ratios to something measured in the same run.
+"""Benchmarks: medians of several runs, as ratios to something measured in the same run (`benchmarks.runner`).
 
-See docs/research/benchmarks.md.
+See docs/research/benchmarks.md. Nothing is imported here: processes of a benchmark have memory that is measured.
 """
-
-from benchmarks.passes import LEAST_RUNS, Pass
-from benchmarks.runner import ALL, run, write
-
-__all__ = ["ALL", "LEAST_RUNS", "Pass", "run", "write"]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-import benchmarks
+from benchmarks.passes import LEAST_RUNS, Pass
+from benchmarks.runner import ALL, run, write
 from ebbtide.cli.output import Steps, print_json, print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -15,24 +16,24 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @app.command()
 def bench(
-    name: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(benchmarks.ALL)}; default: all.")] = None,
+    name: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(ALL)}; default: all.")] = None,
     output: Annotated[Path, typer.Option(help="Directory for NAME.json.")] = Path("benchmarks/results"),
     runs: Annotated[
         int, typer.Option(min=1, help="Measurements of each thing; under 5, nothing to quote.")
-    ] = benchmarks.LEAST_RUNS,
+    ] = LEAST_RUNS,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short, not to quote.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
-    if name is not None and name not in benchmarks.ALL:
-        raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(benchmarks.ALL)}")
+    if name is not None and name not in ALL:
+        raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(ALL)}")
     results = []
     with Steps() as steps:
-        how = benchmarks.Pass(runs=runs, quick=quick, report=steps, output=output)
-        for chosen in [name] if name is not None else benchmarks.ALL:
+        how = Pass(runs=runs, quick=quick, report=steps, output=output)
+        for chosen in [name] if name is not None else ALL:
             steps(f"running {chosen}")
-            results.append(benchmarks.run(chosen, how))
-            path = benchmarks.write(results[-1], output)
+            results.append(run(chosen, how))
+            path = write(results[-1], output)
             steps(f"{path} is written")
     if json:
         print_json(results)

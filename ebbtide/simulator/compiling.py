@@ -85,7 +85,6 @@ def compiled(function: F, calls: Sequence[Callable[..., Any]] = (), **options: A
     :raises MissingExtra: numba is not installed.
     """
     _check()
-    prepare()
     teach()
     for called in calls:
         shared(called)
@@ -114,8 +113,16 @@ def prepare() -> None:
     """Load what numba loads before it compiles, without scipy: .6 s and 35 MiB for linear algebra that no loop of ours
     has. Loops of others that have some load it when they are compiled.
     """
-    if not numba or sys.modules.get("scipy") is not None:
+    if not numba:
         return
+    from ebbtide.simulator.parts import runtime_later
+
+    if sys.modules.get("scipy") is None:
+        _without_scipy()
+    runtime_later()
+
+
+def _without_scipy() -> None:
     modules: dict[str, Any] = sys.modules
     modules["scipy"] = None
     try:
@@ -195,8 +202,10 @@ def _compiled(function: F, modules: Iterable[str], options: dict[str, Any]) -> F
 
 
 def _check() -> None:
+    """Before anything of numba is loaded."""
     if not numba:
         raise MissingExtra("numba", "sim", "the compiled loops of the simulator")
+    prepare()
 
 
 def _share_calls(function: Callable[..., Any]) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import benchmarks
 from benchmarks.__main__ import app
 from benchmarks.deflating import bare, cpu, latency, side_by_side
 from benchmarks.figures import Figure, document, ratios
@@ -30,6 +29,7 @@ from benchmarks.host.recorder import (
     spent,
 )
 from benchmarks.host.slow_libvirt import Moving, Slowness
+from benchmarks.runner import ALL
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.resources import ResourceVector
@@ -80,7 +80,7 @@ def test_every_benchmark_can_be_run_by_name() -> None:
     hosts = {"policies", "cascade", "cpu", "burst", "throughput", "latency", "idle", "metrics-agent"}
     adapters = {"memcached", "jvm", "spark"}
     managers = {"placement", "decisions", "metrics-manager", "history", "history-cost", "page", "top"}
-    assert set(benchmarks.ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
+    assert set(ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
 
 
 # --- recorder --------------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import benchmarks
+from benchmarks.passes import Pass
+from benchmarks.runner import run, write
 
 
 def test_a_benchmark_writes_medians_of_at_least_five_runs_as_ratios(tmp_path: Path) -> None:
-    path = benchmarks.write(benchmarks.run("policies"), tmp_path / "results")
+    path = write(run("policies"), tmp_path / "results")
     result = json.loads(path.read_text())
     assert path.name == "policies.json"
     assert set(result) == {"name", "machine", "date", "version", "figures"}
@@ -20,7 +21,7 @@ def test_a_benchmark_writes_medians_of_at_least_five_runs_as_ratios(tmp_path: Pa
 
 
 def test_placement_measures_whole_placements_while_hosts_report_over_http() -> None:
-    result = benchmarks.run("placement", benchmarks.Pass(runs=1, quick=True))
+    result = run("placement", Pass(runs=1, quick=True))
     _hold_to_the_form(result)
     assert {
         "reports_50_changed_per_s",
@@ -31,7 +32,7 @@ def test_placement_measures_whole_placements_while_hosts_report_over_http() -> N
 
 
 def test_decisions_are_measured_and_a_managers_start() -> None:
-    result = benchmarks.run("decisions", benchmarks.Pass(runs=1, quick=True))
+    result = run("decisions", Pass(runs=1, quick=True))
     _hold_to_the_form(result)
     assert {
         "decisions_1000_per_s", "decision_1000_p99_ms", "decision_1000_to_numpy", "growth_100_to_1000",

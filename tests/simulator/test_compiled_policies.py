@@ -257,3 +257,29 @@ def test_scipy_is_loaded_for_loops_that_need_it_only() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False", "[[1.0, 0.0], [0.0, 1.0]] True"]
+
+
+def test_numbas_runtime_is_compiled_with_the_first_loop_and_not_before() -> None:
+    code = """if True:
+        import numpy as np
+        from ebbtide.simulator import compiling
+        compiling.prepare()
+        import numba
+        from numba.core.runtime import rtsys
+        numba.core.registry.cpu_target.target_context.refresh()
+        print("_made" in vars(rtsys._library))
+        print(numba.njit(lambda n: np.ones(n).sum())(3), "_made" in vars(rtsys._library))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False", "3.0 True"]
+
+
+def test_a_policys_loop_is_made_without_scipy() -> None:
+    code = """if True:
+        import sys
+        from ebbtide.simulator.jobs.engine import Engine, Machines
+        Engine([], Machines(1, 1))
+        print("numba" in sys.modules, "scipy" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

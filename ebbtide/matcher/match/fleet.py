@@ -66,9 +66,11 @@ class Fleet:
         self.promised_mib: Floats = np.zeros(0)
         #: 1: the machine's cores cannot be taken.
         self.lasting: Floats = np.zeros(0)
-        #: When the first of what runs should end; and the moment up to which tasks that overrun are counted.
+        #: When the first of what runs should end; the moment of the last question, and that of each machine's table:
+        #: tasks that overrun end ever later.
         self._first_end: Floats = np.zeros(0)
         self._now = predictor.now
+        self._filled_at: Floats = np.zeros(0)
         #: Rows to fill again. Rows that changed, one after another; and how many of the first have been forgotten.
         self._stale: set[int] = set()
         self._touched: list[int] = []
@@ -174,20 +176,21 @@ class Fleet:
         return self._touched[mark - self._untold :] if mark >= self._untold else None
 
     def advance(self, now: float) -> None:
-        """Tasks that overrun their estimates are seen to as of now, and tables filled."""
+        """What has changed is brought up to date; what else tasks that overrun change, as it is asked for."""
         self._fit()
-        if now != self._now:
-            overdue = np.flatnonzero(self._first_end <= max(now, self._now))
-            self._now = now
-            for row in overdue.tolist():
-                self._changed(row)
+        self._now = now
         if self._stale:
             for row in self._stale:
                 self._fill(row)
             self._stale.clear()
 
     def waits_s(self, cores: float, memory_mib: float, now: float, rows: Integers | None = None) -> Floats:
-        """a of Eq. 2: how long until each machine has room, by row, or of some rows; infinite where it never will.
+        """a of Eq. 2: how long until each machine has room, by row, or of some rows; infinite where it never will."""
+        waits: Floats = np.maximum(self.room_at(cores, memory_mib, now, rows) - now, 0.0)
+        return waits
+
+    def room_at(self, cores: float, memory_mib: float, now: float, rows: Integers | None = None) -> Floats:
+        """When each machine has room, by row, or of some rows: -inf: now, inf: never.
 
         The same as `simulator.nodes.backfilling.reservation`, which the simulator asks machine by machine, but that
         memory that becomes free counts in whole steps. A task that overruns its estimate is expected to end after a
@@ -200,12 +203,20 @@ class Fleet:
         free = (self.cores[of] - self.used_cores[of] - self.promised_cores[of] >= cores - _EPSILON) & (
             self.memory_mib[of] - self.used_mib[of] - self.promised_mib[of] >= memory_mib - _EPSILON
         )
+        # Of a machine that has no room it matters when the tasks end that should have ended.
+        filled_at = self._filled_at[of]
+        late = np.flatnonzero((self._first_end[of] <= np.maximum(filled_at, now)) & (filled_at != now) & ~free)
+        for row in (late if rows is None else rows[late]).tolist():
+            self._fill(row)
         at = np.maximum(
             self._cores_at[whole][of] if whole <= self._most_cores else np.inf,
             self._memory_at[steps][of] if steps <= MEMORY_STEPS else np.inf,
         )
-        waits: Floats = np.where(free, 0.0, np.maximum(at - now, 0.0))
-        return waits
+        return np.where(free, -np.inf, at)
+
+    def overrun(self, rows: Integers, now: float) -> bool:
+        """Whether tasks of some rows overrun their estimates, so that `room_at` is another than it was before."""
+        return bool((self._first_end[rows] <= now).any())
 
     def _fit(self) -> None:
         """As many columns as the predictor has rows."""
@@ -224,6 +235,7 @@ class Fleet:
         ):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
         self._first_end = np.concatenate([self._first_end, np.full(more, np.inf)])
+        self._filled_at = np.concatenate([self._filled_at, np.zeros(more)])
         for name in ("_cores_at", "_memory_at"):
             table = getattr(self, name)
             setattr(self, name, np.concatenate([table, np.full((len(table), more), np.inf)], axis=1))
@@ -248,6 +260,7 @@ class Fleet:
         self.promised_cores[row] = math.fsum([task.cores for task in promised])
         self.promised_mib[row] = math.fsum([task.memory_mib for task in promised])
         self._first_end[row] = min([task.ends_at for task in running], default=math.inf)
+        self._filled_at[row] = self._now
         cores, memory = self._cores_at[:, row], self._memory_at[:, row]
         if row not in self._names:
             cores[:] = memory[:] = np.inf

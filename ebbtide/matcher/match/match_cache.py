@@ -2,13 +2,13 @@
 
 Machines are weighed class by class: tasks that want the same cores and memory at the same moment find the same waits,
 the same ages then, and the same room left. What has changed since the last decision (a round gives room away task by
-task) is brought up to date machine by machine. Everything else (the moment, what is known of changes) is looked up
-again.
+task) is brought up to date machine by machine. At another moment, if nothing else has changed, those that had room have
+it still and are older. Everything else (what is known of changes) is looked up again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,22 +44,35 @@ class Band:
     outlook: Outlook
     #: Places of the machines of which history says nothing.
     silent: Integers
-    #: Machines with longer waits may be missing.
-    reach_s: float
+    #: Machines that have room later may be missing.
+    reach_at: float
+    #: Of what moment waits, outlook and silent are.
+    moment: tuple[float, float, int]
+    #: When they have room: `Fleet.room_at`; and the places of those that have none now.
+    at: Floats
+    busy: Integers
+    #: Of which the outlook was made: the directions of the last changes and their times, cores left free, cores held.
+    stand: tuple[Integers, Floats, Floats, Floats]
+
+    @property
+    def reach_s(self) -> float:
+        """Machines with longer waits may be missing."""
+        return self.reach_at - self.moment[0]
 
 
 @dataclass(slots=True)
 class _Class:
     """Tasks that want the same."""
 
-    #: By row: shape (rows,).
-    waits: Floats
+    #: By row: shape (rows,). None: it is another moment than that of the bands.
+    waits: Floats | None
     #: Machines that cost hardly more to weigh than those with room now.
     enough: float
     #: Up to where the fleet's changes are known.
     mark: int
-    #: By their place in `REACHES_S`.
-    bands: dict[int, Band]
+    bands: list[Band]
+    #: Whether the fleet has changed since the bands were made.
+    refreshed: bool = False
 
 
 class MatchCache:
@@ -82,55 +95,91 @@ class MatchCache:
         predictor.known()
         moment = (now, predictor.now, predictor.version)
         if moment != self._moment:
-            self._moment = moment
-            self._classes.clear()
+            self._go_on(moment)
         found = self._classes.get((cores, memory_mib))
         if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib, now)):
             if len(self._classes) >= CLASSES:
                 del self._classes[next(iter(self._classes))]
             waits = fleet.waits_s(cores, memory_mib, now)
             enough = 1.2 * np.count_nonzero(waits == 0.0) + 100.0
-            found = _Class(waits, enough, fleet.touched(), {})
-            self._classes[cores, memory_mib] = found
-        wanted = bisect_left(REACHES_S, reach_s)
+            found = self._classes[cores, memory_mib] = _Class(waits, enough, fleet.touched(), [])
         # A little more than is wanted costs less than a look of its own.
-        for index in range(wanted, len(REACHES_S)):
-            if (band := found.bands.get(index)) is not None and len(band.rows) < found.enough:
+        wanted_s = REACHES_S[bisect_left(REACHES_S, reach_s)]
+        for band in found.bands:
+            far_s = band.reach_at - now
+            if far_s >= reach_s and (far_s <= wanted_s or len(band.rows) < found.enough):
+                if band.moment != moment:
+                    self._age(band, cores, memory_mib, moment)
                 return band
-        if (band := found.bands.get(wanted)) is not None:
-            return band
-        rows = np.flatnonzero(found.waits <= REACHES_S[wanted])
-        band = found.bands[wanted] = self.of(rows, found.waits[rows], cores, REACHES_S[wanted])
+        if found.waits is None:
+            found.waits = fleet.waits_s(cores, memory_mib, now)
+            # Those of before reach as far as this one, or not so far.
+            found.bands = [band for band in found.bands if band.reach_at > now + wanted_s]
+        rows = np.flatnonzero(found.waits <= wanted_s)
+        band = self.of(rows, fleet.room_at(cores, memory_mib, now, rows), cores, now, wanted_s)
+        insort(found.bands, band, key=lambda one: one.reach_at)
         return band
 
-    def of(self, rows: Integers, waits: Floats, cores: float, reach_s: float = EVER_S) -> Band:
-        """Some machines with their waits."""
+    def of(self, rows: Integers, at: Floats, cores: float, now: float, reach_s: float = EVER_S) -> Band:
+        """Some machines with when they have room."""
         count = len(rows)
         all_rows: Integers = np.empty(count + 1, np.int64)
         all_rows[:count], all_rows[count] = rows, -1
-        all_waits: Floats = np.empty(count + 1)
-        all_waits[:count], all_waits[count] = waits, np.inf
-        outlook = self._outlook(rows, waits, cores)
-        return Band(all_rows, all_waits, outlook, _silent(outlook), reach_s)
+        all_at = np.append(at, np.inf)
+        waits = np.maximum(all_at - now, 0.0)
+        stand = self._stand(rows, cores)
+        outlook = self._outlook(rows, waits, stand)
+        busy = np.flatnonzero(at > -np.inf)
+        moment = (now, self._predictor.now, self._predictor.version)
+        return Band(all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, busy, stand)
 
-    def _outlook(self, rows: Integers, waits: Floats, cores: float) -> Outlook:
-        """With the restart's machine behind."""
+    def _go_on(self, moment: tuple[float, float, int]) -> None:
+        """To another moment. Bands of which nothing else has changed are kept: their machines are older, and others do
+        not have room sooner than it was known, whatever overruns its estimate.
+        """
+        before, self._moment = self._moment, moment
+        if before[2] != moment[2] or not moment[0] >= before[0]:
+            self._classes.clear()
+        self._classes = {wanted: found for wanted, found in self._classes.items() if not found.refreshed}
+        for found in self._classes.values():
+            found.waits = None
+
+    def _age(self, band: Band, cores: float, memory_mib: float, moment: tuple[float, float, int]) -> None:
+        """Bring a band to a later moment."""
+        now, rows = moment[0], band.rows[:-1]
+        busy = rows[band.busy]
+        if self._fleet.overrun(busy, now):
+            band.at[band.busy] = self._fleet.room_at(cores, memory_mib, now, busy)
+        band.moment = moment
+        band.waits = np.maximum(band.at - now, 0.0)
+        band.outlook = self._outlook(rows, band.waits, band.stand)
+        band.silent = _silent(band.outlook)
+
+    def _stand(self, rows: Integers, cores: float) -> tuple[Integers, Floats, Floats, Floats]:
+        """How machines stand, with the restart's machine behind."""
         fleet, predictor = self._fleet, self._predictor
         count = len(rows)
         states: Integers = np.empty(count + 1, np.int64)
         states[:count], states[count] = predictor.directions()[rows], GROWTH
-        elapsed_s, free, held = np.zeros(count + 1), np.zeros(count + 1), np.full(count + 1, ANY_CORES)
-        elapsed_s[:count] = predictor.elapsed_s(rows) + waits
+        since, free, held = np.full(count + 1, np.inf), np.zeros(count + 1), np.full(count + 1, ANY_CORES)
+        since[:count] = predictor.state.last_s[rows]
         free[:count] = fleet.free_cores(rows) - cores
         held[:count] = fleet.cores[rows]
-        outlook = predictor.outlook(states, elapsed_s, free, held)
-        outlook.fatal[:count][fleet.lasting[rows] > 0.0] = 0.0
+        return states, since, free, held
+
+    def _outlook(self, rows: Integers, waits: Floats, stand: tuple[Integers, Floats, Floats, Floats]) -> Outlook:
+        """Of machines when they have room."""
+        states, since, free, held = stand
+        elapsed_s = np.maximum(self._predictor.now - since, 0.0)
+        elapsed_s[:-1] += waits[:-1]
+        outlook = self._predictor.outlook(states, elapsed_s, free, held)
+        outlook.fatal[:-1][self._fleet.lasting[rows] > 0.0] = 0.0
         return outlook
 
     def _refresh(self, found: _Class, cores: float, memory_mib: float, now: float) -> bool:
         """Bring a class up to date with the fleet; False: it is better made again."""
         touched = self._fleet.touched_since(found.mark)
-        if touched is None or len(touched) > max(_SHARE * len(found.waits), 1.0):
+        if found.waits is None or touched is None or len(touched) > max(_SHARE * len(found.waits), 1.0):
             return False
         rows = np.array(sorted(set(touched)), np.int64)
         waits = self._fleet.waits_s(cores, memory_mib, now, rows)
@@ -139,14 +188,16 @@ class MatchCache:
         if (waits < before).any():
             return False
         moved = waits > before
+        found.refreshed = True
+        found.bands = [band for band in found.bands if band.moment == self._moment]
         found.mark = self._fleet.touched()
         if not self._sized:
             # What is left free counts for nothing else.
             rows, waits = rows[moved], waits[moved]
         if len(rows):
             found.waits[rows] = waits
-            fresh = self._outlook(rows, waits, cores)
-            for band in found.bands.values():
+            fresh = self._outlook(rows, np.append(waits, np.inf), self._stand(rows, cores))
+            for band in found.bands:
                 places = np.searchsorted(band.rows[:-1], rows)
                 here = np.flatnonzero(band.rows[places] == rows)
                 if len(here):

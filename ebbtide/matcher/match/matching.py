@@ -195,11 +195,11 @@ class MatchMaker:
         row = self.predictor.rows.get(machine)
         rows = np.array([-1 if row is None else row], np.int64)
         for demand in demands if row is not None else ():
-            waits = self.fleet.waits_s(demand.cores, demand.memory_mib, now, rows)
-            if waits[0] > 0.0:
+            room_at = self.fleet.room_at(demand.cores, demand.memory_mib, now, rows)
+            if room_at[0] > now:
                 continue
             duration_s = self.duration_s(demand)
-            weighed = self._weigh(demand, duration_s, self._match_cache.of(rows, waits, demand.cores), False)
+            weighed = self._weigh(demand, duration_s, self._match_cache.of(rows, room_at, demand.cores, now), False)
             found = weighed.probability(0)
             so_far, so_far_s = (-1.0, math.inf) if best is None else (best.completion_probability, best.duration_s)
             if found is not None and better_on_heartbeat(

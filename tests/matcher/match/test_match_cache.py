@@ -286,6 +286,52 @@ def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
     live(seed, predicting, options)
 
 
+def moving(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: int = 15) -> list[Decision]:
+    """Decisions at a moment of their own each, while hardly anything else happens but that tasks overrun."""
+    world = World(seed, replace(predicting, fresh_s=2000.0, fresh_share=1.0), options)
+    found = []
+    for _ in range(steps):
+        world.now += float(world.draw.choice([0.25, 1.0, 7.0, 40.0, 300.0]))
+        if world.draw.random() < 0.1:
+            world.happen()
+        if world.machines:
+            found.append(decide_everywhere(world, world.demand(), 2 * MACHINES if world.draw.random() < 0.2 else 0))
+    return found
+
+
+@settings(deadline=None, max_examples=20, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(
+    seed=st.integers(0, 2**32),
+    predicting=st.sampled_from(FORMS),
+    options=st.sampled_from([MatchOptions(), MatchOptions(delay=False), MatchOptions(spread=0.1)]),
+)
+def test_what_is_kept_from_one_moment_to_the_next_is_as_it_would_be_anew(
+    seed: int, predicting: PredictorOptions, options: MatchOptions
+) -> None:
+    moving(seed, predicting, options)
+
+
+def test_machines_are_older_at_another_moment_and_have_room_sooner() -> None:
+    fleet, match_cache = kept_of(300, fresh_s=5000.0)
+    kept = match_cache.within(2.0, 0.0, 10.0, 7000.0)
+    fleet.predictor.advance(40.0)
+    later = match_cache.within(2.0, 0.0, 40.0, 7000.0)
+    assert later is kept
+    assert later.reach_s == 7680.0 - 30.0
+    anew = MatchCache(fleet).within(2.0, 0.0, 40.0, 7000.0)
+    assert (later.rows.tolist(), later.waits.tolist()) == (anew.rows.tolist(), anew.waits.tolist())
+    assert later.outlook.aged.age.tolist() == anew.outlook.aged.age.tolist()
+    # By then a task has overrun its estimate, and what was near has come nearer than the band reaches.
+    fleet.predictor.advance(1100.0)
+    later = match_cache.within(2.0, 0.0, 1100.0, 5000.0)
+    assert later is kept
+    anew = MatchCache(fleet).within(2.0, 0.0, 1100.0, 5000.0)
+    assert dict(zip(later.rows.tolist(), later.waits.tolist(), strict=True)).items() <= (
+        dict(zip(anew.rows.tolist(), anew.waits.tolist(), strict=True)).items()
+    )
+    assert match_cache.within(2.0, 0.0, 1100.0, 7000.0) is not kept
+
+
 @pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}-{options.sized}-{options.fresh_s}")
 def test_worlds_have_what_can_go_stale(predicting: PredictorOptions) -> None:
     found = [decision for seed in range(3) for decision in live(seed, predicting, MatchOptions())]
@@ -295,8 +341,8 @@ def test_worlds_have_what_can_go_stale(predicting: PredictorOptions) -> None:
     assert min(starts, waits, known, len(found) - known) > 5
 
 
-def kept_of(machines: int) -> tuple[Fleet, MatchCache]:
-    predictor = Predictor(0.0)
+def kept_of(machines: int, fresh_s: float = 60.0) -> tuple[Fleet, MatchCache]:
+    predictor = Predictor(0.0, PredictorOptions(fresh_s=fresh_s))
     fleet = Fleet(predictor)
     for number in range(machines):
         predictor.observe(Change(f"m{number}", 0.0, 0.0, 8.0))
