@@ -189,7 +189,7 @@ class Operations:
         # What earlier versions did not know is no part of it, so that their requests can be repeated.
         younger = {
             field
-            for field in ("on_preemption", "preemption_notice_s", "labels")
+            for field in ("on_preemption", "preemption_notice_s", "steady", "labels")
             if field not in request.vm.model_fields_set
         }
         fingerprint = f"create {request.model_dump_json(exclude={'request_id': True, 'dry_run': True, 'vm': younger})}"

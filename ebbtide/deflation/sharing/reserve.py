@@ -13,7 +13,7 @@ from typing import Final
 #: Share of arrivals that are to fit at once.
 QUANTILE: Final = 0.95
 #: Arrivals that are remembered, and how fast what they say loses weight, in seconds.
-MOST_ARRIVALS: Final = 500
+MOST_ARRIVALS: Final = 256
 HALF_LIFE_S: Final = 86_400.0
 #: What is older than this says nothing, in seconds.
 FORGET_S: Final = 14 * HALF_LIFE_S
@@ -76,12 +76,12 @@ class ReserveLearner:
 def _quantile(weighed: Sequence[tuple[float, float]], share: float) -> float:
     """The least value that, with all below it, has the share of the weight; 0 of none."""
     left = share * sum(weight for _, weight in weighed)
-    value = 0.0
-    for value, weight in sorted(weighed):
+    ordered = sorted(weighed)
+    for value, weight in ordered:
         left -= weight
         if left <= 1e-9:
-            break
-    return value
+            return value
+    return ordered[-1][0] if ordered else 0.0
 
 
 def reserve_of(asked_mib: float | None, learned_mib: float, capacity_mib: float) -> float:

@@ -134,6 +134,11 @@ class Trimmer:
         else:
             self._seen[name] = _Seen(now, reading)
 
+    def fell_short(self, now: float, name: str) -> None:
+        """A step that was to take memory of a VM gave next to nothing: what is left is in the way of being taken."""
+        if (seen := self._seen.get(name)) is not None:
+            self._rest(now, seen)
+
     def is_filling(self, free_mib: float, reserve_mib: float) -> bool:
         """Whether memory is to be taken now; takes note of it."""
         lacks_mib = reserve_mib - free_mib

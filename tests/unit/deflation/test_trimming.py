@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.cascade.pressure import STALE_S, PressureReading
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.deflation.sharing.trimming import BEGIN_MIB, USUAL, Trimmer, TrimRow
+from ebbtide.deflation.trimming import BEGIN_MIB, USUAL, Trimmer, TrimRow
 
 IDLE = PressureReading("boot", available_mib=3000.0, reserve_mib=50.0, some_total_us=0, major_faults=0)
 
