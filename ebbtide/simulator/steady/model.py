@@ -130,7 +130,10 @@ class SteadyModel:
             settings.habits,
         )
         found = dict(Run(plan, arrivals, seed).go(progress))
-        return Outcome(found | {"memory_demand": peak_mib / (nodes * settings.capacity.memory_mib)})
+        last_s, until_s = float(arrivals.at_s[-1]), settings.window_s[1]
+        beyond = f"the window ends at {until_s:g} s, and the last VM of the trace arrives at {last_s:g} s"
+        found["memory_demand"] = peak_mib / (nodes * settings.capacity.memory_mib)
+        return Outcome(found, warnings=(beyond,) if last_s < until_s else ())
 
 
 MODEL: Final = SteadyModel()
